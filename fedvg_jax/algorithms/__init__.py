@@ -1,0 +1,1 @@
+"""One federated algorithm per page, each a factory returning an `Algorithm`."""

@@ -1,0 +1,170 @@
+"""A whole run: chunks of rounds on the device, evaluations between them, records on the host.
+
+The device works on a chunk without reading anything back; meanwhile the host plans the next. A chunk ends at an
+evaluation, at a callback, when its table of minibatches is full, or after about two seconds, so that progress,
+interrupts and time left stay live.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedvg_jax import build, history
+from fedvg_jax import schedule as schedules
+from fedvg_jax.config import Config
+from fedvg_jax.history import History, Record
+from fedvg_jax.types import Metrics, Schedule, SimState
+
+CHUNK_SECONDS = 2.0
+
+Callback = Callable[[Record, SimState], None]
+
+
+def run(
+    config: Config | None = None,
+    *,
+    data=None,
+    partition=None,
+    task=None,
+    algorithm=None,
+    weighting=None,
+    callbacks: Sequence[Callback] = (),
+) -> History:
+    """One federated run.
+
+    Args:
+        config: settings; by default the digits demonstration.
+        data, partition, task, algorithm, weighting: replace what the config names.
+        callbacks: called after every round with (record, state); chunks are then one round long.
+
+    Returns:
+        The history; it is also written to `config.out` if that is set.
+
+    Raises:
+        UsageError: for settings or files that cannot work, before anything is computed.
+    """
+    config = Config() if config is None else config
+    sim = build.simulation(config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting)
+    return drive(sim, callbacks=callbacks)
+
+
+def drive(
+    sim: build.Simulation,
+    *,
+    callbacks: Sequence[Callback] = (),
+    on_records: Callable[[list[Record]], None] = lambda records: None,
+) -> History:
+    """Runs a simulation to its end, or to the first Ctrl-C; `on_records` hears of every chunk."""
+    config = sim.config
+    folder = history.create(config.out, config) if config.out else None
+    programs = compile_programs(sim)
+    records: list[Record] = []
+    state, interrupted, begun = sim.state, False, time.perf_counter()
+    try:
+        for state, new in chunks(sim, programs, single=bool(callbacks)):
+            records += new
+            history.append(folder, new)
+            on_records(new)
+            for callback in callbacks:
+                callback(new[-1], state)
+    except KeyboardInterrupt:
+        interrupted = True
+    summary = _summary(records, programs.seconds, time.perf_counter() - begun, interrupted)
+    if folder:
+        history.write_json(folder / "summary.json", summary)
+    return History(records, summary, state.variables, folder)
+
+
+class Programs(NamedTuple):
+    """The two compiled programs of a run, and what compiling took."""
+
+    chunk: Callable
+    evaluate: Callable
+    seconds: float
+
+
+def compile_programs(sim: build.Simulation) -> Programs:
+    """Compiles ahead of time, so that no round pays for it."""
+    begun = time.perf_counter()
+    rounds = schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
+    chunk = sim.chunk.lower(sim.state, np.int32(0), rounds, sim.data, sim.hyper).compile()
+    tables = {rows.shape: rows for rows in (sim.data.val, sim.data.test)}
+    compiled = {
+        shape: sim.evaluate.lower(sim.state.variables, sim.data.pool, rows).compile() for shape, rows in tables.items()
+    }
+
+    def evaluate(variables, pool, rows):
+        return compiled[rows.shape](variables, pool, rows)
+
+    return Programs(chunk, evaluate, time.perf_counter() - begun)
+
+
+def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterator[tuple[SimState, list[Record]]]:
+    """The state and the new records after every chunk."""
+    state, done, planned = sim.state, 0, []
+    pace = CHUNK_SECONDS  # seconds a round; the first chunk is one round
+    while done < sim.config.rounds:
+        count = 1 if single else max(1, int(CHUNK_SECONDS / pace))
+        planned = _plan(sim, planned, done, min(count, _until_evaluation(sim.config, done)))
+        begun = time.perf_counter()
+        rounds = schedules.stack(planned, build.MAX_ROUNDS)
+        state, metrics = programs.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
+        done, now = done + len(planned), planned
+        ahead = min(len(now), sim.config.rounds - done)
+        planned = [sim.schedule(done + i) for i in range(ahead)]
+        metrics = jax.device_get(metrics)
+        pace = (time.perf_counter() - begun) / len(now)
+        records = _records(done - len(now), now, metrics, pace)
+        if _until_evaluation(sim.config, done - 1) == 1:
+            records[-1] |= _evaluate(sim, programs, state)
+        yield state, records
+
+
+def _plan(sim: build.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:
+    """The schedules of the next `count` rounds, or of as many as one chunk holds."""
+    planned = planned[:count] + [sim.schedule(done + i) for i in range(len(planned), count)]
+    steps = np.cumsum([s.num_steps.sum() for s in planned])
+    return planned[: min(build.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
+
+
+def _until_evaluation(config: Config, done: int) -> int:
+    """Rounds from here to the next evaluation."""
+    return min(config.eval_every - done % config.eval_every, config.rounds - done)
+
+
+def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
+    per_round = (Metrics(*(leaf[r] for leaf in metrics)) for r in range(len(planned)))
+    return [
+        history.record(done + r + 1, schedule, m, seconds)
+        for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
+    ]
+
+
+def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
+    tables = {"val": sim.data.val, "test": sim.data.test}
+    sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables.items()}
+    found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
+    return history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
+
+
+def _summary(
+    sim, records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool
+) -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "rounds": len(records),
+        "interrupted": interrupted,
+        **history.summarise(records),
+        "compile_seconds": round(compile_seconds, 3),
+        "run_seconds": round(run_seconds, 3),
+        "rounds_per_second": round(len(records) / run_seconds, 3),
+        "backend": jax.default_backend(),
+        "device": device.device_kind,
+        "versions": {name: importlib.metadata.version(name) for name in ("fedvg_jax", "jax", "flax", "optax", "numpy")},
+    }

@@ -1,0 +1,87 @@
+"""The convolution every model uses: live-tap patches and one matmul, put in through Flax's `conv_general_dilated` hook.
+
+Same parameters and results as `lax.conv_general_dilated` (NHWC, HWIO), up to rounding. XLA's CPU back end runs the
+gradients of its own convolution 12 to 28 times slower inside a loop, and one batched over clients becomes a grouped
+convolution; patches and a matmul are fast in both places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+# above this many pixels the patches' memory traffic outweighs what the matmul gains on an accelerator
+_GEMM_PIXELS = 64 * 64
+
+
+def by_name(name: str) -> Callable:
+    """The function for Flax's hook: "lax", "gemm", or "auto": gemm on CPU and for images up to 64 x 64."""
+    return {"lax": lax.conv_general_dilated, "gemm": gemm_conv, "auto": _auto}[name]
+
+
+def _auto(x: Array, w: Array, *args, **kwargs) -> Array:
+    small = x.shape[1] * x.shape[2] <= _GEMM_PIXELS
+    conv = gemm_conv if jax.default_backend() == "cpu" or small else lax.conv_general_dilated
+    return conv(x, w, *args, **kwargs)
+
+
+def gemm_conv(
+    x: Array,
+    w: Array,
+    window_strides,
+    padding,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    precision=None,
+    **_,
+) -> Array:
+    """y[n, p, q, o] = sum_ijc x[n, p s + i - pad, q s + j - pad, c] w[i, j, c, o], x NHWC, w HWIO.
+
+    Taps that only ever meet padding are left out: exact, and most of the work of a 3x3 kernel on a 1x1 image.
+
+    Raises:
+        ValueError: for dilated or grouped convolutions, which need conv = lax.
+    """
+    plain = all(d is None or np.all(np.equal(d, 1)) for d in (lhs_dilation, rhs_dilation))
+    if not plain or feature_group_count != 1:
+        raise ValueError("conv 'gemm' does neither dilation nor groups; use conv 'lax' for this model")
+    size, kernel = x.shape[1:3], w.shape[:2]
+    pads = lax.padtype_to_pads(size, kernel, window_strides, padding) if isinstance(padding, str) else padding
+    out = [(n + sum(p) - k) // s + 1 for n, k, s, p in zip(size, kernel, window_strides, pads, strict=True)]
+    live = [_live_taps(*dim) for dim in zip(kernel, size, out, window_strides, pads, strict=True)]
+    (a, b), (c, d) = live
+    patches = _patches(x, live, out, window_strides, pads)
+    return lax.dot_general(patches, w[a:b, c:d].reshape(-1, w.shape[3]), (((3,), (0,)), ((), ())), precision=precision)
+
+
+def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:
+    """First and one past the last tap of one dimension that ever meets a real pixel."""
+    live = [i for i in range(kernel) if any(0 <= o * stride + i - pad[0] < size for o in range(out))]
+    return min(live), max(live) + 1
+
+
+def _patches(x: Array, live, out, strides, pads) -> Array:
+    """[N, P, Q, taps * C]: for every output pixel the inputs of its live taps."""
+    # a tap range that never reads the border gives negative padding, which crops
+    margins = [
+        (pad[0] - first, (o - 1) * s + last - pad[0] - n, 0)
+        for (first, last), o, s, pad, n in zip(live, out, strides, pads, x.shape[1:3], strict=True)
+    ]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    (a, b), (c, d) = live
+    rows, columns = ([s * (o - 1) + 1 for o, s in zip(out, strides, strict=True)][i] for i in (0, 1))
+    taps = [x[:, i : i + rows : strides[0], j : j + columns : strides[1]] for i in range(b - a) for j in range(d - c)]
+    return taps[0] if len(taps) == 1 else jnp.concatenate(taps, -1)
+
+
+def max_pool(x: Array, k: int) -> Array:
+    """k x k maximum, stride k, borders that do not fill a window dropped; by reshape, whose backward is several times
+    cheaper on the CPU than that of a windowed reduction."""
+    n, h, w, c = x.shape
+    return x[:, : h // k * k, : w // k * k].reshape(n, h // k, k, w // k, k, c).max((2, 4))

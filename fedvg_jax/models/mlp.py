@@ -1,0 +1,23 @@
+"""A multilayer perceptron on flattened images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+
+from fedvg_jax.models.layers import dense, flatten
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU between; no hidden layer is logistic regression."""
+
+    num_classes: int
+    hidden: Sequence[int] = (200, 200)
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        x = flatten(x)
+        for i, width in enumerate(self.hidden):
+            x = nn.relu(dense(x, width, f"fc{i + 1}"))
+        return dense(x, self.num_classes, "classifier")

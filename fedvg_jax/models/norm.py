@@ -1,0 +1,53 @@
+"""BatchNorm whose statistics leave out padded rows, with torch's rule for the running variance."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+class BatchNorm(nn.Module):
+    """y = scale (x - mean) / sqrt(var + eps) + bias over all axes but the last.
+
+    Training takes the statistics of the batch's real rows (biased variance) and moves the running ones,
+    running <- (1 - momentum) running + momentum batch, with the unbiased variance n / (n - 1), as torch does
+    (Flax's own takes the biased one). A batch without real rows moves nothing.
+    """
+
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        """x [B, ..., C], mask [B] bool."""
+        features = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, features)
+        bias = self.param("bias", nn.initializers.zeros, features)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features)
+        if train:
+            mean, var, count = _statistics(x, mask)
+            if not self.is_initializing():
+                moved = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
+                unbiased = var * count / jnp.maximum(count - 1, 1)
+                running_mean.value += moved * (mean - running_mean.value)
+                running_var.value += moved * (unbiased - running_var.value)
+        else:
+            mean, var = running_mean.value, running_var.value
+        gain = scale * lax.rsqrt(var + self.eps)
+        return x * _like(gain, x) + _like(bias - mean * gain, x)
+
+
+def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Mean and biased variance [C] over the real rows and all positions, and how many values they are of."""
+    weight = mask.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+    axes = tuple(range(x.ndim - 1))
+    count = mask.sum().astype(x.dtype) * (x[0, ..., 0].size)
+    n = jnp.maximum(count, 1)
+    mean = (x * weight).sum(axes) / n
+    return mean, (jnp.square(x - _like(mean, x)) * weight).sum(axes) / n, count
+
+
+def _like(vector: Array, x: Array) -> Array:
+    return vector.reshape(*[1] * (x.ndim - 1), -1)

@@ -1,0 +1,54 @@
+"""Pytree algebra: what the equations need and optax.tree does not name."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedvg_jax.types import Tree
+
+add = optax.tree.add
+sub = optax.tree.sub
+scale = optax.tree.scale
+zeros_like = optax.tree.zeros_like
+
+
+def take(tree: Tree, index) -> Tree:
+    """Entry `index` of every leaf's leading axis."""
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def put(tree: Tree, index, entry: Tree) -> Tree:
+    """`tree` with `entry` at `index` of every leaf's leading axis; an index past the end changes nothing."""
+    return jax.tree.map(lambda x, e: x.at[index].set(e, mode="drop"), tree, entry)
+
+
+def where(mask, new: Tree, old: Tree) -> Tree:
+    """`new` where `mask` holds; the mask's axes are the leading axes of every leaf."""
+    return jax.tree.map(lambda n, o: jnp.where(mask.reshape(mask.shape + (1,) * (n.ndim - mask.ndim)), n, o), new, old)
+
+
+def repeat(tree: Tree, count: int) -> Tree:
+    """Every leaf `count` times along a new leading axis."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
+
+
+def gather(pool: Tree, rows) -> tuple[Tree, jax.Array]:
+    """The rows of a minibatch and the mask of the real ones; rows [B] int32, -1 where there is none."""
+    return take(pool, jnp.maximum(rows, 0)), rows >= 0
+
+
+def dtype(tree: Tree):
+    """The floating type of a model."""
+    return jax.tree.leaves(tree)[0].dtype
+
+
+def paths(tree: Tree) -> list[str]:
+    """Names of the leaves, "a/b/kernel", in leaf order."""
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def size(tree: Tree) -> int:
+    """Number of scalars."""
+    return sum(x.size for x in jax.tree.leaves(tree))

@@ -1,0 +1,232 @@
+"""Every contract of the package: named tuples and callable aliases, no logic and no import of jax at run time.
+
+Axes, used everywhere: `N` clients, `K` cohort of the round, `L` lanes, `F` minibatches of a schedule, `B` batch,
+`V` validation batches, `G` groups, `C` classes, `T` pool, `R` rounds of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+
+    Vector = Array | np.ndarray
+
+Tree = Any
+"""A pytree of arrays."""
+
+Hyper = Mapping[str, Any]
+"""Continuous hyper-parameters by name, float scalars: traced values, so changing one compiles nothing."""
+
+
+class UsageError(ValueError):
+    """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2."""
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Variables(NamedTuple):
+    """A model's arrays: `params` are trained, scored, aggregated; `stats` (BatchNorm's) are averaged, never scored."""
+
+    params: Tree
+    stats: Tree
+
+
+class Task(NamedTuple):
+    """A model and its loss as pure functions. The engine assumes neither images nor classes.
+
+    A `batch` is any pytree with leading axis B; `mask` [B] bool marks its real rows.
+    """
+
+    init: Callable[[Array], Variables]
+    """key -> variables."""
+    loss: Callable[[Tree, Tree, Tree, Array, bool], tuple[Array, Tree]]
+    """(params, stats, batch, mask, train) -> (mean loss over the real rows, 0 if there is none; new stats)."""
+    predict: Callable[[Tree, Tree, Tree], Array]
+    """(params, stats, batch) -> outputs in evaluation mode, e.g. logits [B, C]."""
+    measure: Callable[[Tree, Tree, Tree, Array], Tree]
+    """(params, stats, batch, mask) -> sums over the real rows, to be added over batches."""
+    metrics: Callable[[Tree], dict[str, float]]
+    """added sums, on the host -> named metrics; `loss` and `accuracy` are what progress and summaries show."""
+    block_of: Callable[[str], str]
+    """path of a tensor, "a/b/kernel" -> name of its block."""
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """Examples: `x` uint8 [..., H, W, D], `y` int32 [...]; pixels are scaled inside the program."""
+
+    x: Vector
+    y: Vector
+
+
+class Data(NamedTuple):
+    """All the device needs: ONE pool, and minibatches as tables of its row numbers (int32, -1 for no row)."""
+
+    pool: Tree
+    """Any pytree with leading axis T; for images a `Batch`."""
+    scoring: Vector
+    """[V, B] the shared validation set D_val in the groups it is scored in."""
+    val: Vector
+    """[.., B] D_val as it is evaluated."""
+    test: Vector
+    """[.., B] the pooled test set."""
+
+
+# --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """K clients packed on L lanes, cut wherever a lane changes client: segments, padded to K."""
+
+    num_segments: Vector
+    """[] how many segments there are."""
+    length: Vector
+    """[K] steps of each segment."""
+    client: Vector
+    """[K, L] position in the cohort of the client on each lane."""
+    step: Vector
+    """[K, L] that client's first step of the segment."""
+    reset: Vector
+    """[K, L] bool: the lane begins this client here."""
+    finish: Vector
+    """[K, L] bool: the lane ends this client here."""
+
+
+class Schedule(NamedTuple):
+    """One round: who plays and which rows are in which minibatch. NumPy on the host; its shapes depend on neither the
+    partition nor the seed."""
+
+    clients: Vector
+    """int32 [K] ids of the cohort, in sampling order."""
+    num_samples: Vector
+    """int32 [K] training rows n_k."""
+    num_steps: Vector
+    """int32 [K] minibatches of all local epochs."""
+    start: Vector
+    """int32 [K] where a client's minibatches begin in `rows`."""
+    plan: Plan
+    rows: Vector
+    """int32 [F, B] the minibatches of all clients, one after the other; rows of the pool, -1 where there is none."""
+
+
+# --- a federated algorithm is a few small pure functions -------------------------------------------------------------
+
+
+class Anchor(NamedTuple):
+    """What a client knows of the federation while it trains."""
+
+    params: Tree
+    """theta_g"""
+    server: Tree
+    client: Tree
+
+
+class Cohort(NamedTuple):
+    """What the server knows at the end of a round."""
+
+    update: Tree
+    """u = sum_k s_k (theta_g - theta_k)"""
+    messages: Tree
+    """stacked [K, ...], one per client"""
+    weights: Tree
+    """s_k: pytree like the parameters, every leaf [K]"""
+    num_clients: int
+    """N"""
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm under the paper's general rule theta <- theta - sum_k s_k (theta - theta_k) + R."""
+
+    init: Callable[[Tree], tuple[Tree, Tree]]
+    """params -> (server memory, one client's memory)"""
+    correct: Callable[[Hyper, Tree, Tree, Anchor], Tree]
+    """(hyper, gradients, params, anchor) -> gradients"""
+    report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree]]
+    """(hyper, theta_k, anchor, number of steps) -> (client memory, message to the server)"""
+    residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
+    """(hyper, server memory, theta_g, cohort) -> (R, server memory)"""
+    native_weighting: str
+    """what the algorithm's own paper uses"""
+
+
+# --- a weighting is a measurement and a rule -------------------------------------------------------------------------
+
+
+class Report(NamedTuple):
+    """One client's return, as a signal sees it."""
+
+    variables: Variables
+    num_samples: Array
+
+
+Signal = Callable[[Report, Data, Hyper], Tree]
+"""One client's report -> pytree of scalars: the costly half of a weighting."""
+
+Norm = Callable[["Array"], "Array"]
+"""tensor -> non-negative scalar"""
+
+Grouping = Callable[[Variables, Callable[[str], str]], Variables]
+"""(variables, block_of) -> the same structure with a group number in every leaf; -1 takes uniform weights."""
+
+
+class Weighting(NamedTuple):
+    """Aggregation weights = `weigh` of stacked signals."""
+
+    signal: Signal
+    weigh: Callable[[Tree, Variables, Hyper], Variables]
+    """(signals stacked [K], variables of the model, hyper) -> Weights: like the variables, every leaf [K], sums to 1"""
+    score: Callable[[Tree], Array]
+    """signals stacked [K] -> [K] the number the history shows per client, e.g. G_k"""
+
+
+# --- executors and rounds --------------------------------------------------------------------------------------------
+
+
+class Client(NamedTuple):
+    """One client's work as an executor runs it; it knows nothing of lanes."""
+
+    init: Callable[[Array], Tree]
+    """position in the cohort -> carry"""
+    step: Callable[[Tree, Array, Array], Tree]
+    """(carry, position in the cohort, minibatch number) -> carry"""
+
+
+class Executor(NamedTuple):
+    """How K clients are run; every executor gives the same result."""
+
+    num_lanes: int
+    """lanes of the plan the schedule must carry"""
+    train: Callable[[Client, Schedule], Tree]
+    """final carries stacked [K, ...] in cohort order"""
+    map: Callable[[Callable, Tree], Tree]
+    """equal jobs: function of one client over pytrees stacked [K, ...]"""
+
+
+class SimState(NamedTuple):
+    """The whole state of a simulation: what a checkpoint holds. No key: randomness is the schedule's."""
+
+    round: Array
+    variables: Variables
+    server: Tree
+    clients: Tree
+    """one memory per client, stacked [N, ...]"""
+
+
+class Metrics(NamedTuple):
+    """What a round tells, as arrays [K]."""
+
+    weights: Array
+    """s_k, averaged over tensors where they differ"""
+    scores: Array
+    train_loss: Array
+    """mean loss over the client's steps, 0 if it had none"""
+
+
+RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]

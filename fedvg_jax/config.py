@@ -206,7 +206,7 @@ _RANGES: dict[str, tuple[typing.Callable[[Any], bool], str]] = {
     "lr": (lambda v: 0 < v < math.inf, "> 0"),
     "seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
-    "min_samples": (lambda v: v >= 0, ">= 0"),
+    "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),

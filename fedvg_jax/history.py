@@ -66,6 +66,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "test_accuracy_at_best_val": best["test_accuracy"],
         "best_val_round": best["round"],
         "test_accuracy_max": max(r["test_accuracy"] or 0 for r in evaluated),
+        "majority_accuracy": evaluated[-1]["test_majority_accuracy"],
     }
 
 

@@ -153,9 +153,7 @@ def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Rec
     return history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
 
 
-def _summary(
-    sim, records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool
-) -> dict[str, Any]:
+def _summary(records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "rounds": len(records),

@@ -117,7 +117,7 @@ def _mean(norms: Tree) -> Array:
 
 
 def _weighted_step(p: Array, clients: Array, w: Array) -> Array:
-    return p - jnp.tensordot(w, p - clients, 1, precision=lax.Precision.HIGHEST)
+    return p - jnp.tensordot(w, p[None] - clients, 1, precision=lax.Precision.HIGHEST)
 
 
 def _first_component(path: str) -> str:

@@ -17,6 +17,9 @@ from jax import Array, lax
 # above this many pixels the patches' memory traffic outweighs what the matmul gains on an accelerator
 _GEMM_PIXELS = 64 * 64
 
+# up to this many output channels a block of outputs is computed at once; measured on the CPU for 6 to 64 channels
+_NARROW, _BLOCK = 16, 2
+
 
 def by_name(name: str) -> Callable:
     """The function for Flax's hook: "lax", "gemm", or "auto": gemm on CPU and for images up to 64 x 64."""
@@ -56,8 +59,9 @@ def gemm_conv(
     out = [(n + sum(p) - k) // s + 1 for n, k, s, p in zip(size, kernel, window_strides, pads, strict=True)]
     live = [_live_taps(*dim) for dim in zip(kernel, size, out, window_strides, pads, strict=True)]
     (a, b), (c, d) = live
-    patches = _patches(x, live, out, window_strides, pads)
-    return lax.dot_general(patches, w[a:b, c:d].reshape(-1, w.shape[3]), (((3,), (0,)), ((), ())), precision=precision)
+    x, w = _margins(x, live, out, window_strides, pads), w[a:b, c:d]
+    narrow = w.shape[3] <= _NARROW and tuple(window_strides) == (1, 1) and min(out) > 1
+    return _blockwise(x, w, out, precision) if narrow else _direct(x, w, out, window_strides, precision)
 
 
 def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:
@@ -66,18 +70,44 @@ def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, in
     return min(live), max(live) + 1
 
 
-def _patches(x: Array, live, out, strides, pads) -> Array:
-    """[N, P, Q, taps * C]: for every output pixel the inputs of its live taps."""
-    # a tap range that never reads the border gives negative padding, which crops
+def _margins(x: Array, live, out, strides, pads) -> Array:
+    """x padded to just what the live taps read; a tap range that never reads the border crops instead."""
     margins = [
         (pad[0] - first, (o - 1) * s + last - pad[0] - n, 0)
         for (first, last), o, s, pad, n in zip(live, out, strides, pads, x.shape[1:3], strict=True)
     ]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
-    (a, b), (c, d) = live
-    rows, columns = ([s * (o - 1) + 1 for o, s in zip(out, strides, strict=True)][i] for i in (0, 1))
-    taps = [x[:, i : i + rows : strides[0], j : j + columns : strides[1]] for i in range(b - a) for j in range(d - c)]
-    return taps[0] if len(taps) == 1 else jnp.concatenate(taps, -1)
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+
+
+def _direct(x: Array, w: Array, out, strides, precision) -> Array:
+    """One row of patches per output pixel, times the kernel as a matrix."""
+    rows, columns = (s * (o - 1) + 1 for o, s in zip(out, strides, strict=True))
+    taps = [
+        x[:, i : i + rows : strides[0], j : j + columns : strides[1]]
+        for i in range(w.shape[0])
+        for j in range(w.shape[1])
+    ]
+    patches = taps[0] if len(taps) == 1 else jnp.concatenate(taps, -1)
+    return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
+
+
+def _blockwise(x: Array, w: Array, out, precision) -> Array:
+    """One row of patches per 2 x 2 block of outputs, which share most of their inputs: with few output channels the
+    matmul gets four times as wide and the patches half as large, for 1.4 times the arithmetic of a 5x5 kernel."""
+    (n, h, wd, cin), (kh, kw, _, cout), b = x.shape, w.shape, _BLOCK
+    (p, q), (kp, kq) = (-(-o // b) for o in out), (-(-(k + b - 1) // b) for k in (kh, kw))
+    x = jnp.pad(x, ((0, 0), (0, (p + kp - 1) * b - h), (0, (q + kq - 1) * b - wd), (0, 0)))
+    x = x.reshape(n, p + kp - 1, b, q + kq - 1, b, cin).swapaxes(2, 3).reshape(n, p + kp - 1, q + kq - 1, b * b * cin)
+    moved = [  # the kernel as each output of a block sees it, in that block's inputs
+        jnp.pad(w, ((r, kp * b - kh - r), (s, kq * b - kw - s), (0, 0), (0, 0))) for r in range(b) for s in range(b)
+    ]
+    w = jnp.stack(moved, 3).reshape(kp, b, kq, b, cin, b * b * cout).swapaxes(1, 2).reshape(kp, kq, -1, b * b * cout)
+    y = _direct(x, w, (p, q), (1, 1), precision)
+    return y.reshape(n, p, q, b, b, cout).swapaxes(2, 3).reshape(n, p * b, q * b, cout)[:, : out[0], : out[1]]
+
+
+def _matmul(x: Array, w: Array, precision) -> Array:
+    return lax.dot_general(x, w, (((3,), (0,)), ((), ())), precision=precision)
 
 
 def max_pool(x: Array, k: int) -> Array:

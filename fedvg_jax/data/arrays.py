@@ -1,0 +1,92 @@
+"""The container of a dataset, and the checks every reader passes its arrays through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax.types import UsageError
+
+_MAX_CLASSES = 2**16
+
+
+class Arrays(NamedTuple):
+    """A dataset as ONE pool: the official splits one after the other, training set first."""
+
+    name: str
+    x: np.ndarray
+    """uint8 [T, H, W, D]"""
+    y: np.ndarray
+    """int32 [T], 0..C-1"""
+    class_names: tuple[str, ...]
+    """[C]"""
+    num_train: int
+    """the first rows were the official training set"""
+
+
+def check(arrays: Arrays, source: object) -> Arrays:
+    """The same arrays in canonical shape and dtype.
+
+    Args:
+        arrays: `x` uint8 [T, H, W, D] or grey [T, H, W]; `y` of any integer dtype, [T] or [T, 1].
+        source: the file they came from, named in every error.
+
+    Raises:
+        UsageError: wrong dtype or rank, different lengths, no rows, or a label outside 0..C-1.
+    """
+    x, y = _images(arrays.x, source), _labels(arrays.y, source)
+    if len(x) != len(y):
+        raise UsageError(f"{source}: {len(x)} images but {len(y)} labels; there must be one label per image")
+    if not x.size:
+        raise UsageError(f"{source}: images of shape {list(x.shape)} are empty; at least one image is needed")
+    num_classes = len(arrays.class_names)
+    if y.min() < 0 or y.max() >= num_classes:
+        raise UsageError(f"{source}: labels must be 0..{num_classes - 1}, got {y.min()}..{y.max()}")
+    return arrays._replace(x=x, y=y.astype(np.int32))
+
+
+def pool(
+    name: str,
+    splits: Sequence[tuple[np.ndarray, np.ndarray]],
+    class_names: Sequence[str] | None,
+    source: object,
+) -> Arrays:
+    """(images, labels) of the official splits, training set first, as one checked pool.
+
+    Args:
+        splits: pairs as `check` takes them.
+        class_names: [C]; None numbers the classes 0..max.
+        source: the file they came from.
+
+    Raises:
+        UsageError: as `check`, for each split and for the whole; or image sizes that differ between splits.
+    """
+    names = tuple(class_names or _numbers(splits, source))
+    parts = [check(Arrays(name, x, y, names, len(x)), source) for x, y in splits]
+    sizes = sorted({part.x.shape[1:] for part in parts})
+    if len(sizes) > 1:
+        raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")
+    x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
+    return Arrays(name, x, y, names, len(parts[0].x))
+
+
+def _images(x: np.ndarray, source: object) -> np.ndarray:
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        got = f"{x.dtype} {list(x.shape)}"
+        raise UsageError(f"{source}: images must be uint8 [N, H, W] or [N, H, W, D] with pixels 0..255, got {got}")
+    return x[..., None] if x.ndim == 3 else x
+
+
+def _labels(y: np.ndarray, source: object) -> np.ndarray:
+    flat = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if not np.issubdtype(y.dtype, np.integer) or flat.ndim != 1:
+        raise UsageError(f"{source}: labels must be integers [N] or [N, 1], got {y.dtype} {list(y.shape)}")
+    return flat
+
+
+def _numbers(splits: Sequence[tuple[np.ndarray, np.ndarray]], source: object) -> list[str]:
+    """Names 0..max for labels that come without; bounded, so that a stray label is an error and not a huge model."""
+    largest = max(int(_labels(y, source).max(initial=0)) for _, y in splits)
+    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]

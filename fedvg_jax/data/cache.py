@@ -1,0 +1,169 @@
+"""Decoded datasets kept as plain .npy files, and the writing of cache entries whole or not at all.
+
+An entry is named by what it was made from, so it never goes stale, and writers that race write the same. It appears by
+one rename once its bytes are on the disk. A reader trusts it only if it matches its manifest, which is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.types import UsageError
+
+VERSION = 1
+"""Of the format of the entries below; part of their names."""
+
+_STALE = 24 * 3600
+"""Seconds after which a writer's scratch folder cannot belong to a living writer."""
+
+
+def cached(reader: str, sources: Sequence[Path], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
+    """`decode()`, done once per content of the source files.
+
+    Args:
+        reader: who decodes; the same bytes may mean something else to another.
+        sources: the files `decode` reads, in order.
+        decode: reads them.
+        cache_dir: folder of the entries, made if need be; None keeps nothing.
+
+    Returns:
+        Arrays whose `x` is a read-only memory map wherever there is an entry.
+
+    Raises:
+        UsageError: a source file cannot be read; and whatever `decode` raises.
+    """
+    if cache_dir is None:
+        return decode()
+    entry = Path(cache_dir) / f"{reader}-{digest(reader, VERSION, *sources)}"
+    found = _load(entry)
+    if found is not None:
+        return found
+    arrays = decode()
+    publish(entry, lambda draft: _save(arrays, draft))
+    return _load(entry) or arrays
+
+
+def contents(file: Path) -> bytes:
+    """All bytes of a file of the user's.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def digest(*parts: object) -> str:
+    """A name for `parts`: of a path the file's bytes count, of an array its shape, dtype and values, else the text."""
+    return hashlib.sha256("\n".join(map(_digest, parts)).encode()).hexdigest()[:32]
+
+
+def publish(target: Path, write: Callable[[Path], None]) -> None:
+    """Make the file or folder `target` appear whole or not at all; one warning line if it cannot be written.
+
+    Args:
+        target: the entry; what is there already is replaced.
+        write: makes the entry at the path it is given.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as d:
+            draft = Path(d) / target.name
+            write(draft)
+            _flush(draft)
+            _move(draft, target)
+    except OSError as error:
+        warnings.warn(f"cannot write to the cache folder {target.parent} ({error}): going on without it", stacklevel=2)
+
+
+def _digest(part: object) -> str:
+    if isinstance(part, np.ndarray):
+        return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part)).hexdigest()}"
+    if not isinstance(part, Path):
+        return repr(part)
+    try:
+        with part.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(part, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> UsageError:
+    return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
+
+
+def _save(arrays: Arrays, entry: Path) -> None:
+    entry.mkdir()
+    files = {"x.npy": arrays.x, "y.npy": arrays.y}
+    for name, array in files.items():
+        np.save(entry / name, array, allow_pickle=False)
+    manifest = {
+        "name": arrays.name,
+        "class_names": arrays.class_names,
+        "num_train": arrays.num_train,
+        "files": {name: _seal(entry / name) for name in files},
+    }
+    (entry / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _load(entry: Path) -> Arrays | None:
+    """The arrays of an entry; None if it is missing, incomplete or damaged."""
+    try:
+        manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
+        if any(_seal(entry / name) != seal for name, seal in manifest["files"].items()):
+            return None
+        x, y = (np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in ("x.npy", "y.npy"))
+        return Arrays(manifest["name"], x, np.array(y), tuple(manifest["class_names"]), manifest["num_train"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _seal(file: Path) -> list[int]:
+    """[bytes, CRC-32] of a file; the header inside a .npy file tells shape and dtype."""
+    data = np.memmap(file, np.uint8, "r")
+    return [data.size, zlib.crc32(data)]
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers of this entry left."""
+    for scratch in target.parent.glob(f".{target.name}.*"):
+        with suppress(OSError):
+            if time.time() - scratch.stat().st_mtime > _STALE:
+                shutil.rmtree(scratch)
+
+
+def _flush(draft: Path) -> None:
+    """Bytes on the disk before the name that vouches for them."""
+    for file in draft.iterdir() if draft.is_dir() else [draft]:
+        with file.open("rb+") as stream:
+            os.fsync(stream.fileno())
+
+
+def _move(draft: Path, target: Path, tries: int = 10) -> None:
+    if target.is_dir():  # a folder cannot be renamed over another that is not empty
+        with suppress(OSError):
+            os.replace(target, draft.with_name("replaced"))
+    try:
+        os.replace(draft, target)
+    except OSError:
+        if target.exists():  # another writer was quicker, with the same content
+            return
+        if not tries:
+            raise
+        _move(draft, target, tries - 1)  # or took it away again to put its own there

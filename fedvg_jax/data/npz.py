@@ -1,0 +1,91 @@
+"""Reader of image sets kept in one .npz file, such as those of MedMNIST."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.data import cache
+from fedvg_jax.data.arrays import Arrays, pool
+from fedvg_jax.types import UsageError
+
+KEYS = (
+    (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
+    (("x_train", "y_train"), ("x_test", "y_test")),
+    (("x", "y"),),
+    (("images", "labels"),),
+)
+"""The layouts that are read, as (images, labels) of each split; only the first pair of a layout is required."""
+
+LAYOUT = (
+    "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
+    "or x_train, y_train[, x_test, y_test], or x, y, or images, labels"
+)
+
+
+def load(path: Path, cache_dir: Path | None = None) -> Arrays:
+    """The set in the .npz file `path`, or in the only .npz file of the folder `path`.
+
+    Args:
+        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`.
+        cache_dir: where the decoded set is kept.
+
+    Raises:
+        UsageError: no such file, more than one, a damaged file, or arrays that are missing or malformed.
+    """
+    file = _find(path)
+    arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
+    return arrays._replace(name=file.stem)  # a copy under another name has the same cache entry
+
+
+def decode(file: Path, name: str, class_names: Sequence[str] | None = None) -> Arrays:
+    """The splits of `file` pooled in the order train, val, test; `class_names` where the file has none."""
+    members = _read(file)
+    pairs = next((layout for layout in KEYS if all(key in members for key in layout[0])), None)
+    if pairs is None:
+        raise UsageError(f"{file}: must hold {LAYOUT}; got {', '.join(members) or 'no array'}")
+    splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
+    if "class_names" in members:
+        class_names = [_text(label) for label in members["class_names"].ravel()]
+    return pool(name, splits, class_names, file)
+
+
+def _find(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such file or folder; --data-dir must be a .npz file with {LAYOUT}")
+    found = sorted(path.glob("*.npz"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(f"{path}: holds no .npz file; put one there with {LAYOUT}")
+    raise UsageError(f"{path}: holds {', '.join(f.name for f in found)}; give the one to read as --data-dir FILE")
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    """The known members of `file`."""
+    known = {key for layout in KEYS for pair in layout for key in pair} | {"class_names"}
+    try:
+        with file.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise zipfile.BadZipFile("no zip archive, or one cut short")
+            with np.load(stream, allow_pickle=False) as archive:
+                return {key: archive[key] for key in archive.files if key in known}
+    except Exception as error:  # a damaged archive raises what its first bad byte leads to: zip, zlib, lzma, header
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{file}: not a complete .npz file of plain arrays ({reason}); fetch it again") from error
+
+
+def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:
+    missing = [key for key in pair if key not in members]
+    if missing:
+        raise UsageError(f"{file}: holds only one of {pair[0]} and {pair[1]}; {missing[0]} is missing")
+    return members[pair[0]], members[pair[1]]
+
+
+def _text(label: object) -> str:
+    return label.decode() if isinstance(label, bytes) else str(label)

@@ -1,0 +1,108 @@
+"""What a run shows while it works: start lines, a progress bar, and a small table at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import fedvg_jax
+from fedvg_jax import build, tree
+from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.history import History, Record
+
+DEMONSTRATION = (
+    "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
+    " folder of the raw files, e.g.\n  python -m fedvg_jax.sim --config configs/cifar10_lenet5.toml --data-dir DIR"
+)
+
+
+def start(sim: build.Simulation) -> str:
+    """Backend and device, data with counts, model with its size, method."""
+    config, device = sim.config, jax.devices()[0]
+    where = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
+    sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    shape = " x ".join(map(str, sim.arrays.x.shape[1:]))
+    lines = [
+        f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}), jax {jax.__version__}",
+        f"data    {sim.arrays.name}: {len(sim.arrays.y):,} images {shape}, {len(sim.arrays.class_names)} classes;"
+        f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
+        f"clients {config.clients} at alpha {config.alpha:g}, {cohort_size(config)} a round, {config.local_epochs}"
+        f" local epochs of batches of {config.batch_size} at lr {config.lr:g}",
+        f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters",
+        f"method  {method(config)}",
+    ]
+    return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits"))
+
+
+def method(config: Config) -> str:
+    """Algorithm and weighting in words."""
+    vg = config.fedvg
+    options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
+    return f"{config.algorithm}, weights {config.weighting}{options}"
+
+
+@contextlib.contextmanager
+def rounds(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
+    """Shows rounds as they finish: a bar with accuracy and time left, or a line per evaluation where there is no
+    terminal."""
+    if not console.is_terminal:
+        yield lambda records: _print_evaluation(console, records[-1], total)
+        return
+    columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    with Progress(*columns, TextColumn("{task.fields[accuracy]}"), *times, console=console) as progress:
+        bar = progress.add_task("rounds", total=total, accuracy="test accuracy  ...  ")
+
+        def show(records: list[Record]) -> None:
+            progress.update(bar, completed=records[-1]["round"])
+            if (accuracy := records[-1].get("test_accuracy")) is not None:
+                progress.update(bar, accuracy=f"test accuracy {accuracy:.1%}")
+
+        yield show
+
+
+@contextlib.contextmanager
+def draws(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Shows how many partitions were drawn, once it takes more than an instant."""
+    with Progress(
+        TextColumn("drawing a partition"),
+        BarColumn(),
+        TextColumn("{task.completed:,} of at most {task.total:,} draws"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("draws", total=None, visible=False)
+        yield lambda done, bound: progress.update(bar, completed=done, total=bound, visible=True)
+
+
+def end(history: History) -> Table:
+    """The run in a few lines."""
+    summary = history.summary
+    table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
+    for label, name in {
+        "test accuracy, final round": "test_accuracy_final",
+        "test accuracy, round best on validation": "test_accuracy_at_best_val",
+        "test accuracy, maximum (selected on test)": "test_accuracy_max",
+        "always answering the largest class": "majority_accuracy",
+    }.items():
+        if summary.get(name) is not None:
+            table.add_row(label, f"{summary[name]:.2%}")
+    table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
+    table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
+    table.add_row("run folder", str(history.folder))
+    return table
+
+
+def _print_evaluation(console: Console, record: Record, total: int) -> None:
+    if record.get("test_accuracy") is not None:
+        accuracy = f"test accuracy {record['test_accuracy']:.1%}, validation loss {record['val_loss']:.3f}"
+        left = record["seconds"] * (total - record["round"])
+        console.print(f"round {record['round']}/{total}  {accuracy}, about {left:.0f} s left", highlight=False)

@@ -1,0 +1,63 @@
+"""Pictures of a run: accuracy over rounds, and every client's weight in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.history import Record
+
+
+def write(folder: Path, records: Sequence[Record], num_clients: int) -> None:
+    """`accuracy.png` and `weights.png` in a run's folder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    if any(r.get("test_accuracy") is not None for r in records):
+        _save(accuracy(records), folder / "accuracy.png")
+    if records:
+        _save(weights(records, num_clients), folder / "weights.png")
+
+
+def accuracy(records: Sequence[Record]):
+    """Test and validation accuracy, percent, over rounds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    evaluated = [r for r in records if r.get("test_accuracy") is not None]
+    for part, style in {"test": "-", "val": "--"}.items():
+        percent = [100 * r[f"{part}_accuracy"] for r in evaluated]
+        axes.plot([r["round"] for r in evaluated], percent, style, label={"val": "validation"}.get(part, part))
+    axes.axhline(100 * evaluated[-1]["test_majority_accuracy"], color="0.6", lw=1, label="largest class")
+    axes.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, records[-1]["round"]))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def weights(records: Sequence[Record], num_clients: int):
+    """Aggregation weight times cohort size, clients by rounds: 1 is an equal share; blank where a client sat out."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    share = np.full((num_clients, len(records)), np.nan)
+    for column, record in enumerate(records):
+        values = np.array([np.nan if w is None else w for w in record["weights"]])
+        share[record["clients"], column] = values * len(values)
+    figure = Figure(figsize=(8, 1.5 + min(8, 0.16 * num_clients)), layout="constrained")
+    axes = figure.subplots()
+    extent = (0.5, len(records) + 0.5, num_clients - 0.5, -0.5)
+    shown = np.clip(share, 0.1, 10)
+    image = axes.imshow(
+        shown, aspect="auto", extent=extent, cmap="RdBu_r", norm=LogNorm(0.1, 10), interpolation="nearest"
+    )
+    axes.set(xlabel="round", ylabel="client")
+    figure.colorbar(image, label="weight x cohort size", ticks=[0.1, 0.3, 1, 3, 10], format="%g")
+    return figure
+
+
+def _save(figure, path: Path) -> None:
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,119 @@
+"""`python -m fedvg_jax.sim`: one federated run from the command line.
+
+Settings come from the defaults, the data set's preset, the TOML file and the command line, each over the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvg_jax import config as configs
+from fedvg_jax import presets
+from fedvg_jax.config import Config
+from fedvg_jax.types import UsageError
+
+PROG = "python -m fedvg_jax.sim"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a mistake of the user's, told in one line; 130 after Ctrl-C."""
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        return simulate(config)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted before the first round", file=sys.stderr)
+        return 130
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """The resolved settings of a command line."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config", type=Path, nargs="?")
+    early.add_argument("--dataset", nargs="?")
+    known, _ = early.parse_known_args(argv)
+    file = configs.read_toml(known.config) if known.config else {}
+    dataset = known.dataset or file.get("dataset", Config.dataset)
+    config = configs.apply(Config(), presets.DATASETS.get(dataset, {}), f"preset {dataset}")
+    config = _from_flags(configs.apply(config, file, str(known.config)), argv)
+    return configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+
+
+def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:
+    """`defaults` under the command line's flags."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config, unknown = tyro.cli(
+                Config, default=defaults, args=list(argv), prog=PROG, description=__doc__, return_unknown_args=True
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise UsageError(_one_line(said.getvalue())) from None
+        raise
+    if unknown:
+        flags = ["--" + name.replace("_", "-") for name in configs.flatten(defaults)]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"{PROG} --help lists all"
+        raise UsageError(f"unknown argument {unknown[0]}; {hint}")
+    return config
+
+
+def _one_line(box: str) -> str:
+    """The message of tyro's boxed error, up to its first rule."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    rule = next((i for i, line in enumerate(lines) if line.startswith("─")), len(lines))
+    return re.sub(r"\s+", " ", " ".join(lines[:rule])) + f" ({PROG} --help)"
+
+
+def simulate(config: Config) -> int:
+    """Runs it, shows it, and leaves the run folder."""
+    from rich.console import Console
+
+    _start_jax(config.cache_dir)
+    from fedvg_jax import build, display, history, loop
+
+    console = Console()
+    config = dataclasses.replace(config, out=config.out or history.default_folder(config))
+    with display.draws(console) as progress:
+        sim = build.simulation(config, progress=progress)
+    console.print(display.start(sim), highlight=False, soft_wrap=True)
+    with display.rounds(console, config.rounds) as show:
+        finished = loop.drive(sim, on_records=show)
+    if importlib.util.find_spec("matplotlib"):
+        from fedvg_jax import plots
+
+        plots.write(finished.folder, finished.records, config.clients)
+    console.print(display.end(finished))
+    return 130 if finished.summary["interrupted"] else 0
+
+
+def _start_jax(cache_dir: Path) -> None:
+    """The back end, and the cache that makes a second start fast."""
+    import jax
+
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise UsageError(f"jax cannot start: {str(error).splitlines()[0]}") from None
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

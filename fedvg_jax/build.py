@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from fedvg_jax.types import (
     Data,
     Executor,
     Hyper,
+    RoundStep,
     Schedule,
     SimState,
     Task,
@@ -101,9 +103,15 @@ def simulation(
         make_data(config, arrays, parts),
         make_hyper(config),
         make_schedule(config, arrays, parts, executor),
-        jax.jit(round.make_chunk(chex.assert_max_traces(step, n=1)), donate_argnums=0),
+        jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0),
         jax.jit(evaluate.make_evaluate(task)),
     )
+
+
+def traced_once(step: RoundStep) -> RoundStep:
+    """`step`, which raises if this simulation ever traces it again."""
+    step.__name__ = f"round_step_{uuid.uuid4().hex}"  # chex counts by name; another simulation has a count of its own
+    return chex.assert_max_traces(step, n=1)
 
 
 def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:

@@ -138,10 +138,13 @@ def to_json(config: Config) -> dict[str, Any]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?' for a mistyped name, or the list of what is allowed."""
+    """'; did you mean ...?' for a mistyped name, and what is allowed where that is a short list."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(known)}"
+    allowed = f"allowed: {', '.join(known)}"
+    if not close:
+        return f"; {allowed}"
+    return f"; did you mean '{close[0]}'?" + (f" ({allowed})" if len(known) < 10 else "")
 
 
 def check(config: Config) -> Config:
@@ -234,7 +237,7 @@ def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """`value` as the field's type: an int may stand for a float and a string for a path, nothing else is converted."""
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(value) in allowed:
+    if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return value
     if float in allowed and type(value) is int:
         return float(value)

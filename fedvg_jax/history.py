@@ -77,12 +77,17 @@ def default_folder(config: Config) -> Path:
     return next(path for path in tries if not path.exists())
 
 
+def refuse_taken(folder: Path) -> None:
+    """UsageError if the folder already holds anything: nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"run folder {folder} is taken, and nothing is overwritten; name another with --out")
+
+
 def create(folder: Path, config: Config) -> Path:
-    """The run's folder with its config; one that already holds anything is refused."""
+    """The run's folder with its config."""
+    refuse_taken(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"run folder {folder} is not empty, and nothing is overwritten; name another with --out")
         write_json(folder / "config.json", to_json(config))
     except OSError as error:
         raise UsageError(f"cannot write the run folder {folder}: {error.strerror}; name another with --out") from None

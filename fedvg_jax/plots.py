@@ -34,12 +34,12 @@ def accuracy(records: Sequence[Record]):
     axes.axhline(100 * evaluated[-1]["test_majority_accuracy"], color="0.6", lw=1, label="largest class")
     axes.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, records[-1]["round"]))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center right")
     return figure
 
 
 def weights(records: Sequence[Record], num_clients: int):
-    """Aggregation weight times cohort size, clients by rounds: 1 is an equal share; blank where a client sat out."""
+    """Aggregation weight times cohort size, clients by rounds: 1 is an equal share; grey where a client sat out."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -54,7 +54,8 @@ def weights(records: Sequence[Record], num_clients: int):
     image = axes.imshow(
         shown, aspect="auto", extent=extent, cmap="RdBu_r", norm=LogNorm(0.1, 10), interpolation="nearest"
     )
-    axes.set(xlabel="round", ylabel="client")
+    axes.set(xlabel="round", ylabel="client", facecolor="0.8")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(image, label="weight x cohort size", ticks=[0.1, 0.3, 1, 3, 10], format="%g")
     return figure
 

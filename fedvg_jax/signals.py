@@ -53,7 +53,7 @@ def validation_gradients(
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
-    """Norm of every tensor of stacked gradients, the layerwise norms of the paper's Eq. (4).
+    """Norm of every tensor of stacked gradients: G_k^(l) = ||g_k^(l)||, the layerwise norms of FedVG.
 
     Args:
         grads: pytree of gradients, leaves [K, ...].
@@ -65,6 +65,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     >>> gradient_norms({"w": jnp.array([[3.0, -4.0], [0.0, 0.0]])})["w"].tolist()
     [7.0, 0.0]
     """
+    chex.assert_tree_shape_prefix(grads, jax.tree.leaves(grads)[0].shape[:1])
     return jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads)
 
 
@@ -92,7 +93,7 @@ def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) 
 
         used = (passes >= 0).any((1, 2)).sum()
         total = lax.fori_loop(0, used, add_pass, tree.zeros_like(params))
-        count = (data.scoring >= 0).sum().astype(tree.dtype(params))
+        count = jnp.maximum((data.scoring >= 0).sum(), 1).astype(tree.dtype(params))
         return jax.tree.map(norm, tree.scale(1 / count, total))
 
     return signal

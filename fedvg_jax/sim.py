@@ -11,7 +11,8 @@ import dataclasses
 import difflib
 import importlib.util
 import io
-import re
+import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before the first round", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output, such as head, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -73,21 +77,28 @@ def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:
 
 
 def _one_line(box: str) -> str:
-    """The message of tyro's boxed error, up to its first rule."""
-    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
-    rule = next((i for i, line in enumerate(lines) if line.startswith("─")), len(lines))
-    return re.sub(r"\s+", " ", " ".join(lines[:rule])) + f" ({PROG} --help)"
+    """The message of tyro's error, which stands under a title and above a rule, boxed or not."""
+
+    def is_rule(line: str) -> bool:
+        return not line.strip("│─- ")
+
+    under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
+    message = itertools.takewhile(lambda line: not is_rule(line), under_title)
+    return f"{' '.join(' '.join(message).replace('│', ' ').split())} ({PROG} --help)"
 
 
 def simulate(config: Config) -> int:
     """Runs it, shows it, and leaves the run folder."""
     from rich.console import Console
 
+    from fedvg_jax import history
+
+    config = dataclasses.replace(config, out=config.out or history.default_folder(config))
+    history.refuse_taken(config.out)
     _start_jax(config.cache_dir)
-    from fedvg_jax import build, display, history, loop
+    from fedvg_jax import build, display, loop
 
     console = Console()
-    config = dataclasses.replace(config, out=config.out or history.default_folder(config))
     with display.draws(console) as progress:
         sim = build.simulation(config, progress=progress)
     console.print(display.start(sim), highlight=False, soft_wrap=True)
@@ -107,8 +118,9 @@ def _start_jax(cache_dir: Path) -> None:
 
     try:
         jax.devices()
-    except RuntimeError as error:
-        raise UsageError(f"jax cannot start: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as error:
+        asked, said = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
+        raise UsageError(f"jax finds no device (JAX_PLATFORMS={asked!r}): {said or 'none answers'}") from None
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

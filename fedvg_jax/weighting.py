@@ -35,7 +35,7 @@ def inverse_norm_weights(
     >>> inverse_norm_weights({"w": jnp.array([1.0, 3.0])}, eps=0.0)["w"].tolist()
     [0.75, 0.25]
     """
-    chex.assert_equal_shape(jax.tree.leaves(norms))
+    chex.assert_tree_shape_prefix(norms, jax.tree.leaves(norms)[0].shape)
     by_group = groups.BY_NAME[granularity](Variables(norms, ()), block_of or _first_component)
     return _inverse(norms, by_group, eps).params
 
@@ -55,6 +55,7 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
     [2.0]
     """
     chex.assert_trees_all_equal_structs(params, client_params, weights)
+    chex.assert_tree_shape_prefix((client_params, weights), jax.tree.leaves(weights)[0].shape)
     return jax.tree.map(_weighted_step, params, client_params, weights)
 
 

@@ -1,5 +1,5 @@
 """Convolution and dense layers with torch's default initialisation, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for both
-kernel and bias, which the published models start from."""
+kernel and bias, which the published models start from; shapes of images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -21,14 +22,20 @@ def conv(x, features: int, kernel: int, name: str, conv_fn: Callable = lax.conv_
     return layer(x)
 
 
-def dense(x, features: int, name: str):
-    """A dense layer of x [B, D] inside a compact module."""
-    return nn.Dense(features, kernel_init=_kernel_init, bias_init=_uniform(x.shape[-1]), name=name)(x)
+def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):
+    """A dense layer of x [..., D] inside a compact module."""
+    bias_init = bias_init or _uniform(x.shape[-1])
+    return nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, name=name)(x)
 
 
 def flatten(x):
     """[B, ...] -> [B, D]"""
     return x.reshape(x.shape[0], -1)
+
+
+def rgb(x):
+    """Grayscale images [..., 1] as three equal channels; others as they are."""
+    return jnp.broadcast_to(x, (*x.shape[:-1], 3)) if x.shape[-1] == 1 else x
 
 
 def _uniform(fan_in: int) -> Callable:

@@ -1,6 +1,8 @@
-"""BatchNorm whose statistics leave out padded rows, with torch's rule for the running variance."""
+"""BatchNorm whose statistics leave out padded rows, with torch's rule for the running variance; GroupNorm."""
 
 from __future__ import annotations
+
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -37,6 +39,28 @@ class BatchNorm(nn.Module):
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
         return x * _like(gain, x) + _like(bias - mean * gain, x)
+
+
+class GroupNorm(nn.Module):
+    """y = scale (x - mean) / sqrt(var + eps) + bias, mean and biased variance per row and group of channels.
+
+    No running statistics, and a row depends on no other: the mask plays no part. 32 groups, or the largest divisor
+    of 32 that divides the channels.
+    """
+
+    num_groups: int = 32
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        """x [B, ..., C], mask [B] bool."""
+        features = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, features)
+        bias = self.param("bias", nn.initializers.zeros, features)
+        groups = math.gcd(self.num_groups, x.shape[-1])
+        y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
+        return y.reshape(x.shape) * _like(scale, x) + _like(bias, x)
 
 
 def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:

@@ -1,0 +1,92 @@
+"""Rounds in chunks: the same numbers however they are cut, and one program for everything that is data."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import build, executors, groups, local, norms, round, signals, weighting
+from fedvg_jax import schedule as schedules
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.config import Config
+
+WORLD = worlds.small()
+MAX_ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def round_step():
+    signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
+    rule = weighting.fedvg(signal, groups.modelwise, worlds.TASK.block_of)
+    return round.make_round(worlds.TASK, fedavg.fedavg(), rule, executors.lanes(2), local.sgd, len(WORLD.train))
+
+
+@pytest.fixture(scope="module")
+def chunk(round_step):
+    return jax.jit(round.make_chunk(round_step))
+
+
+def in_chunks(chunk, sizes):
+    """The final state, and the metrics of all rounds [R, K]."""
+    state, told, done = worlds.state(WORLD, fedavg.fedavg()), [], 0
+    for size in sizes:
+        rounds = schedules.stack([WORLD.schedule(done + i, 2, capacity=128) for i in range(size)], MAX_ROUNDS)
+        state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
+        assert not any(leaf[size:].any() for leaf in metrics)
+        told.append([np.asarray(leaf[:size]) for leaf in metrics])
+        done += size
+    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*told, strict=True)]))
+
+
+@pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
+def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
+    found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
+    assert found[0].round == 4
+    jax.tree.map(np.testing.assert_array_equal, found, alone)
+
+
+def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
+    step, state, told = jax.jit(round_step), worlds.state(WORLD, fedavg.fedavg()), []
+    for number in range(3):
+        state, metrics = step(state, WORLD.schedule(number, 2), WORLD.data(), worlds.hyper())
+        told.append(metrics)
+    expected = state, [np.stack(leaf) for leaf in zip(*told, strict=True)]
+    worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
+
+
+def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_path):
+    """Every other run's data, schedules and hyper-parameters are given to the programs of the first."""
+    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0)
+    first = build.simulation(config)
+    changes = [{}, {"alpha": 0.3}, {"partition_seed": 7}, {"seed": 1}, {"lr": 0.01}]
+    sizes = set()
+    for change in changes:
+        other = replace(config, **change)
+        parts = build.make_partition(other, first.arrays)
+        sizes.add(tuple(len(rows) for rows in parts.train))
+        data, hyper = build.make_data(other, first.arrays, parts), build.make_hyper(other)
+        of_round = build.make_schedule(other, first.arrays, parts, build.make_executor(other))
+        state = jax.tree.map(jnp.copy, first.state)  # the chunk takes its argument's memory
+        for done, count in ((0, 1), (1, 2)):
+            rounds = schedules.stack([of_round(done + i) for i in range(count)], build.MAX_ROUNDS)
+            state, _ = first.chunk(state, np.int32(count), rounds, data, hyper)
+        assert state.round == 3
+        for rows in (data.val, data.test):
+            first.evaluate(state.variables, data.pool, rows)
+    assert len(sizes) == 3  # three partitions indeed
+    assert first.chunk._cache_size() == 1
+    assert first.evaluate._cache_size() == 2  # one for each table
+
+
+def test_two_simulations_live_in_one_process(tmp_path):
+    """Both built at the same place of the same program, as a sweep or a notebook does."""
+    config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
+    for seed in range(2):
+        sim = build.simulation(replace(config, seed=seed))
+        state, _ = sim.chunk(
+            sim.state, np.int32(1), schedules.stack([sim.schedule(0)], build.MAX_ROUNDS), sim.data, sim.hyper
+        )
+        assert state.round == 1

@@ -1,0 +1,103 @@
+"""The convolution as patches and one matmul equals XLA's, in values and in gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from flax import linen as nn
+from jax import lax
+
+from fedvg_jax import config
+from fedvg_jax.models import conv
+
+CASES = {  # (height, width), kernel, stride, padding
+    "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
+    "3x3 padded": ((6, 5), (3, 3), (1, 1), "SAME"),
+    "even kernel padded": ((5, 5), (2, 4), (1, 1), "SAME"),
+    "3x3 stride 2 padded": ((7, 6), (3, 3), (2, 2), "SAME"),
+    "3x3 stride 2, torch's padding": ((8, 8), (3, 3), (2, 2), [(1, 1), (1, 1)]),
+    "7x7 stride 2, torch's padding": ((11, 8), (7, 7), (2, 2), [(3, 3), (3, 3)]),
+    "1x1 stride 2": ((5, 6), (1, 1), (2, 2), "VALID"),
+    "unequal strides and padding": ((7, 9), (3, 2), (3, 1), [(2, 0), (0, 3)]),
+    "3x3 on one pixel: 8 dead taps": ((1, 1), (3, 3), (1, 1), "SAME"),
+    "7x7 stride 2 on 2 pixels: dead taps all round": ((2, 2), (7, 7), (2, 2), [(3, 3), (3, 3)]),
+    "stride skips the border": ((4, 4), (1, 1), (3, 3), [(1, 0), (1, 0)]),
+    "stride past a small image": ((2, 2), (3, 3), (4, 4), [(3, 3), (3, 3)]),
+}
+
+
+DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+
+
+def value_and_pullback(conv_fn, stride, padding):
+    """(x, w, dy) -> (y, dx, dw), of a batch of clients, each with its own kernel."""
+
+    def one(x, w, dy):
+        y, pullback = jax.vjp(
+            lambda x, w: conv_fn(
+                x, w, stride, padding, lhs_dilation=(1, 1), rhs_dilation=(1, 1),
+                dimension_numbers=DIMENSIONS, feature_group_count=1,
+            ),
+            x, w,
+        )  # fmt: skip
+        return y, *pullback(dy)
+
+    return one
+
+
+def arrays(case):
+    size, kernel, stride, padding = CASES[case]
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 3, *size, 2)), rng.normal(size=(2, *kernel, 2, 4))
+    conv_fn = functools.partial(
+        lax.conv_general_dilated, window_strides=stride, padding=padding, dimension_numbers=DIMENSIONS
+    )
+    out = jax.eval_shape(conv_fn, x[0], w[0])
+    return tuple(map(jnp.asarray, (x, w, rng.normal(size=(2, *out.shape)))))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "vmapped"])
+@pytest.mark.parametrize("case", CASES)
+def test_gemm_equals_lax_in_value_and_gradients(x64, case, batched):
+    _, _, stride, padding = CASES[case]
+    args = arrays(case)
+    args = args if batched else [a[0] for a in args]
+    run = functools.partial(value_and_pullback, stride=stride, padding=padding)
+    found, expected = (
+        jax.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (conv.gemm_conv, lax.conv_general_dilated)
+    )
+    worlds.assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"lhs_dilation": (2, 1)}, {"rhs_dilation": (1, 2)}, {"feature_group_count": 2}], ids=str
+)
+def test_gemm_refuses_dilation_and_groups(unknown):
+    with pytest.raises(ValueError, match="use conv 'lax'"):
+        conv.gemm_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (1, 1), "SAME", **unknown)
+
+
+@pytest.mark.parametrize("name", config.CONVS)
+def test_every_named_convolution_is_the_convolution(x64, name):
+    _, _, stride, padding = CASES["3x3 stride 2 padded"]
+    args = [a[0] for a in arrays("3x3 stride 2 padded")]
+    found = value_and_pullback(conv.by_name(name), stride, padding)(*args)
+    expected = value_and_pullback(lax.conv_general_dilated, stride, padding)(*args)
+    worlds.assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("size", "k"), [((6, 4), 2), ((7, 5), 2), ((9, 6), 3), ((5, 5), 1)])
+def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
+    """Without ties, where a maximum has no gradient."""
+    n = 2 * size[0] * size[1] * 3
+    x = jnp.asarray(np.random.default_rng(0).permutation(n).reshape(2, *size, 3), jnp.float32)
+
+    def value_and_grad(pool):
+        return jax.value_and_grad(lambda x: jnp.sum(pool(x) * jnp.arange(3.0)[None, None, None]))(x)
+
+    found, expected = map(value_and_grad, (lambda x: conv.max_pool(x, k), lambda x: nn.max_pool(x, (k, k), (k, k))))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    np.testing.assert_array_equal(conv.max_pool(x, k), nn.max_pool(x, (k, k), (k, k)))

@@ -1,0 +1,27 @@
+"""The examples in the docstrings are true."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import fedvg_jax
+
+HOUSE = Path(fedvg_jax.__file__).parent
+MODULES = [
+    ".".join(path.relative_to(HOUSE.parent).with_suffix("").parts)
+    for path in sorted(HOUSE.rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_run(module):
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted and not found.failed
+
+
+def test_every_promised_function_shows_an_example():
+    for name in ("validation_gradients", "gradient_norms", "inverse_norm_weights", "aggregate"):
+        assert ">>> " in getattr(fedvg_jax, name).__doc__, name

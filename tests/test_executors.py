@@ -1,0 +1,90 @@
+"""Every executor gives what a Python loop gives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import worlds
+
+from fedvg_jax import executors, groups, norms, round, signals, weighting
+from fedvg_jax.types import Client
+
+WORLD = worlds.ragged()
+K = WORLD.cohort_size
+EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {"vmapped": executors.vmapped()}
+ROUNDS = 3
+
+
+def with_momentum(hyper):
+    """An optimiser with a memory, which no client may inherit."""
+    return optax.sgd(hyper["lr"], momentum=0.5)
+
+
+def make_round(executor, task, signal):
+    rule = weighting.mix(weighting.samples(), weighting.fedvg(signal, groups.layerwise, task.block_of))
+    return round.make_round(task, worlds.busybody(), rule, executor, with_momentum, len(WORLD.train))
+
+
+def after(round_step, num_rounds, num_lanes):
+    """State and metrics of every round from the same start."""
+    state, data, hyper = worlds.state(WORLD, worlds.busybody()), WORLD.data(), worlds.hyper()
+    told = []
+    for number in range(num_rounds):
+        schedule = jax.tree.map(jnp.asarray, WORLD.schedule(number, num_lanes))
+        state, metrics = round_step(state, schedule, data, hyper)
+        told.append((state, metrics))
+    return jax.tree.map(np.asarray, told)
+
+
+@functools.cache
+def looped(dtype, num_rounds):
+    """The reference, op by op; only one loss and one signal are compiled, so that it ends today."""
+    task = worlds.TASK._replace(loss=jax.jit(worlds.TASK.loss, static_argnums=4))
+    signal = jax.jit(signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1))
+    return after(make_round(executors.looped(), task, signal), num_rounds, 1)
+
+
+def assert_equals_looped(name, dtype, num_rounds, tolerance):
+    executor = EXECUTORS[name]
+    signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
+    found = after(jax.jit(make_round(executor, worlds.TASK, signal)), num_rounds, executor.num_lanes)
+    assert found[0][0].variables.params["fc1"]["kernel"].dtype == dtype
+    worlds.assert_close(found, looped(dtype, num_rounds), tolerance)
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_three_rounds_of_ragged_clients_equal_the_loop(x64, name):
+    assert_equals_looped(name, np.float64, ROUNDS, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["lanes 3", "vmapped"])
+def test_a_round_in_single_precision_equals_the_loop(name):
+    assert_equals_looped(name, np.float32, 1, 1e-5)
+
+
+COUNTER = Client(
+    init=lambda k: (k, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
+    step=lambda carry, k, minibatch: (k, carry[1] + 1, carry[2] * 3 + minibatch),
+)
+"""Counts its steps, and digests which minibatches it saw in which order."""
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3, K, K + 4])
+@pytest.mark.parametrize("sizes", [[1] * K, [200, *[1] * (K - 1)], [0] * (K - 1) + [40]])
+def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, sizes):
+    world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
+    schedule = world.schedule(0, num_lanes)
+    ids, steps, digests = executors.lanes(num_lanes).train(COUNTER, jax.tree.map(jnp.asarray, schedule))
+    seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
+    assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
+    assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
+
+
+@pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
+def test_map_is_the_function_of_every_client_in_cohort_order(executor):
+    xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
+    found = executor.map(lambda x: x["a"] * x["b"].sum(), xs)
+    assert found.tolist() == [k * (2 * k + 2 * k + 1) for k in range(K)]

@@ -1,0 +1,105 @@
+"""BatchNorm: torch's rule, and rows that are not there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.models.norm import BatchNorm
+
+NORM = BatchNorm()
+SHAPES = pytest.mark.parametrize("shape", [(), (2, 3)], ids=["dense", "image"])
+
+
+def variables(seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda: jnp.asarray(rng.uniform(0.5, 2, 4))  # noqa: E731
+    return {"params": {"scale": draw(), "bias": draw()}, "batch_stats": {"mean": draw(), "var": draw()}}
+
+
+def apply(known, x, mask, train=True):
+    """(y, new running statistics)"""
+    y, new = NORM.apply(known, x, mask, train, mutable=["batch_stats"])
+    return y, new["batch_stats"]
+
+
+def rows(n, shape, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).normal(3, 2, (n, *shape, 4)))
+
+
+def padded(x, n, filling):
+    return jnp.concatenate([x, jnp.full((n, *x.shape[1:]), filling)]), jnp.arange(len(x) + n) < len(x)
+
+
+def test_a_batch_is_normalised_by_its_biased_variance_and_moves_the_running_one_by_the_unbiased(x64):
+    """Of 1, 2, 3, 6: mean 3, squared deviations 4 + 1 + 0 + 9 = 14, biased 14/4, unbiased 14/3.
+
+    torch.nn.BatchNorm1d: running = 0.9 running + 0.1 batch, eps 1e-5."""
+    x = jnp.array([1.0, 2.0, 3.0, 6.0])[:, None]
+    known = {
+        "params": {"scale": jnp.array([2.0]), "bias": jnp.array([5.0])},
+        "batch_stats": {"mean": jnp.array([1.0]), "var": jnp.array([4.0])},
+    }
+    y, new = apply(known, x, jnp.ones(4, bool))
+    np.testing.assert_allclose(y[:, 0], [5 + 2 * d / np.sqrt(14 / 4 + 1e-5) for d in (-2, -1, 0, 3)], rtol=1e-12)
+    worlds.assert_close(new, {"mean": np.array([0.9 + 0.3]), "var": np.array([3.6 + 0.1 * 14 / 3])}, 1e-12)
+
+
+def test_in_an_image_every_position_counts(x64):
+    """4 rows of 1 equal 1 row of 4 pixels."""
+    x = rows(4, ())
+    y, new = apply(variables(), x, jnp.ones(4, bool))
+    y_image, new_image = apply(variables(), x.reshape(1, 2, 2, 4), jnp.ones(1, bool))
+    worlds.assert_close((y_image.reshape(4, 4), new_image), (y, new), 1e-12)
+
+
+@SHAPES
+def test_evaluation_uses_the_running_statistics_and_leaves_them(x64, shape):
+    known, x = variables(), rows(5, shape)
+    y, new = apply(known, x, jnp.ones(5, bool), train=False)
+    part = {**known["params"], **known["batch_stats"]}
+    mean, var, scale, bias = (np.asarray(part[name]) for name in ("mean", "var", "scale", "bias"))
+    np.testing.assert_allclose(y, (np.asarray(x) - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-12)
+    jax.tree.map(np.testing.assert_array_equal, new, known["batch_stats"])
+
+
+@SHAPES
+@pytest.mark.parametrize("filling", [0.0, 1e3])
+def test_padded_rows_change_neither_values_nor_gradients_nor_statistics(x64, shape, filling):
+    def outcome(known, x, mask):
+        y, new = apply(known, x, mask)
+        real = jnp.where(mask.reshape(-1, *[1] * (y.ndim - 1)), jnp.sin(y), 0)
+        return real.sum(), (y[:5], new)
+
+    run = jax.value_and_grad(outcome, (0, 1), has_aux=True)
+    (total, told), (by_params, by_x) = run(variables(), rows(5, shape), jnp.ones(5, bool))
+    (total_p, told_p), (by_params_p, by_x_p) = run(variables(), *padded(rows(5, shape), 3, filling))
+    worlds.assert_close((total_p, told_p, by_params_p, by_x_p[:5]), (total, told, by_params, by_x), 1e-9)
+    assert not by_x_p[5:].any()
+
+
+@SHAPES
+def test_a_batch_without_rows_moves_nothing_and_has_finite_gradients(shape):
+    known = jax.tree.map(lambda x: x.astype(jnp.float32), variables())
+    x, nobody = rows(3, shape).astype(jnp.float32), jnp.zeros(3, bool)
+    (y, new), pullback = jax.vjp(lambda known, x: apply(known, x, nobody), known, x)
+    jax.tree.map(np.testing.assert_array_equal, new, known["batch_stats"])
+    slopes = pullback((jnp.ones_like(y), jax.tree.map(jnp.ones_like, new)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((y, slopes)))
+
+
+def test_one_row_has_no_unbiased_variance_and_stays_finite(x64):
+    """Its variance is 0, so the running one moves towards 0: 0.9 running."""
+    known, x = variables(), rows(1, ())
+    y, new = apply(known, x, jnp.ones(1, bool))
+    stats = known["batch_stats"]
+    expected = {"mean": 0.9 * stats["mean"] + 0.1 * x[0], "var": 0.9 * stats["var"]}
+    worlds.assert_close((y[0], new), (known["params"]["bias"], expected), 1e-12)
+
+
+def test_initialisation_is_the_identity_and_reads_no_batch():
+    known = NORM.init(jax.random.key(0), 7 * jnp.ones((3, 4)), jnp.ones(3, bool), True)
+    expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}
+    expected |= {"batch_stats": {"mean": np.zeros(4), "var": np.ones(4)}}
+    jax.tree.map(np.testing.assert_array_equal, known, expected)

@@ -1,0 +1,224 @@
+"""Laws of the schedule: its streams, its table of minibatches, its plan of the lanes."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvg_jax import schedule as schedules
+
+SETTINGS = {"cohort_size": 4, "local_epochs": 3, "batch_size": 4, "num_lanes": 2, "capacity": 64}
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)
+
+
+def clients_of(sizes):
+    """Rows 0, 1, ... dealt out in order."""
+    return np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
+
+
+def make(number=0, train_rows=None, seed=0, **changes):
+    train_rows = clients_of([9, 4, 13, 0, 1, 8, 30]) if train_rows is None else train_rows
+    return schedules.make(number, train_rows, **{**SETTINGS, "seed": seed, **changes})
+
+
+def minibatches_of(schedule, position):
+    first = schedule.start[position]
+    return schedule.rows[first : first + schedule.num_steps[position]]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip((*a[:4], *a.plan, a.rows), (*b[:4], *b.plan, b.rows), strict=True))
+
+
+# --- streams
+
+
+def test_a_cohort_is_drawn_without_replacement_in_an_order_of_its_own():
+    drawn = [schedules.cohort(0, number, 20, 10) for number in range(50)]
+    assert all(len(set(c)) == 10 and set(c) <= set(range(20)) for c in drawn)
+    assert len({tuple(c) for c in drawn}) == 50 and any(np.any(np.diff(c) < 0) for c in drawn)
+    # 500 seats over 20 clients: 25 each, with a binomial deviation of sqrt(50 / 4) = 3.5
+    assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 25).max() < 5 * 3.5
+
+
+def test_every_client_is_in_a_full_cohort():
+    assert sorted(schedules.cohort(0, 0, 9, 9)) == list(range(9))
+
+
+def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
+    """Not on its place in the cohort, on who else plays, on lanes, or on which rounds were planned before."""
+    train_rows = clients_of([9, 4, 13, 0, 1, 8, 30])
+    alone = {}
+    for number in (3, 0, 1):
+        schedule = make(number, train_rows, cohort_size=7, num_lanes=1)
+        alone |= {(number, c): minibatches_of(schedule, k) for k, c in enumerate(schedule.clients)}
+    positions = set()
+    for number, cohort_size, num_lanes in itertools.product((0, 1, 3), (2, 5, 7), (1, 3, 7)):
+        schedule = make(number, train_rows, cohort_size=cohort_size, num_lanes=num_lanes)
+        for k, c in enumerate(schedule.clients):
+            np.testing.assert_array_equal(minibatches_of(schedule, k), alone[number, c])
+            positions.add((c, k))
+    assert len(positions) > 7  # clients did change their place
+    others = [len(rows) if c != 6 else 30 for c, rows in enumerate(clients_of([5, 5, 5, 5, 5, 5, 30]))]
+    moved = [rows - 5 * 6 + 35 for rows in clients_of(others)]
+    schedule = make(0, moved, cohort_size=7)
+    np.testing.assert_array_equal(minibatches_of(schedule, list(schedule.clients).index(6)), alone[0, 6])
+
+
+@pytest.mark.parametrize("other", [{"number": 1}, {"seed": 1}])
+def test_another_round_or_seed_draws_other_minibatches(other):
+    whole = {"cohort_size": 7}
+    a, b = make(**whole), make(**whole, **other)
+    assert a.clients.tolist() != b.clients.tolist()
+    assert not np.array_equal(*(minibatches_of(schedule, list(schedule.clients).index(6)) for schedule in (a, b)))
+
+
+def test_the_same_round_is_the_same_again():
+    assert same(make(5), make(5))
+
+
+# --- minibatches
+
+
+@given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
+def test_every_row_is_used_once_per_epoch_but_a_last_single_one(size, epochs, batch_size, seed):
+    rows = np.arange(100, 100 + size, dtype=np.int32)
+    table = schedules.minibatches(rows, epochs, batch_size, np.random.default_rng(seed))
+    skipped = int(size % batch_size == 1)
+    per_epoch = -(-(size - skipped) // batch_size)
+    assert table.dtype == np.int32 and table.shape == (epochs * per_epoch, batch_size)
+    for epoch in np.split(table, epochs):
+        used = epoch[epoch >= 0]
+        assert len(used) == size - skipped == len(set(used)) and set(used) <= set(rows)
+        assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
+
+
+def test_epochs_are_shuffled_anew():
+    epochs = np.split(schedules.minibatches(np.arange(40), 5, 8, np.random.default_rng(0)), 5)
+    assert len({tuple(epoch.reshape(-1)) for epoch in epochs}) == 5
+
+
+@given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
+def test_a_table_holds_its_rows_in_order_whatever_its_capacity(size, batch_size, spare, keep_single):
+    needed = -(-size // batch_size)
+    table = schedules.table(np.arange(size), batch_size, needed + spare, keep_single)
+    kept = size - (size % batch_size == 1 and not keep_single)
+    assert table.shape == (needed + spare, batch_size)
+    assert table.reshape(-1)[:kept].tolist() == list(range(kept)) and (table.reshape(-1)[kept:] == -1).all()
+
+
+# --- the table of a round
+
+
+@given(SIZES, st.integers(1, 3), st.integers(2, 9), st.data())
+def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_size, data):
+    cohort_size = data.draw(st.integers(1, len(sizes)))
+    needed = epochs * sum(sorted(-(-n // batch_size) for n in sizes)[-cohort_size:])
+    assert (
+        needed
+        <= epochs * (sum(sizes) // batch_size + cohort_size + 1)
+        <= schedules.capacity(sum(sizes), cohort_size, epochs, batch_size)
+    )
+
+
+@given(SIZES, st.integers(0, 99))
+def test_shapes_say_nothing_of_partition_or_seed(sizes, seed):
+    sizes = [*sizes, *[0] * (12 - len(sizes))]
+    settings = {**SETTINGS, "capacity": schedules.capacity(12 * 40, 4, 3, 4)}
+    shapes = [
+        [(leaf.shape, leaf.dtype) for leaf in (*s[:4], *s.plan, s.rows)]
+        for s in (
+            schedules.make(seed, clients_of(sizes), seed=seed, **settings),
+            schedules.make(0, clients_of([40] * 12), seed=0, **settings),
+        )
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_round_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="broadcast"):
+        make(train_rows=clients_of([30, 30, 30, 30]), capacity=8)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
+def test_a_stacked_round_is_the_round_itself(numbers):
+    rounds = [make(number, capacity=256) for number in numbers]
+    stacked = schedules.stack(rounds, 6)
+    assert all(len(leaf) == 6 for leaf in (*stacked[:4], *stacked.plan))
+    for r, schedule in enumerate(rounds):
+        found = schedules.at(stacked, r)
+        assert same(found._replace(start=0, rows=0), schedule._replace(start=0, rows=0))
+        for k in range(len(schedule.clients)):
+            np.testing.assert_array_equal(minibatches_of(found, k), minibatches_of(schedule, k))
+
+
+# --- the plan of the lanes
+
+
+def played(plan):
+    """The plan run as a machine would: per lane, (client, step) at every time; None when a lane is idle.
+
+    A lane works on a client from its reset to its finish."""
+    num_lanes = plan.client.shape[1]
+    lanes = [[] for _ in range(num_lanes)]
+    busy = [None] * num_lanes
+    for s in range(int(plan.num_segments)):
+        for lane in range(num_lanes):
+            if plan.reset[s, lane]:
+                assert busy[lane] is None
+                busy[lane] = int(plan.client[s, lane])
+            if busy[lane] is not None:
+                assert busy[lane] == plan.client[s, lane]
+            work = [(busy[lane], int(plan.step[s, lane]) + i) for i in range(plan.length[s])]
+            lanes[lane] += work if busy[lane] is not None else [None] * len(work)
+            if plan.finish[s, lane]:
+                assert busy[lane] is not None
+                busy[lane] = None
+    assert busy == [None] * num_lanes
+    return lanes
+
+
+def makespan(plan):
+    return int(plan.length.sum())
+
+
+@given(STEPS, st.integers(1, 14))
+def test_every_step_of_every_client_runs_once_in_order_on_one_lane(num_steps, num_lanes):
+    plan = schedules.plan(num_steps, num_lanes)
+    lanes = [[job for job in lane if job] for lane in played(plan)]
+    for k, steps in enumerate(num_steps):
+        on = [[step for client, step in lane if client == k] for lane in lanes]
+        assert [steps_there for steps_there in on if steps_there] == ([list(range(steps))] if steps else [])
+
+
+@given(STEPS, st.integers(1, 14))
+def test_there_is_at_most_one_segment_per_client_and_the_rest_is_empty(num_steps, num_lanes):
+    plan = schedules.plan(num_steps, num_lanes)
+    used = int(plan.num_segments)
+    assert used <= len(num_steps) and (plan.length[:used] > 0).all()
+    assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
+    assert plan.reset.sum() == plan.finish.sum() == (num_steps > 0).sum()
+
+
+@given(STEPS, st.integers(1, 14))
+def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes):
+    """The client that ends last began when every lane was busy: makespan <= (total - last) / L + last."""
+    total, longest = num_steps.sum(), num_steps.max()
+    assert makespan(schedules.plan(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
+def test_the_longest_lane_is_within_4_thirds_of_the_best_there_is(num_steps, num_lanes):
+    """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here found by trying everything."""
+    loads = (
+        np.bincount(lanes, num_steps, num_lanes).max()
+        for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
+    )
+    assert makespan(schedules.plan(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+
+
+def test_one_lane_wastes_nothing():
+    assert makespan(schedules.plan(np.array([3, 0, 5, 1]), 1)) == 9

@@ -90,7 +90,7 @@ def end(history: History) -> Table:
     for label, name in {
         "test accuracy, final round": "test_accuracy_final",
         "test accuracy, round best on validation": "test_accuracy_at_best_val",
-        "test accuracy, maximum (selected on test)": "test_accuracy_max",
+        "test accuracy, maximum (chosen on test)": "test_accuracy_max",
         "always answering the largest class": "majority_accuracy",
     }.items():
         if summary.get(name) is not None:

@@ -31,16 +31,41 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch_layout
 
-from fedvg_jax import build, executors, local, round, schedule
+from fedvg_jax import build, executors, local, presets, round, schedule, tree
+from fedvg_jax import config as configs
 from fedvg_jax import data as datasets
-from fedvg_jax.config import Config, FedVG, default_cache_dir
+from fedvg_jax.config import Config
 from fedvg_jax.models import conv, lenet, task
 from fedvg_jax.types import Batch, Data, Schedule, SimState, UsageError, Variables
 
 CLIENTS, ROUND, CHAINED, WEIGHTS = 1e-5, 0.01, 0.05, 5e-3
 
-METHODS = {"fedgrad": ("fedavg", "fedvg"), "fedavg": ("fedavg", "samples")}
-"""The recorded names of the methods -> our algorithm and weighting."""
+METHODS = {
+    "fedavg": "fedavg",
+    "fedprox": "fedprox",
+    "fedavgm": "fedavgm",
+    "scaffold": "scaffold",
+    "feddyn": "feddyn",
+    "elastic": "elastic",
+    "fedgrad": "fedvg",
+    "fedgradavg": "fedavg+fedvg",
+    "fedgradprox": "fedprox+fedvg",
+    "fedgradscaffold": "scaffold+fedvg",
+    "fedgraddyn": "feddyn+fedvg",
+    "fedgradelastic": "elastic+fedvg",
+}
+"""The recorded names of the methods -> ours."""
+
+EXTRAS = {
+    "+fedgrad.mode=clientwise": {"fedvg.granularity": "modelwise"},
+    "+fedgrad.mode=layerwise": {"fedvg.granularity": "layerwise"},
+    "+fedgrad.mode=blockwise": {"fedvg.granularity": "blockwise"},
+    "+fedgrad.norm_order=1": {"fedvg.norm": "l1"},
+    "+fedgrad.norm_order=2": {"fedvg.norm": "l2"},
+    "+fedgrad.type=avg": {},
+    "+fedgrad.type=avgm": {"algorithm": "fedavgm"},
+}
+"""Recorded options -> our settings; `fedprox.mu=NUMBER` besides."""
 
 
 class Recording(NamedTuple):
@@ -67,37 +92,53 @@ def read(path: Path) -> Recording:
         meta = json.loads(str(arrays["meta"]))
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise UsageError(f"--golden {path} is not a file of recorded rounds: {error}") from None
-    if meta["method"] not in METHODS or meta["model"] != "lenet5" or meta.get("extra"):
-        can = f"methods {', '.join(METHODS)} with lenet5 and no extra options"
-        raise UsageError(
-            f"--golden {path} holds {meta['method']} {meta['model']} {meta.get('extra')}; this replays {can}"
-        )
+    if meta["method"] not in METHODS or meta["model"] != "lenet5":
+        can = f"{', '.join(METHODS)} with lenet5"
+        raise UsageError(f"--golden {path} holds {meta['method']} {meta['model']}; this replays {can}")
     return Recording(meta, arrays)
+
+
+def settings(recording: Recording) -> Config:
+    """The recorded run's settings, in the published code's fidelity."""
+    meta = recording.meta
+    named = presets.METHODS[METHODS[meta["method"]]] | presets.FIDELITY["official"]
+    for extra in meta.get("extra", []):
+        if extra.startswith("fedprox.mu="):
+            named |= {"fedprox.mu": float(extra.partition("=")[2])}
+        elif extra in EXTRAS:
+            named |= EXTRAS[extra]
+        else:
+            raise UsageError(f"recorded option {extra!r} is not known; known: {', '.join(EXTRAS)}, fedprox.mu=NUMBER")
+    own = {"clients": meta["clients"], "batch_size": meta["batch"], "lr": meta["lr"], "local_epochs": meta["epochs"]}
+    return configs.apply(Config(), named | own, "recording")
 
 
 def replay(recording: Recording, data_dir: Path, out: Path | None) -> bool:
     """Replays all rounds, prints what differs, and says whether everything agrees."""
-    meta = recording.meta
-    images = datasets.load("cifar10", data_dir, default_cache_dir() / "data")
+    meta, config = recording.meta, settings(recording)
+    images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
     model = task.classification(lenet.LeNet5(10, conv.by_name("auto")), 10, images.x.shape[1:])
     val = schedule.cut(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
-    algorithm, weighting = METHODS[meta["method"]]
-    algorithm = build.ALGORITHMS[algorithm]()
-    weighting = build.make_weighting(Config(weighting=weighting, batch_size=meta["batch"], fedvg=FedVG()), model)
-    hyper = {"lr": jnp.float32(meta["lr"]), "eps": jnp.float32(FedVG().eps)}
-    step = jax.jit(round.make_round(model, algorithm, weighting, executors.lanes(1), local.sgd, meta["clients"]))
-    first = round.init(model, algorithm, meta["clients"], jax.random.key(0))
+    algorithm = build.ALGORITHMS[config.algorithm](config)
+    if config.algorithm == "elastic":  # the published chain of sensitivities is serial: the recorded ones are fed
+        algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
+    weighting = build.make_weighting(config, model, algorithm)
+    executor, optimiser, clients = executors.lanes(1), build.make_optimiser(config), meta["clients"]
+    round_step = round.make_round(model, algorithm, weighting, executor, optimiser, clients, stats_too=True)
+    step, hyper = jax.jit(round_step), build.make_hyper(config)
+    first = round.init(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
 
-    def started(r: int) -> SimState:
-        return first._replace(variables=torch_layout.from_torch(recording.before(r), first.variables))
+    def started(r: int, memory: SimState) -> SimState:
+        return memory._replace(variables=torch_layout.from_torch(recording.before(r), first.variables))
 
     schedules = [make_schedule(recording, r) for r in range(meta["rounds"])]
-    gaps = client_gaps(recording, model, algorithm, started(0), schedules[0], data, hyper)
-    rows, saved, chained = [], {}, started(0)
+    gaps = client_gaps(recording, model, algorithm, started(0, first), schedules[0], data, hyper)
+    rows, saved, alone, chained = [], {}, first, started(0, first)
     for r, planned in enumerate(schedules):
-        alone, metrics = step(started(r), planned, data, hyper)
-        chained, chained_metrics = step(chained, planned, data, hyper)
+        fed = hyper | sensitivities(recording, r, first.variables)
+        alone, metrics = step(started(r, alone), planned, data, fed)
+        chained, chained_metrics = step(chained, planned, data, fed)
         ours, theirs = torch_layout.to_torch(alone.variables), recording.tensors(f"r{r}/global")
         before = recording.before(r)
         rows.append(
@@ -119,12 +160,34 @@ def make_schedule(recording: Recording, r: int) -> Schedule:
     """The recorded minibatches of round r."""
     meta, arrays = recording.meta, recording.arrays
     clients = arrays[f"r{r}/clients"]
-    visited = [arrays[f"r{r}/rows/{j}"].reshape(meta["epochs"], -1) for j in range(len(clients))]
-    batches = [np.concatenate([schedule.cut(epoch, meta["batch"]) for epoch in rows]) for rows in visited]
-    num_samples = [len(arrays[f"part/{c}/train"]) for c in clients]
+    batches = [batches_of(recording, arrays[f"r{r}/rows/{j}"], int(c)) for j, c in enumerate(clients)]
+    held = [len(arrays[f"part/{c}/train"]) for c in clients]
+    num_samples = [int(arrays.get(f"r{r}/n/{j}", n)) for j, n in enumerate(held)]
     pool = sum(len(arrays[f"part/{c}/train"]) for c in range(meta["clients"]))
     capacity = schedule.capacity(pool, len(clients), meta["epochs"], meta["batch"])
     return schedule.pack(clients, batches, num_samples, num_lanes=1, capacity=capacity)
+
+
+def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarray:
+    """Rows as visited -> minibatches: whole epochs cut into batches; for Scaffold one batch an epoch."""
+    epochs, size = recording.meta["epochs"], recording.meta["batch"]
+    if "scaffold" not in recording.meta["method"]:
+        return np.concatenate([schedule.cut(epoch, size) for epoch in rows.reshape(epochs, -1)])
+    held = len(recording.arrays[f"part/{client}/train"])
+    epoch = [min(size, held - begin) for begin in range(0, held, size)]
+    lengths = [n for n in epoch if n > 1] * epochs
+    return np.concatenate([schedule.cut(part, size) for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))])
+
+
+def sensitivities(recording: Recording, r: int, like: Variables) -> dict:
+    """Elastic's recorded sensitivities, stacked over the cohort, where there are any."""
+    if f"r{r}/sens/0" not in recording.arrays:
+        return {}
+    names = recording.arrays["param_names"].tolist()
+    cohort = range(len(recording.arrays[f"r{r}/clients"]))
+    found = [dict(zip(names, recording.arrays[f"r{r}/sens/{j}"].tolist(), strict=True)) for j in cohort]
+    trees = [torch_layout.by_name(values, like) for values in found]
+    return {"recorded": jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)}
 
 
 def client_gaps(recording, model, algorithm, state: SimState, planned: Schedule, data: Data, hyper) -> list[float]:
@@ -153,9 +216,11 @@ def ratio(ours: dict, theirs: dict, before: dict) -> float:
 
 
 def weight_gap(recording: Recording, r: int, weights) -> float | None:
-    """Largest relative difference of the aggregation weights, where they are recorded."""
+    """Largest relative difference of modelwise weights, where they are recorded."""
     theirs = recording.arrays.get(f"r{r}/weights")
-    return None if theirs is None else float(np.max(np.abs(np.asarray(weights) / theirs - 1)))
+    if theirs is None or recording.meta["method"] == "fedgradavg":  # recorded before mixing with n_k / N
+        return None
+    return float(np.max(np.abs(np.asarray(weights) / theirs - 1)))
 
 
 def report(recording: Recording, gaps: list[float], rows: list[dict]) -> bool:

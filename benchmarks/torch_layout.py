@@ -36,6 +36,13 @@ def from_torch(tensors: dict[str, np.ndarray], like: Variables) -> Variables:
     return Variables(found["params"], found["batch_stats"])
 
 
+def by_name(values: dict[str, float], like: Variables) -> Variables:
+    """One number per tensor in the structure of `like`."""
+    ours = {"params": like.params, "batch_stats": like.stats}
+    found = jax.tree.map_with_path(lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours)
+    return Variables(found["params"], found["batch_stats"])
+
+
 def is_trained(name: str) -> bool:
     """Whether a tensor has a gradient."""
     return "running_" not in name

@@ -42,8 +42,10 @@ def record(number: int, schedule, metrics, seconds: float) -> Record:
         "weights": _numbers(metrics.weights),
         "scores": _numbers(metrics.scores),
         "num_samples": schedule.num_samples.tolist(),
-        "train_loss": _number(np.mean(metrics.train_loss)),
+        "train_loss": _number(np.mean(metrics.train_loss[metrics.finite])) if metrics.finite.any() else None,
         "seconds": _number(seconds),
+        **_lists(metrics.detail),
+        **_exceptions(schedule, metrics),
     }
 
 
@@ -109,6 +111,16 @@ def read(folder: Path) -> list[Record]:
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _exceptions(schedule, metrics) -> Record:
+    """Ids of the clients that dropped out, and of those that diverged, where there are any."""
+    dropped, diverged = schedule.clients[~schedule.heard].tolist(), schedule.clients[~metrics.finite].tolist()
+    return ({"dropped": dropped} if dropped else {}) | ({"diverged": diverged} if diverged else {})
+
+
+def _lists(detail: Mapping[str, Any]) -> Record:
+    return {name: [_numbers(row) for row in value] for name, value in detail.items()}
 
 
 def _numbers(values) -> list[float | None]:

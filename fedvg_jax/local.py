@@ -8,11 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array, lax
 
 from fedvg_jax import tree
 from fedvg_jax.types import Algorithm, Anchor, Client, Data, Hyper, Schedule, SimState, Task, Tree
 
-Optimiser = Callable[[Hyper], optax.GradientTransformation]
+Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
+"""(hyper, round) -> a client's optimiser"""
 
 
 class Carry(NamedTuple):
@@ -21,18 +23,38 @@ class Carry(NamedTuple):
     params: Tree
     stats: Tree
     optimiser: Tree
-    loss: jax.Array
+    loss: Array
     """Sum over steps of the minibatch loss."""
 
 
-def sgd(hyper: Hyper) -> optax.GradientTransformation:
+def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
     """Plain SGD at `lr`."""
     return optax.sgd(hyper["lr"])
 
 
-def anchor(state: SimState, schedule: Schedule, k) -> Anchor:
+LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
+    "constant": lambda hyper, round: jnp.ones_like(round),
+    "exponential": lambda hyper, round: hyper["lr_decay"] ** round,
+    "cosine": lambda hyper, round: (1 + jnp.cos(jnp.pi * round / hyper["rounds"])) / 2,
+}
+"""(hyper, round from 0) -> factor of the learning rate"""
+
+
+def anchor(state: SimState, schedule: Schedule, k: Array) -> Anchor:
     """What client k of the cohort knows of the federation."""
     return Anchor(state.variables.params, state.server, tree.take(state.clients, schedule.clients[k]))
+
+
+def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array) -> Array:
+    """How far the optimiser carries a scalar under a constant unit gradient, [], in units of lr for plain SGD."""
+    rule = optimiser(hyper, round)
+    zero = jnp.zeros((), hyper["lr"].dtype)
+
+    def step(_, carry):
+        updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
+        return carry[0] + updates, memory
+
+    return -lax.fori_loop(0, num_steps, step, (zero, rule.init(zero)))[0]
 
 
 def make_client(
@@ -45,7 +67,7 @@ def make_client(
     hyper: Hyper,
 ) -> Client:
     """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch."""
-    rule = optimiser(hyper)
+    rule = optimiser(hyper, state.round)
 
     def init(k) -> Carry:
         params, stats = state.variables
@@ -55,7 +77,7 @@ def make_client(
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
         gradient = jax.value_and_grad(task.loss, has_aux=True)
         (loss, stats), grads = gradient(carry.params, carry.stats, batch, mask, True)
-        grads = algorithm.correct(hyper, grads, carry.params, anchor(state, schedule, k))
+        grads = algorithm.correct(hyper, grads, carry.params, tree.params_of(anchor(state, schedule, k)))
         updates, memory = rule.update(grads, carry.optimiser, carry.params)
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import build, history
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
 from fedvg_jax.history import History, Record
-from fedvg_jax.types import Metrics, Schedule, SimState
+from fedvg_jax.types import Metrics, Schedule, SimState, UsageError
 
 CHUNK_SECONDS = 2.0
 
@@ -75,7 +76,7 @@ def drive(
                 callback(new[-1], state)
     except KeyboardInterrupt:
         interrupted = True
-    summary = _summary(records, programs.seconds, time.perf_counter() - begun, interrupted)
+    summary = _summary(config, records, programs.seconds, time.perf_counter() - begun, interrupted)
     if folder:
         history.write_json(folder / "summary.json", summary)
     return History(records, summary, state.variables, folder)
@@ -107,7 +108,7 @@ def compile_programs(sim: build.Simulation) -> Programs:
 
 def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterator[tuple[SimState, list[Record]]]:
     """The state and the new records after every chunk."""
-    state, done, planned = sim.state, 0, []
+    state, done, planned = jax.tree.map(jnp.copy, sim.state), 0, []  # a chunk takes over the memory of its state
     pace = CHUNK_SECONDS  # seconds a round; the first chunk is one round
     while done < sim.config.rounds:
         count = 1 if single else max(1, int(CHUNK_SECONDS / pace))
@@ -121,6 +122,7 @@ def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterat
         metrics = jax.device_get(metrics)
         pace = (time.perf_counter() - begun) / len(now)
         records = _records(done - len(now), now, metrics, pace)
+        _check_finite(sim.config, records)
         if _until_evaluation(sim.config, done - 1) == 1:
             records[-1] |= _evaluate(sim, programs, state)
         yield state, records
@@ -129,7 +131,7 @@ def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterat
 def _plan(sim: build.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:
     """The schedules of the next `count` rounds, or of as many as one chunk holds."""
     planned = planned[:count] + [sim.schedule(done + i) for i in range(len(planned), count)]
-    steps = np.cumsum([s.num_steps.sum() for s in planned])
+    steps = np.cumsum([schedules.length(s) for s in planned])
     return planned[: min(build.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
 
 
@@ -139,11 +141,20 @@ def _until_evaluation(config: Config, done: int) -> int:
 
 
 def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
-    per_round = (Metrics(*(leaf[r] for leaf in metrics)) for r in range(len(planned)))
+    per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
     return [
         history.record(done + r + 1, schedule, m, seconds)
         for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
     ]
+
+
+def _check_finite(config: Config, records: list[Record]) -> None:
+    for r in records:
+        if config.nonfinite == "raise" and "diverged" in r:
+            raise UsageError(
+                f"round {r['round']}: clients {r['diverged']} diverged (model or loss not finite);"
+                " use a smaller --lr, or --nonfinite skip to leave them out"
+            )
 
 
 def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
@@ -153,12 +164,15 @@ def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Rec
     return history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
 
 
-def _summary(records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool) -> dict[str, Any]:
+def _summary(
+    config: Config, records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool
+) -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "rounds": len(records),
         "interrupted": interrupted,
         **history.summarise(records),
+        "corrupt_clients": build.corrupt_clients(config).tolist(),
         "compile_seconds": round(compile_seconds, 3),
         "run_seconds": round(run_seconds, 3),
         "rounds_per_second": round(len(records) / run_seconds, 3),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedvg_jax import local, tree, weighting
+from fedvg_jax import attacks, local, robust, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.types import (
     Algorithm,
@@ -20,7 +20,9 @@ from fedvg_jax.types import (
     Executor,
     Hyper,
     Metrics,
+    Probe,
     Report,
+    Returns,
     RoundStep,
     Schedule,
     SimState,
@@ -31,10 +33,12 @@ from fedvg_jax.types import (
 )
 
 
-def init(task: Task, algorithm: Algorithm, num_clients: int, key: jax.Array) -> SimState:
+def init(
+    task: Task, algorithm: Algorithm, num_clients: int, key: jax.Array, hyper: Hyper, stats_too: bool = False
+) -> SimState:
     """The state before the first round."""
-    variables = task.init(key)
-    server, client = algorithm.init(variables.params)
+    variables = jax.jit(task.init)(key)
+    server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     return SimState(jnp.zeros((), jnp.int32), variables, server, tree.repeat(client, num_clients))
 
 
@@ -45,45 +49,98 @@ def make_round(
     executor: Executor,
     optimiser: local.Optimiser,
     num_clients: int,
+    *,
+    aggregate: robust.Rule = robust.mean,
+    disturb: attacks.Disturb = attacks.none,
+    refine: tuning.Refine = tuning.none,
+    stats_too: bool = False,
 ) -> RoundStep:
-    """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable."""
+    """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
+
+    A client that drops out, or returns anything that is not finite, counts as if it had returned the global model,
+    with weight 0, and keeps the memory it had.
+
+    Args:
+        aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
+        disturb: what corrupt clients return in place of what they trained.
+        refine: what the server does to the new model at the end of the round.
+        stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
+            only.
+    """
+
+    def acted_on(memory: Tree) -> Tree:
+        return memory if stats_too else tree.params_of(memory)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+        # clients: probe, train, and who is there
+        cohort = jnp.arange(len(schedule.clients), dtype=jnp.int32)
+        probes = executor.map(lambda k: algorithm.probe(hyper, _probe(task, state, schedule, data, k)), cohort)
         client = local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
         trained: local.Carry = executor.train(client, schedule)
+        attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
         returned = Variables(trained.params, trained.stats)
+        returned = disturb(hyper, attack_key, schedule.clients, state.variables, returned)
+        clients, finite, present = _screened(state, schedule, returned, trained.loss)
 
-        reports = Report(returned, schedule.num_samples)
-        measured = executor.map(lambda report: weighting_.signal(report, data, hyper), reports)
-        weights = weighting_.weigh(measured, state.variables, hyper)
+        # weights and the weighted mean
+        deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
+        reports = Report(clients, schedule.num_samples, deltas)
+        measured = executor.map(lambda report: weighting_.signal(hyper, report, data), reports)
+        weights = weighting_.weigh(hyper, measured, Returns(state.variables, clients, schedule.shuffle, data, present))
+        weights = weighting.among(present, weights)
+        averaged = aggregate(hyper, rule_key, state.variables, clients, weights)
 
-        averaged = weighting.aggregate(state.variables, returned, weights)
-        messages, clients = _collect(algorithm, state, schedule, trained.params, hyper)
-        update = tree.sub(state.variables.params, averaged.params)
-        cohort = Cohort(update, messages, weights.params, num_clients)
-        residual, server = algorithm.residual(hyper, state.server, state.variables.params, cohort)
+        # what clients remember and tell
+        def report(k: jax.Array, returned: Tree) -> tuple[Tree, Tree]:
+            known = local.anchor(state, schedule, k)._replace(params=acted_on(state.variables))
+            moved = local.displacement(optimiser, hyper, state.round, schedule.num_steps[k])
+            return algorithm.report(hyper, returned, known, moved)
 
-        variables = Variables(tree.add(averaged.params, residual), averaged.stats)
-        state = SimState(state.round + 1, variables, server, clients)
-        steps = jnp.maximum(schedule.num_steps, 1).astype(trained.loss.dtype)
-        return state, Metrics(_mean_weight(weights), weighting_.score(measured), trained.loss / steps)
+        memories, messages = jax.vmap(report)(cohort, acted_on(clients))
+        messages, probes = (tree.where(present, told, tree.zeros_like(told)) for told in (messages, probes))
+        memories = tree.where(present, memories, tree.take(state.clients, schedule.clients))
+
+        # the server's own term
+        theta = acted_on(state.variables)
+        update = tree.sub(theta, acted_on(averaged))
+        told = Cohort(update, messages, acted_on(weights), acted_on(probes), num_clients)
+        residual, server = algorithm.residual(hyper, state.server, theta, told)
+        moved = tree.add(acted_on(averaged), residual)
+        variables = moved if stats_too else Variables(moved, averaged.stats)
+        variables = refine(hyper, state.round, variables, data)
+
+        clients_memory = tree.put(state.clients, schedule.clients, memories)
+        loss = _mean_loss(schedule, trained.loss, finite)
+        shown = (weighting.mean_weight(weights), weighting_.score(measured), loss, finite, weighting_.detail(measured))
+        return SimState(state.round + 1, variables, server, clients_memory), Metrics(*shown)
 
     return round_step
 
 
-def _collect(algorithm: Algorithm, state: SimState, schedule: Schedule, trained: Tree, hyper: Hyper):
-    """The clients' messages [K, ...], and all clients' memories with the cohort's renewed."""
+def _probe(task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array) -> Probe:
+    """Client k's probe batches, which stand behind its training batches."""
+    begin = schedule.start[k] + schedule.num_steps[k]
 
-    def report(k, params):
-        return algorithm.report(hyper, params, local.anchor(state, schedule, k), schedule.num_steps[k])
+    def batch(i):
+        return tree.gather(data.pool, schedule.rows[begin + i])
 
-    memories, messages = jax.vmap(report)(jnp.arange(len(schedule.clients)), trained)
-    return messages, tree.put(state.clients, schedule.clients, memories)
+    return Probe(task, state.variables, batch, schedule.probe_steps[k], k)
 
 
-def _mean_weight(weights: Variables) -> jax.Array:
-    """[K]: a client's weight, averaged over the trained tensors."""
-    return jnp.stack(jax.tree.leaves(weights.params)).mean(0)
+def _screened(
+    state: SimState, schedule: Schedule, returned: Variables, loss: jax.Array
+) -> tuple[Variables, jax.Array, jax.Array]:
+    """The clients' models, the global one for those that diverged or dropped out; who is finite; who is there."""
+    finite = tree.is_finite((returned, loss))
+    present = schedule.heard & finite
+    unmoved = tree.repeat(state.variables, len(finite))
+    return tree.where(present, returned, unmoved), finite, present
+
+
+def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:
+    """[K] loss of a client's mean step, 0 without a step, NaN where it diverged."""
+    steps = jnp.maximum(schedule.num_steps, 1).astype(total.dtype)
+    return jnp.where(finite, total / steps, jnp.nan)
 
 
 def make_chunk(round_step: RoundStep):
@@ -91,13 +148,15 @@ def make_chunk(round_step: RoundStep):
 
     The number of rounds is data, so one program serves every length; entries past it are zero.
     """
+    step = jax.jit(round_step)
 
     def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         def one(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
-            state, metrics = round_step(carry[0], schedules.at(rounds, r), data, hyper)
+            state, metrics = step(carry[0], schedules.at(rounds, r), data, hyper)
             return state, tree.put(carry[1], r, metrics)
 
-        empty = jnp.zeros(rounds.clients.shape, tree.dtype(state.variables.params))
-        return lax.fori_loop(0, num_rounds, one, (state, Metrics(empty, empty, empty)))
+        found = jax.eval_shape(step, state, schedules.at(rounds, 0), data, hyper)[1]
+        empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), found)
+        return lax.fori_loop(0, num_rounds, one, (state, empty))
 
     return chunk

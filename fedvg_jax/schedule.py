@@ -7,13 +7,14 @@ chunk it runs, and after any resume. NumPy only; shapes depend on the settings, 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Sequence
 
 import numpy as np
 
 from fedvg_jax.types import Plan, Schedule
 
-_COHORT, _MINIBATCHES = 0, 1  # domains of the random streams
+_COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY = range(5)  # domains of the random streams
 
 
 def make(
@@ -22,30 +23,80 @@ def make(
     *,
     seed: int,
     cohort_size: int,
-    local_epochs: int,
+    local_epochs: tuple[int, int],
     batch_size: int,
     num_lanes: int,
     capacity: int,
+    probe_ratio: float = 0.0,
+    probe_apart: bool = False,
+    single_batches: bool = False,
+    dropout: float = 0.0,
+    clients: np.ndarray | None = None,
 ) -> Schedule:
     """The schedule of one round.
 
     Args:
         round: number of the round, from 0.
         train_rows: for every client, its rows of the pool (int32).
+        local_epochs: fewest and most epochs of a client; a straggler's number is drawn between them.
         capacity: F, minibatches the table can hold; see `capacity`.
+        probe_ratio: share of a client's rows that its algorithm's probe sees.
+        probe_apart: whether a client trains on the other rows only; n_k is then their number.
+        single_batches: whether a local "epoch" is one minibatch.
+        dropout: probability that a client of the cohort is not heard of again.
+        clients: the cohort, where it is not to be drawn here.
     """
-    clients = cohort(seed, round, len(train_rows), cohort_size)
-    batches = [
-        minibatches(train_rows[c], local_epochs, batch_size, np.random.default_rng([_MINIBATCHES, seed, round, c]))
-        for c in clients
-    ]
-    return pack(clients, batches, [len(train_rows[c]) for c in clients], num_lanes=num_lanes, capacity=capacity)
+    drawn, heard, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout)
+    clients = drawn if clients is None else clients
+
+    def stream(domain: int, client: int) -> np.random.Generator:
+        return np.random.default_rng([domain, seed, round, client])
+
+    def epochs(client: int) -> int:
+        fewest, most = local_epochs
+        return fewest if fewest == most else int(stream(_EPOCHS, client).integers(fewest, most + 1))
+
+    def rows(client: int) -> tuple[np.ndarray, np.ndarray]:
+        """To train on, and to probe."""
+        mine = train_rows[client]
+        if not probe_ratio:
+            return mine, mine[:0]
+        order = stream(_PROBE, client).permutation(mine)
+        num_probed = int(probe_ratio * len(mine))
+        return (order[num_probed:] if probe_apart else mine), order[:num_probed]
+
+    def train(client: int, mine: np.ndarray) -> np.ndarray:
+        batches = minibatches(mine, epochs(client), batch_size, stream(_MINIBATCHES, client))
+        return batches[: epochs(client)] if single_batches else batches
+
+    parts = [rows(c) for c in clients]
+    batches = [train(c, mine) for c, (mine, _) in zip(clients, parts, strict=True)]
+    probes = [cut(probed, batch_size) for _, probed in parts]
+    sizes = [len(mine) for mine, _ in parts]
+    packed = pack(clients, batches, sizes, num_lanes=num_lanes, capacity=capacity, probes=probes)
+    return packed._replace(heard=heard, shuffle=shuffle, key=key(seed, round))
 
 
-def cohort(seed: int, round: int, num_clients: int, cohort_size: int) -> np.ndarray:
-    """Ids of the sampled clients, int32 [K], uniform without replacement, in sampling order."""
+def cohort(
+    seed: int, round: int, num_clients: int, cohort_size: int, dropout: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids of the sampled clients, int32 [K], uniform without replacement, in sampling order; who is heard of again,
+    bool [K]; and a permutation of the cohort, int32 [K]."""
     rng = np.random.default_rng([_COHORT, seed, round])
-    return rng.choice(num_clients, cohort_size, replace=False).astype(np.int32)
+    clients = rng.choice(num_clients, cohort_size, replace=False).astype(np.int32)
+    return clients, rng.random(cohort_size) >= dropout, rng.permutation(cohort_size).astype(np.int32)
+
+
+def key(seed: int, round: int) -> np.ndarray:
+    """Key data of the round, uint32 [2], for what is drawn on the device."""
+    return np.random.default_rng([_KEY, seed, round]).integers(0, 2**32, 2, np.uint32)
+
+
+def official_cohorts(seed: int, num_clients: int, cohort_size: int, rounds: int) -> list[np.ndarray]:
+    """The published cohorts: Python's `random`, seeded once, samples every round's clients before anything else."""
+    stream = random.Random(seed)
+    everyone = list(range(num_clients))
+    return [np.array(stream.sample(everyone, cohort_size), np.int32) for _ in range(rounds)]
 
 
 def minibatches(rows: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:
@@ -74,20 +125,38 @@ def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = 
 
 def capacity(pool_size: int, cohort_size: int, local_epochs: int, batch_size: int) -> int:
     """F: minibatches of any cohort of any partition, sum ceil(n_k / B) <= T / B + K; at least 1 MiB of rows, so that
-    several rounds of a small set share one table."""
+    several rounds of a small set share one table. A probe counts as one more epoch."""
     return max(local_epochs * (pool_size // batch_size + cohort_size + 1), 2**18 // batch_size)
 
 
 def pack(
-    clients: np.ndarray, batches: Sequence[np.ndarray], num_samples: Sequence[int], *, num_lanes: int, capacity: int
+    clients: np.ndarray,
+    batches: Sequence[np.ndarray],
+    num_samples: Sequence[int],
+    *,
+    num_lanes: int,
+    capacity: int,
+    probes: Sequence[np.ndarray] = (),
 ) -> Schedule:
-    """A schedule from each client's own minibatches [S_k, B]."""
+    """A schedule from each client's own minibatches [S_k, B], and its probe's; all are heard of, the key is 0."""
     num_steps = np.array([len(b) for b in batches], np.int32)
+    probes = probes or [batches[0][:0]] * len(batches)
+    probe_steps = np.array([len(p) for p in probes], np.int32)
+    used = num_steps + probe_steps
     rows = np.full((capacity, batches[0].shape[1]), -1, np.int32)
-    rows[: num_steps.sum()] = np.concatenate(batches)
-    start = (np.cumsum(num_steps) - num_steps).astype(np.int32)
-    samples = np.asarray(num_samples, np.int32)
-    return Schedule(np.asarray(clients, np.int32), samples, num_steps, start, plan(num_steps, num_lanes), rows)
+    rows[: used.sum()] = np.concatenate([part for pair in zip(batches, probes, strict=True) for part in pair])
+    return Schedule(
+        clients=np.asarray(clients, np.int32),
+        num_samples=np.asarray(num_samples, np.int32),
+        num_steps=num_steps,
+        start=(np.cumsum(used) - used).astype(np.int32),
+        probe_steps=probe_steps,
+        heard=np.ones(len(clients), bool),
+        shuffle=np.arange(len(clients), dtype=np.int32),
+        key=np.zeros(2, np.uint32),
+        plan=plan(num_steps, num_lanes),
+        rows=rows,
+    )
 
 
 def plan(num_steps: np.ndarray, num_lanes: int) -> Plan:
@@ -128,18 +197,23 @@ def _longest_first(num_steps: np.ndarray, num_lanes: int) -> tuple[np.ndarray, n
 
 def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     """The schedules of a chunk as one: a leading axis [R] on all but `rows`, which hold every round's minibatches."""
-    used = [int(s.num_steps.sum()) for s in rounds]
+    used = [length(s) for s in rounds]
     rows = np.full_like(rounds[0].rows, -1)
     rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
     first = np.cumsum(used) - used
     moved = [s._replace(start=s.start + np.int32(f), rows=()) for s, f in zip(rounds, first, strict=True)]
     moved += [moved[0]] * (max_rounds - len(moved))
     plans = Plan(*(np.stack(leaf) for leaf in zip(*(s.plan for s in moved), strict=True)))
-    fields = (np.stack(leaf) for leaf in zip(*(s[:4] for s in moved), strict=True))
-    return Schedule(*fields, plans, rows)
+    fields = (np.stack(leaf) for leaf in zip(*(s[:-2] for s in moved), strict=True))
+    return Schedule(*fields, plan=plans, rows=rows)
+
+
+def length(schedule: Schedule) -> int:
+    """Minibatches a schedule holds."""
+    return int(schedule.num_steps.sum() + schedule.probe_steps.sum())
 
 
 def at(rounds: Schedule, r) -> Schedule:
     """Round `r` of a stacked schedule."""
     plan = Plan(*(leaf[r] for leaf in rounds.plan))
-    return Schedule(*(leaf[r] for leaf in rounds[:4]), plan, rounds.rows)
+    return Schedule(*(leaf[r] for leaf in rounds[:-2]), plan=plan, rows=rounds.rows)

@@ -1,4 +1,7 @@
-"""What a weighting measures of one client: a report -> pytree of scalars."""
+"""What a weighting measures of one client: a report -> pytree of scalars.
+
+FedVG's is a norm of every tensor of something like a gradient: `normed(validation_gradient(...), norms.l1)`.
+"""
 
 from __future__ import annotations
 
@@ -69,44 +72,131 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     return jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads)
 
 
-def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) -> Signal:
-    """FedVG's signal: the norm of every tensor of one client's validation gradient.
+def normed(measure: Signal, norm: Norm) -> Signal:
+    """The norm of every tensor that `measure` finds."""
 
-    The gradient equals `validation_gradients` of the mean loss over D_val. D_val comes in groups of B rows: with
-    `train`, BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is
-    worked on in one pass; that number only sets how large the matmuls are.
+    def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
+        return jax.tree.map(norm, measure(hyper, report, data))
+
+    return signal
+
+
+def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) -> Signal:
+    """FedVG's signal: the norm of every tensor of one client's validation gradient."""
+    return normed(validation_gradient(task, train, groups_per_pass), norm)
+
+
+def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal:
+    """One client's validation gradient, tensors like its own.
+
+    It equals `validation_gradients` of the mean loss over D_val. D_val comes in groups of B rows: with `train`,
+    BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
+    one pass; that number only sets how large the matmuls are.
     """
 
     def summed_loss(params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows)
         return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
 
-    def signal(report: Report, data: Data, hyper: Hyper) -> Tree:
+    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
-        passes = _in_passes(data.scoring, groups_per_pass)
 
         def loss(params, rows):
             return jax.vmap(summed_loss, (None, None, None, 0))(params, stats, data.pool, rows).sum()
 
-        def add_pass(i, total):
-            return tree.add(total, jax.grad(loss)(params, passes[i]))
+        passes = _in_passes(data.scoring, groups_per_pass)
+        return mean_over(lambda rows: jax.grad(loss)(params, rows), passes)
 
-        used = (passes >= 0).any((1, 2)).sum()
-        total = lax.fori_loop(0, used, add_pass, tree.zeros_like(params))
-        count = jnp.maximum((data.scoring >= 0).sum(), 1).astype(tree.dtype(params))
-        return jax.tree.map(norm, tree.scale(1 / count, total))
+    return measure
+
+
+def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
+    """theta_g - theta_k: how far the client moved. No pass over D_val."""
+    return report.delta
+
+
+def fisher(task: Task, most: int = 2**26) -> Signal:
+    """Diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace:
+
+        F = mean over examples of (grad loss(theta_k, example))^2
+
+    BatchNorm in evaluation mode, for an example has no statistics of its own. Unlike the gradient of the mean loss it
+    is not 0 where examples pull apart: two copies of an input x with opposite labels, logistic regression at 0, give
+    gradients +-x / 2, hence mean 0 and trace |x|^2 / 4.
+
+    Args:
+        most: numbers that the gradients of one pass may hold.
+    """
+
+    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
+        params, stats = report.variables
+
+        def gradient(row):
+            batch, mask = tree.gather(data.pool, row)
+            return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
+
+        def squares(rows):
+            return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
+
+        examples = data.val.reshape(-1, 1)
+        at_once = max(1, min(len(examples), 64, most // tree.size(params)))
+        return mean_over(squares, _in_passes(examples, at_once))
+
+    return measure
+
+
+def validation_loss(task: Task) -> Signal:
+    """One client's mean loss on D_val, BatchNorm in evaluation mode."""
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+        params, stats = report.variables
+
+        def summed(rows):
+            batch, mask = tree.gather(data.pool, rows)
+            return task.loss(params, stats, batch, mask, False)[0] * mask.sum().astype(tree.dtype(params))
+
+        return mean_over(summed, data.val)
 
     return signal
 
 
-def num_samples(report: Report, data: Data, hyper: Hyper) -> jax.Array:
+def validation_accuracy(task: Task) -> Signal:
+    """One client's share of D_val classified right; for batches with labels `y` and outputs that are logits."""
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+        params, stats = report.variables
+
+        def hits(rows):
+            batch, mask = tree.gather(data.pool, rows)
+            named = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
+            return (mask & (named == batch.y)).sum().astype(tree.dtype(params))
+
+        return mean_over(hits, data.val)
+
+    return signal
+
+
+def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     """n_k, the client's training rows."""
     return report.num_samples.astype(tree.dtype(report.variables.params))
 
 
-def nothing(report: Report, data: Data, hyper: Hyper) -> jax.Array:
+def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     """1 for every client."""
     return jnp.ones((), tree.dtype(report.variables.params))
+
+
+def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
+    """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
+
+    Args:
+        passes: [P, ...] row numbers, -1 for none; passes without any come last and cost nothing.
+    """
+    used = (passes >= 0).any(range(1, passes.ndim)).sum()
+    empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
+    total = lax.fori_loop(0, used, lambda i, total: tree.add(total, measure(passes[i])), empty)
+    count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
+    return tree.scale(1 / count, total)
 
 
 def _in_passes(rows: jax.Array, groups: int) -> jax.Array:

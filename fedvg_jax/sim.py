@@ -1,6 +1,10 @@
 """`python -m fedvg_jax.sim`: one federated run from the command line.
 
 Settings come from the defaults, the data set's preset, the TOML file and the command line, each over the one before.
+Two shorthands stand for several settings, which any flag still overrides, and may also be keys of the file:
+`--method NAME`, the algorithm, weights and hyper-parameters of one of the paper's methods: fedavg, fedavgm, fedprox,
+scaffold, feddyn, elastic, fedvg, or one of the six with +fedvg; and `--fidelity official`, what the published code does
+where it departs from the papers (default: corrected).
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvg_jax import config as configs
 from fedvg_jax import presets
@@ -47,11 +52,39 @@ def parse(argv: Sequence[str]) -> Config:
     early.add_argument("--config", type=Path, nargs="?")
     early.add_argument("--dataset", nargs="?")
     known, _ = early.parse_known_args(argv)
+    shorthands, argv = _take(argv)
     file = configs.read_toml(known.config) if known.config else {}
     dataset = known.dataset or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.DATASETS.get(dataset, {}), f"preset {dataset}")
-    config = _from_flags(configs.apply(config, file, str(known.config)), argv)
+    in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
+    config = configs.apply(config, _meaning(in_file) | file, str(known.config))
+    config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
     return configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+
+
+def _take(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The shorthands among the flags, which stand for other settings; and the other flags."""
+    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in presets.SHORTHANDS:
+        parser.add_argument(f"--{name}")
+    try:
+        known, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        name = error.argument_name.lstrip("-")
+        raise UsageError(f"--{name} needs a name; allowed: {', '.join(presets.SHORTHANDS[name])}") from None
+    return {name: value for name, value in vars(known).items() if value is not None}, rest
+
+
+def _meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings they stand for."""
+    settings = {}
+    for name, table in presets.SHORTHANDS.items():
+        if name in shorthands:
+            value = shorthands[name]
+            if not isinstance(value, str) or value not in table:
+                raise UsageError(f"unknown {name} {value!r}{configs.suggestion(str(value), table)}")
+            settings |= table[value]
+    return settings
 
 
 def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedvg_jax.types import Tree
+from fedvg_jax.types import Tree, Variables
 
 add = optax.tree.add
 sub = optax.tree.sub
@@ -39,6 +39,17 @@ def gather(pool: Tree, rows) -> tuple[Tree, jax.Array]:
     return take(pool, jnp.maximum(rows, 0)), rows >= 0
 
 
+def params_of(memory: Tree) -> Tree:
+    """The memory of trained tensors only: every `Variables` in it gives way to its params."""
+    return jax.tree.map(_params, memory, is_leaf=lambda node: isinstance(node, Variables))
+
+
+def is_finite(tree: Tree) -> jax.Array:
+    """Whether all entries of stacked trees are finite, [K] bool."""
+    flags = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in jax.tree.leaves(tree)]
+    return jnp.stack(flags).all(0)
+
+
 def dtype(tree: Tree):
     """The floating type of a model."""
     return jax.tree.leaves(tree)[0].dtype
@@ -52,3 +63,7 @@ def paths(tree: Tree) -> list[str]:
 def size(tree: Tree) -> int:
     """Number of scalars."""
     return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def _params(node: Tree) -> Tree:
+    return node.params if isinstance(node, Variables) else node

@@ -111,6 +111,14 @@ class Schedule(NamedTuple):
     """int32 [K] minibatches of all local epochs."""
     start: Vector
     """int32 [K] where a client's minibatches begin in `rows`."""
+    probe_steps: Vector
+    """int32 [K] minibatches for an algorithm's probe, behind those of training; 0 where it has none."""
+    heard: Vector
+    """bool [K] False where a client drops out: it is not averaged, and its memory stays as it was."""
+    shuffle: Vector
+    """int32 [K] a permutation of the cohort, for the placebo."""
+    key: Vector
+    """uint32 [2] key data for what the device draws: the server's noise, corrupt clients' updates."""
     plan: Plan
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one after the other; rows of the pool, -1 where there is none."""
@@ -134,24 +142,45 @@ class Cohort(NamedTuple):
     update: Tree
     """u = sum_k s_k (theta_g - theta_k)"""
     messages: Tree
-    """stacked [K, ...], one per client"""
+    """stacked [K, ...], one per client; zero from a client that dropped out or diverged"""
     weights: Tree
     """s_k: pytree like the parameters, every leaf [K]"""
+    probes: Tree
+    """stacked [K, ...], what the probes found; zero from a client that dropped out or diverged"""
     num_clients: int
     """N"""
 
 
-class Algorithm(NamedTuple):
-    """A federated algorithm under the paper's general rule theta <- theta - sum_k s_k (theta - theta_k) + R."""
+class Probe(NamedTuple):
+    """What a probe works with: the global model on one client's own minibatches."""
 
-    init: Callable[[Tree], tuple[Tree, Tree]]
-    """params -> (server memory, one client's memory)"""
+    task: Task
+    variables: Variables
+    batch: Callable[[Array], tuple[Tree, Array]]
+    """number of the minibatch -> (batch, mask)"""
+    num_batches: Array
+    position: Array
+    """of the client, in the cohort"""
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm under the paper's general rule theta <- theta - sum_k s_k (theta - theta_k) + R.
+
+    It acts on the trained tensors; under the published code's handling of running statistics, `report`, `residual` and
+    the memories hold all `Variables`.
+    """
+
+    init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
+    """(hyper, params) -> (server memory, one client's memory)"""
     correct: Callable[[Hyper, Tree, Tree, Anchor], Tree]
     """(hyper, gradients, params, anchor) -> gradients"""
     report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree]]
-    """(hyper, theta_k, anchor, number of steps) -> (client memory, message to the server)"""
+    """(hyper, theta_k, anchor, displacement) -> (client memory, message to the server); the displacement is how far the
+    client's optimiser carries a constant unit gradient over its steps: steps x lr for plain SGD"""
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
     """(hyper, server memory, theta_g, cohort) -> (R, server memory)"""
+    probe: Callable[[Hyper, Probe], Tree]
+    """(hyper, probe) -> what one client measures of the global model before it trains"""
     native_weighting: str
     """what the algorithm's own paper uses"""
 
@@ -164,10 +193,26 @@ class Report(NamedTuple):
 
     variables: Variables
     num_samples: Array
+    delta: Tree
+    """delta_k = theta_g - theta_k, trained tensors"""
 
 
-Signal = Callable[[Report, Data, Hyper], Tree]
-"""One client's report -> pytree of scalars: the costly half of a weighting."""
+class Returns(NamedTuple):
+    """All the server holds when it weighs the cohort."""
+
+    variables: Variables
+    """the global model"""
+    clients: Variables
+    """the clients' models, stacked [K, ...]"""
+    shuffle: Array
+    """int32 [K] a permutation of the cohort"""
+    data: Data
+    present: Array | bool = True
+    """bool [K] False for a client that dropped out or diverged: it gets weight 0, the others share 1"""
+
+
+Signal = Callable[[Hyper, Report, Data], Tree]
+"""(hyper, one client's report, data) -> pytree of scalars: the costly half of a weighting."""
 
 Norm = Callable[["Array"], "Array"]
 """tensor -> non-negative scalar"""
@@ -180,10 +225,12 @@ class Weighting(NamedTuple):
     """Aggregation weights = `weigh` of stacked signals."""
 
     signal: Signal
-    weigh: Callable[[Tree, Variables, Hyper], Variables]
-    """(signals stacked [K], variables of the model, hyper) -> Weights: like the variables, every leaf [K], sums to 1"""
+    weigh: Callable[[Hyper, Tree, Returns], Variables]
+    """(hyper, signals stacked [K], returns) -> Weights: like the variables, every leaf [K], sums to 1"""
     score: Callable[[Tree], Array]
     """signals stacked [K] -> [K] the number the history shows per client, e.g. G_k"""
+    detail: Callable[[Tree], dict[str, Array]]
+    """signals stacked [K] -> more for the history, by name, arrays [K, ...]"""
 
 
 # --- executors and rounds --------------------------------------------------------------------------------------------
@@ -227,6 +274,10 @@ class Metrics(NamedTuple):
     scores: Array
     train_loss: Array
     """mean loss over the client's steps, 0 if it had none"""
+    finite: Array
+    """1 where the client's model and loss are finite, 0 where it diverged"""
+    detail: dict[str, Array]
+    """what the weighting adds, arrays [K, ...]"""
 
 
 RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]

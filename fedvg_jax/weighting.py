@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax import groups, signals
-from fedvg_jax.types import Grouping, Hyper, Signal, Tree, Variables, Weighting
+from fedvg_jax import groups, norms, signals, tree
+from fedvg_jax.types import Grouping, Hyper, Norm, Returns, Signal, Tree, Variables, Weighting
+
+Joined = list[tuple[groups.Layer, Array]]
+"""layers, each with its norm [K]"""
+
+FLOOR = 1e-6
+"""Of the largest norm: a group below it holds rounding noise. LeNet5's biases before a BatchNorm in train mode, whose
+gradient is 0, come to 2e-9 (L1) and 2e-7 (L2) in single precision, and no other tensor of it below 1e-4."""
 
 
 def inverse_norm_weights(
@@ -22,6 +29,9 @@ def inverse_norm_weights(
     """FedVG's weights from the clients' gradient norms: flat clients weigh more. No softmax.
 
         G_k = mean over the group's tensors of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
+
+    A group whose norms are all below 1e-6 of the largest holds nothing but rounding noise, as biases before a
+    BatchNorm in train mode do, and takes uniform weights.
 
     Args:
         norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
@@ -37,7 +47,7 @@ def inverse_norm_weights(
     """
     chex.assert_tree_shape_prefix(norms, jax.tree.leaves(norms)[0].shape)
     by_group = groups.BY_NAME[granularity](Variables(norms, ()), block_of or _first_component)
-    return _inverse(norms, by_group, eps).params
+    return _inverse(_joined(norms, groups.layers(tree.take(norms, 0))), by_group, eps).params
 
 
 def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
@@ -61,55 +71,156 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
 
 def samples() -> Weighting:
     """FedAvg's weights n_k / sum_j n_j."""
-    return _by_scalar(signals.num_samples)
+    return by_scalar(signals.num_samples)
 
 
 def uniform() -> Weighting:
     """1 / K for every client: the control beside any other rule."""
-    return _by_scalar(signals.nothing)
+    return by_scalar(signals.nothing)
 
 
-def fedvg(signal: Signal, grouping: Grouping, block_of: Callable[[str], str]) -> Weighting:
-    """FedVG: `inverse_norm_weights` of `signal`, a client's norm per tensor; `eps` is read from `hyper["eps"]`."""
+def by_scalar(signal: Signal) -> Weighting:
+    """Weights in proportion to one number per client >= 0, the same for every tensor; uniform where all are 0."""
 
-    def weigh(norms: Tree, variables: Variables, hyper: Hyper) -> Variables:
-        return _inverse(norms, grouping(Variables(norms, variables.stats), block_of), hyper["eps"])
+    def weigh(hyper: Hyper, raw: Array, returns: Returns) -> Variables:
+        return everywhere(shares(raw, returns.present), returns)
 
-    return Weighting(signal, weigh, score=_mean)
+    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail)
+
+
+def everywhere(weights: Array, returns: Returns) -> Variables:
+    """The same weights [K] for every tensor."""
+    return jax.tree.map(lambda _: weights, returns.variables)
+
+
+def fedvg(
+    signal: Signal,
+    grouping: Grouping,
+    block_of: Callable[[str], str],
+    layers: Sequence[groups.Layer] | None = None,
+    join: Norm = norms.l1,
+    floor: float = FLOOR,
+) -> Weighting:
+    """FedVG: `inverse_norm_weights` of `signal`, a client's norm per tensor; `eps` is read from `hyper["eps"]`.
+
+    Args:
+        grouping: which tensors share a weight; a group without a layer takes uniform weights.
+        block_of: path of a tensor -> name of its block.
+        layers: what the mean is over; by default every tensor is a layer.
+        join: norm of a layer from the norms of its tensors.
+        floor: share of the largest norm below which a group holds rounding noise and takes uniform weights.
+    """
+
+    def joined(measured: Tree) -> Joined:
+        return _joined(measured, groups.layers(tree.take(measured, 0)) if layers is None else layers, join)
+
+    def norms_of(measured: Tree) -> Array:
+        return jnp.stack([layer.factor * norm for layer, norm in joined(measured)], -1)
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        by_group = grouping(Variables(measured, returns.variables.stats), block_of)
+        return _inverse(joined(measured), by_group, hyper["eps"], returns.present, floor)
+
+    def detail(measured: Tree) -> dict[str, Array]:
+        return {"layer_shares": layer_shares(norms_of(measured))}
+
+    return Weighting(signal, weigh, score=lambda measured: norms_of(measured).mean(-1), detail=detail)
+
+
+def layer_shares(norms: Array) -> Array:
+    """Each layer's share of its client's sum, [K, layers]; 0 where all are 0."""
+    total = norms.sum(-1, keepdims=True)
+    return norms / jnp.where(total > 0, total, 1)
+
+
+def with_own_statistics(rule: Weighting) -> Weighting:
+    """`rule`, and running statistics take the mean weight of the trained tensors of their own layer, if it has any."""
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        weights = rule.weigh(hyper, measured, returns)
+        members: dict[str, list[Array]] = {}
+        for path, w in zip(tree.paths(weights.params), jax.tree.leaves(weights.params), strict=True):
+            members.setdefault(groups.module_of(path), []).append(w)
+        paths, leaves = tree.paths(weights.stats), jax.tree.leaves(weights.stats)
+        own = [_mean(members.get(groups.module_of(path), w)) for path, w in zip(paths, leaves, strict=True)]
+        return weights._replace(stats=jax.tree.structure(weights.stats).unflatten(own))
+
+    return rule._replace(weigh=weigh)
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
     """The mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / N) / 2. The score is the second's."""
 
-    def weigh(measured: Tree, variables: Variables, hyper: Hyper) -> Variables:
-        a, b = (w.weigh(m, variables, hyper) for w, m in zip((first, second), measured, strict=True))
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        a, b = (w.weigh(hyper, m, returns) for w, m in zip((first, second), measured, strict=True))
         return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
 
     return Weighting(
         signal=lambda *report: (first.signal(*report), second.signal(*report)),
         weigh=weigh,
         score=lambda measured: second.score(measured[1]),
+        detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
     )
 
 
-def _by_scalar(signal: Signal) -> Weighting:
-    """Weights in proportion to one number per client, the same for every tensor."""
+def shares(raw: Array, present: Array | bool = True) -> Array:
+    """raw_k / sum_j raw_j among the clients that are there, [K]; equal shares where all raw are 0."""
+    there = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
+    raw = jnp.where(present, raw, 0)
+    raw = jnp.where(raw.sum() > 0, raw, there)
+    total = raw.sum()
+    return raw / jnp.where(total > 0, total, 1)
 
-    def weigh(raw: Array, variables: Variables, hyper: Hyper) -> Variables:
-        return jax.tree.map(lambda _: raw / raw.sum(), variables)
 
-    return Weighting(signal, weigh, score=lambda raw: raw)
+def among(present: Array, weights: Variables) -> Variables:
+    """The weights of the clients that are there, [K] bool: the others' are 0, and each tensor's sum to 1 again.
+
+    Without any such client all are 0, and the model stays where it is.
+    """
+
+    def kept(w: Array) -> Array:
+        w = jnp.where(present, w, 0)
+        total = w.sum()
+        return w / jnp.where(total > 0, total, 1)
+
+    return jax.tree.map(lambda w: jnp.where(present.all(), w, kept(w)), weights)
 
 
-def _inverse(norms: Tree, by_group: Variables, eps) -> Variables:
+def mean_weight(weights: Variables) -> Array:
+    """[K]: a client's weight, averaged over the trained tensors."""
+    return _mean(weights.params)
+
+
+def no_detail(measured: Tree) -> dict[str, Array]:
+    """Nothing more for the history."""
+    return {}
+
+
+def _inverse(joined: Joined, by_group: Variables, eps, present: Array | bool = True, floor: float = FLOOR) -> Variables:
     """The weights of every group, handed to its tensors."""
-    members: dict[int, list[Array]] = {}
-    for group, norm in zip(jax.tree.leaves(by_group.params), jax.tree.leaves(norms), strict=True):
-        members.setdefault(group, []).append(norm)
-    raw = {group: 1 / (_mean(tensors) + eps) for group, tensors in members.items()}
-    weights = {group: r / r.sum() for group, r in raw.items()}
-    weights[-1] = jnp.full_like(next(iter(raw.values())), 1 / len(raw[0]))
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    members: dict[int, Joined] = {}
+    for layer, norm in joined:
+        members.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
+    loudest = {group: jnp.stack([norm for _, norm in found]).max() for group, found in members.items()}
+    noise = floor * jnp.stack(list(loudest.values())).max()
+    weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(joined[0][1]), present))
+    for group, found in members.items():
+        mean = _mean([layer.factor * norm for layer, norm in found])
+        # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
+        weights[group] = shares(1 / (jnp.where(loudest[group] > noise, mean, 1) + eps), present)
     return jax.tree.map(lambda group: weights[group], by_group)
+
+
+def _joined(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> Joined:
+    """Every layer with its norm [K] from those of its tensors."""
+    found = dict(zip(tree.paths(measured), jax.tree.leaves(measured), strict=True))
+
+    def norm(layer: groups.Layer) -> Array:
+        parts = [found[path] for path in layer.tensors]
+        return parts[0] if len(parts) == 1 else jax.vmap(join, -1)(jnp.stack(parts))
+
+    return [(layer, norm(layer)) for layer in layers]
 
 
 def _mean(norms: Tree) -> Array:

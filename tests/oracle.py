@@ -73,17 +73,27 @@ def cross_entropy(logits, y):
     return -log_p[rows, y], gradient
 
 
+def pulled_back(backwards, upstream) -> Tree:
+    """Gradients of the parameters from the gradient of the logits."""
+    gradients: Tree = {}
+    for backward in reversed(backwards):
+        upstream, found = backward(upstream)
+        gradients |= found
+    return gradients
+
+
 def loss_and_gradients(params: Tree, stats: Tree, batch, train: bool):
     """Mean loss, its gradients, the new running statistics."""
     x, y = batch
     outputs, backwards, stats = logits(params, stats, x, train)
     losses, upstream = cross_entropy(outputs, y)
-    gradients: Tree = {}
-    upstream = upstream / len(y)
-    for backward in reversed(backwards):
-        upstream, found = backward(upstream)
-        gradients |= found
-    return losses.mean(), gradients, stats
+    return losses.mean(), pulled_back(backwards, upstream / len(y)), stats
+
+
+def output_gradients(params: Tree, stats: Tree, x) -> Tree:
+    """Gradients of the batch's mean ||logits||^2, with running statistics."""
+    outputs, backwards, _ = logits(params, stats, x, train=False)
+    return pulled_back(backwards, 2 * outputs / len(x))
 
 
 # --- data and its evaluation ---------------------------------------------------------------------------------------
@@ -107,65 +117,231 @@ def evaluate(params: Tree, stats: Tree, pool, rows):
     return loss, confusion
 
 
-# --- algorithms: what they change of a gradient, what they tell the server, what the server adds -------------------
-
-
-class Algorithm(NamedTuple):
-    init: Callable
-    """params -> (server memory, one client's memory)"""
-    correct: Callable
-    """(hyper, gradients, params, global params, server memory, client memory) -> gradients"""
-    report: Callable
-    """(hyper, params, global params, server memory, client memory, steps) -> (client memory, message)"""
-    residual: Callable
-    """(hyper, server memory, global params, cohort) -> (R, server memory)"""
+# --- algorithms, from their equations ------------------------------------------------------------------------------
 
 
 class Cohort(NamedTuple):
+    """What the server holds of the clients that are there."""
+
     update: Tree
+    """u = sum_k s_k (theta_g - theta_k)"""
     messages: list
     weights: Tree
-    num_clients: int
-
-
-FEDAVG = Algorithm(
-    init=lambda params: (None, None),
-    correct=lambda hyper, gradients, *_: gradients,
-    report=lambda *_: (None, None),
-    residual=lambda hyper, server, params, cohort: ({path: 0.0 for path in params}, server),
-)
+    probes: list
+    memories: list
+    """of all N clients, after the round"""
 
 
 def zeros_like(params: Tree) -> Tree:
     return {path: np.zeros_like(p) for path, p in params.items()}
 
 
-def busybody() -> Algorithm:
-    """Of no use but to the tests: it has every memory, sends a message and reads every argument."""
+def each(f: Callable, *trees: Tree) -> Tree:
+    return {path: f(*(tree[path] for tree in trees)) for path in trees[0]}
 
-    def correct(hyper, gradients, params, theta, server, client):
-        return {
-            path: gradients[path] + 0.5 * (params[path] - theta[path]) + server[path] - client[path] for path in params
+
+def mean(trees: list[Tree]) -> Tree:
+    return each(lambda *x: sum(x) / len(x), *trees)
+
+
+class Algorithm:
+    """FedAvg, and what every other algorithm does where it says nothing else."""
+
+    native = "samples"
+
+    def init(self, hyper, params):
+        """(server memory, one client's memory)"""
+        return None, None
+
+    def probe(self, hyper, params, stats, batches, position):
+        return None
+
+    def correct(self, hyper, gradients, params, theta, server, client):
+        return gradients
+
+    def report(self, hyper, params, theta, server, client, displacement):
+        """(client memory, message)"""
+        return client, None
+
+    def residual(self, hyper, server, theta, cohort):
+        """(R, server memory)"""
+        return zeros_like(theta), server
+
+
+class FedProx(Algorithm):
+    def correct(self, hyper, gradients, params, theta, server, client):
+        return each(lambda g, p, t: g + hyper["mu"] * (p - t), gradients, params, theta)
+
+
+class Scaffold(Algorithm):
+    """c is the mean of all c_k, taken anew."""
+
+    native = "uniform"
+
+    def init(self, hyper, params):
+        return zeros_like(params), zeros_like(params)
+
+    def correct(self, hyper, gradients, params, theta, server, client):
+        return each(lambda g, c, own: g + c - own, gradients, server, client)
+
+    def report(self, hyper, params, theta, server, client, displacement):
+        if displacement == 0:
+            return client, None
+        return each(lambda own, c, t, p: own - c + (t - p) / displacement, client, server, theta, params), None
+
+    def residual(self, hyper, server, theta, cohort):
+        return each(lambda u: u - hyper["eta_g"] * u, cohort.update), mean(cohort.memories)
+
+
+class FedDyn(Algorithm):
+    """The mean of all lambda is taken anew."""
+
+    native = "uniform"
+
+    def init(self, hyper, params):
+        return None, zeros_like(params)
+
+    def correct(self, hyper, gradients, params, theta, server, client):
+        alpha = hyper["dyn_alpha"]
+        sums = each(lambda g, dual, p, t: g + alpha * (dual + p - t), gradients, client, params, theta)
+        norm = np.sqrt(sum((g * g).sum() for g in sums.values()))
+        return sums if norm <= hyper["clip"] else each(lambda g: g * hyper["clip"] / norm, sums)
+
+    def report(self, hyper, params, theta, server, client, displacement):
+        return each(lambda dual, t, p: dual - (t - p), client, theta, params), None
+
+    def residual(self, hyper, server, theta, cohort):
+        return mean(cohort.memories), None
+
+
+class Elastic(Algorithm):
+    def probe(self, hyper, params, stats, batches, position):
+        mu, steps = hyper["sensitivity_decay"], 0
+        average = dict.fromkeys(params, 0.0)
+        for steps, (x, _) in enumerate(batches, 1):  # noqa: B007
+            gradients = output_gradients(params, stats, x)
+            average = each(lambda o, g: mu * o + (1 - mu) * (g * g).mean(), average, gradients)
+        return each(lambda o: o / (1 - mu**steps), average) if steps else average
+
+    def residual(self, hyper, server, theta, cohort):
+        sensitivity = {
+            path: sum(s * o[path] for s, o in zip(weights, cohort.probes, strict=True))
+            for path, weights in cohort.weights.items()
+            if path in theta
         }
+        most = max(sensitivity.values())
+        zeta = {path: 1 + hyper["tau"] - (o / most if most > 0 else 1) for path, o in sensitivity.items()}
+        return each(lambda u, z: (1 - z) * u, cohort.update, zeta), server
 
-    def report(hyper, params, theta, server, client, steps):
-        per_step = hyper["lr"] * (1 + steps)
-        own = {path: client[path] - server[path] + (theta[path] - params[path]) / per_step for path in params}
-        return own, {path: own[path] - client[path] for path in params}
 
-    def residual(hyper, server, theta, cohort):
+class FedNova(Algorithm):
+    def report(self, hyper, params, theta, server, client, displacement):
+        return client, (
+            each(lambda t, p: (t - p) / displacement if displacement else 0 * p, theta, params),
+            displacement,
+        )
+
+    def residual(self, hyper, server, theta, cohort):
+        def rest(path, u):
+            told = list(zip(cohort.weights[path], cohort.messages, strict=True))
+            mean_displacement = sum(s * displacement for s, (_, displacement) in told)
+            return u - mean_displacement * sum(s * direction[path] for s, (direction, _) in told)
+
+        return {path: rest(path, u) for path, u in cohort.update.items()}, server
+
+
+class ServerOptimiser(Algorithm):
+    """theta <- theta_g - rate step(u), with two moments of every tensor that start at `start`."""
+
+    def __init__(self, start: float, step: Callable):
+        self.start, self.step = start, step
+
+    def init(self, hyper, params):
+        return (
+            0,
+            each(lambda p: np.full_like(p, self.start), params),
+            each(lambda p: p * 0 + self.start, params),
+        ), None
+
+    def residual(self, hyper, server, theta, cohort):
+        t, first, second = server[0] + 1, {}, {}
+        added = {}
+        for path, u in cohort.update.items():
+            step, first[path], second[path] = self.step(hyper, t, u, server[1][path], server[2][path])
+            added[path] = u - hyper["server_lr"] * step
+        return added, (t, first, second)
+
+
+def nesterov(hyper, t, u, v, _):
+    beta = hyper["server_momentum"]
+    v = beta * v + u
+    return u + beta * v, v, _
+
+
+def unbiased(hyper, t, m, v):
+    """Adam's step from biased moments."""
+    return m / (1 - hyper["b1"] ** t) / (np.sqrt(v / (1 - hyper["b2"] ** t)) + hyper["server_eps"])
+
+
+def adam(hyper, t, u, m, v):
+    m, v = (b * old + (1 - b) * new for b, old, new in ((hyper["b1"], m, u), (hyper["b2"], v, u * u)))
+    return unbiased(hyper, t, m, v), m, v
+
+
+def yogi(hyper, t, u, m, v):
+    m = hyper["b1"] * m + (1 - hyper["b1"]) * u
+    v = v - (1 - hyper["b2"]) * np.sign(v - u * u) * u * u
+    return unbiased(hyper, t, m, v), m, v
+
+
+def adagrad(hyper, t, u, _, v):
+    v = v + u * u
+    return u / np.sqrt(v + hyper["server_eps"]), _, v
+
+
+class Busybody(Algorithm):
+    """Of no use but to the tests: it has every memory, probes, sends a message and reads every argument."""
+
+    native = "uniform"
+
+    def init(self, hyper, params):
+        return each(lambda p: hyper["mu"] * p, params), zeros_like(params)
+
+    def probe(self, hyper, params, stats, batches, position):
+        first = [loss_and_gradients(params, stats, batch, train=False)[0] for batch in batches[:1]]
+        return sum(first) * len(batches) + position * hyper["mu"]
+
+    def correct(self, hyper, gradients, params, theta, server, client):
+        return each(lambda g, p, t, c, own: g + 0.5 * (p - t) + c - own, gradients, params, theta, server, client)
+
+    def report(self, hyper, params, theta, server, client, displacement):
+        far = hyper["lr"] + displacement
+        own = each(lambda own, c, t, p: own - c + (t - p) / far, client, server, theta, params)
+        return own, each(np.subtract, own, client)
+
+    def residual(self, hyper, server, theta, cohort):
         added, moved = {}, {}
         for path in theta:
-            messages = [message[path] for message in cohort.messages]
-            weighted = sum(w * m for w, m in zip(cohort.weights[path], messages, strict=True))
-            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["eps"] * weighted
-            moved[path] = server[path] + sum(messages) / cohort.num_clients
+            messages, probes = [message[path] for message in cohort.messages], cohort.probes
+            told = sum(w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True))
+            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["eps"] * told
+            moved[path] = server[path] + sum(messages) / len(cohort.memories)
         return added, moved
 
-    return Algorithm(lambda params: (zeros_like(params), zeros_like(params)), correct, report, residual)
 
-
-ALGORITHMS = {"fedavg": FEDAVG, "busybody": busybody()}
+ALGORITHMS = {
+    "fedavg": Algorithm(),
+    "fedavgm": ServerOptimiser(0.0, nesterov),
+    "fedprox": FedProx(),
+    "scaffold": Scaffold(),
+    "feddyn": FedDyn(),
+    "elastic": Elastic(),
+    "fedadam": ServerOptimiser(0.0, adam),
+    "fedyogi": ServerOptimiser(1e-6, yogi),  # optax starts both of Yogi's moments there
+    "fedadagrad": ServerOptimiser(0.0, adagrad),
+    "fednova": FedNova(),
+    "busybody": Busybody(),
+}
 
 
 # --- weightings: a score per client and tensor, and what the history shows -----------------------------------------
@@ -187,10 +363,16 @@ class Scoring(NamedTuple):
     norm: str
     granularity: str
     mode: str
-    eps: float
+    eps: float = 0.0
+    """read from the hyper-parameters"""
 
 
-NORMS = {"l1": lambda x: np.abs(x).sum(), "l2": lambda x: np.sqrt((x * x).sum())}
+NORMS = {
+    "l1": lambda x: np.abs(x).sum(),
+    "l2": lambda x: np.sqrt((x * x).sum()),
+    "spectral": lambda x: np.linalg.svd(x, compute_uv=False).max() if x.ndim > 1 else 0.0,
+    "spectral_l2": lambda x: np.linalg.svd(x, compute_uv=False).max() if x.ndim > 1 else np.sqrt((x * x).sum()),
+}
 
 
 def block(path: str) -> str:
@@ -264,11 +446,20 @@ class Told(NamedTuple):
     weights: np.ndarray
     scores: np.ndarray
     train_loss: np.ndarray
+    finite: np.ndarray
+    detail: dict
 
 
-def init(algorithm: Algorithm, params: Tree, stats: Tree, num_clients: int) -> State:
-    server, client = algorithm.init(params)
+def init(algorithm: Algorithm, hyper, params: Tree, stats: Tree, num_clients: int) -> State:
+    server, client = algorithm.init(hyper, params)
     return State(params, stats, server, [client] * num_clients)
+
+
+def probe(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm):
+    """What the client at position k measures of the global model, on the minibatches behind those it trains on."""
+    first = schedule.start[k] + schedule.num_steps[k]
+    found = list(batches(pool, schedule.rows[first : first + schedule.probe_steps[k]]))
+    return algorithm.probe(hyper, state.params, state.stats, found, k)
 
 
 def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> Return:
@@ -279,29 +470,53 @@ def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> 
     for batch in batches(pool, schedule.rows[first : first + steps]):
         loss, gradients, stats = loss_and_gradients(params, stats, batch, train=True)
         gradients = algorithm.correct(hyper, gradients, params, state.params, state.server, memory)
-        params = {path: params[path] - hyper["lr"] * gradients[path] for path in params}
+        params = each(lambda p, g: p - hyper["lr"] * g, params, gradients)
         losses.append(loss)
     return Return(params, stats, int(schedule.num_samples[k]), float(np.mean(losses)) if losses else 0.0)
 
 
+def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
+    """The weighted mean; the old where there is nobody."""
+    return {
+        path: sum(w * n[path] for w, n in zip(weights[path], new, strict=True)) if new else old[path] for path in old
+    }
+
+
 def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm, weighting: str, scoring: Scoring):
-    """One round: (state, what is told of it)."""
-    cohort = range(len(schedule.clients))
-    returned = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
-    weights, scores = weigh(weighting, returned, pool, table, scoring)
+    """One round: (state, what is told of it). Who drops out trains, and is then left out of everything."""
+    cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["eps"])
+    probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
+    trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
+    here = [k for k in cohort if schedule.heard[k]]
+    returned = [trained[k] for k in here]
+    weighting = weighting.replace("native", algorithm.native)
+    weights = dict.fromkeys((*state.params, *state.stats), np.zeros(0))
+    if here:
+        weights, _ = weigh(weighting, returned, pool, table, scoring)
 
     clients, messages = list(state.clients), []
-    for k in cohort:
-        who, steps = schedule.clients[k], schedule.num_steps[k]
+    for k, back in zip(here, returned, strict=True):
+        who, displacement = schedule.clients[k], hyper["lr"] * schedule.num_steps[k]
         memory = state.clients[who]
-        clients[who], message = algorithm.report(hyper, returned[k].params, state.params, state.server, memory, steps)
+        clients[who], message = algorithm.report(hyper, back.params, state.params, state.server, memory, displacement)
         messages.append(message)
 
-    params = {path: sum(weights[path][k] * returned[k].params[path] for k in cohort) for path in state.params}
-    stats = {path: sum(weights[path][k] * returned[k].stats[path] for k in cohort) for path in state.stats}
-    update = {path: state.params[path] - params[path] for path in params}
-    told = Cohort(update, messages, weights, len(clients))
+    params = averaged(state.params, [back.params for back in returned], weights)
+    stats = averaged(state.stats, [back.stats for back in returned], weights)
+    update = each(np.subtract, state.params, params)
+    told = Cohort(update, messages, weights, [probes[k] for k in here], clients)
     residual, server = algorithm.residual(hyper, state.server, state.params, told)
-    params = {path: params[path] + residual[path] for path in params}
-    shown = Told(np.mean([weights[path] for path in params], 0), np.array(scores), np.array([r.loss for r in returned]))
-    return State(params, stats, server, clients), shown
+    moved = each(np.add, params, residual)
+    return State(moved, stats, server, clients), shown(state, trained, here, weights, weighting, pool, table, scoring)
+
+
+def shown(state: State, trained: list, here: list, weights: Tree, weighting: str, pool, table, scoring) -> Told:
+    """Who is not heard of has weight 0 and the global model's score."""
+    all_weights = np.zeros(len(trained))
+    all_weights[here] = np.mean([weights[path] for path in state.params], 0)
+    seen = [
+        back if k in here else back._replace(params=state.params, stats=state.stats) for k, back in enumerate(trained)
+    ]
+    scores = np.array(weigh(weighting, seen, pool, table, scoring)[1])
+    losses = np.array([back.loss for back in trained])
+    return Told(all_weights, scores, losses, np.ones(len(trained), bool), {})

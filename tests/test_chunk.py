@@ -10,33 +10,38 @@ import worlds
 
 from fedvg_jax import build, executors, groups, local, norms, round, signals, weighting
 from fedvg_jax import schedule as schedules
-from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config import Config
 
 WORLD = worlds.small()
 MAX_ROUNDS = 5
+ALGORITHM = worlds.busybody()
 
 
 @pytest.fixture(scope="module")
 def round_step():
     signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
     rule = weighting.fedvg(signal, groups.modelwise, worlds.TASK.block_of)
-    return round.make_round(worlds.TASK, fedavg.fedavg(), rule, executors.lanes(2), local.sgd, len(WORLD.train))
+    return round.make_round(worlds.TASK, ALGORITHM, rule, executors.lanes(2), local.sgd, len(WORLD.train))
 
 
 @pytest.fixture(scope="module")
 def chunk(round_step):
-    return jax.jit(round.make_chunk(round_step))
+    return jax.jit(round.make_chunk(round_step), compiler_options=worlds.HASTE)
+
+
+def schedule_of(number, **changes):
+    return WORLD.schedule(number, 2, probe_ratio=0.9, dropout=0.3, **changes)
 
 
 def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
-    state, told, done = worlds.state(WORLD, fedavg.fedavg()), [], 0
+    state, told, done = worlds.state(WORLD, ALGORITHM), [], 0
     for size in sizes:
-        rounds = schedules.stack([WORLD.schedule(done + i, 2, capacity=128) for i in range(size)], MAX_ROUNDS)
+        rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
-        assert not any(leaf[size:].any() for leaf in metrics)
-        told.append([np.asarray(leaf[:size]) for leaf in metrics])
+        leaves = jax.tree.leaves(metrics)
+        assert not any(leaf[size:].any() for leaf in leaves)
+        told.append([np.asarray(leaf[:size]) for leaf in leaves])
         done += size
     return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*told, strict=True)]))
 
@@ -49,10 +54,11 @@ def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
 
 
 def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
-    step, state, told = jax.jit(round_step), worlds.state(WORLD, fedavg.fedavg()), []
+    step = jax.jit(round_step, compiler_options=worlds.HASTE)
+    state, told = worlds.state(WORLD, ALGORITHM), []
     for number in range(3):
-        state, metrics = step(state, WORLD.schedule(number, 2), WORLD.data(), worlds.hyper())
-        told.append(metrics)
+        state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
+        told.append(jax.tree.leaves(metrics))
     expected = state, [np.stack(leaf) for leaf in zip(*told, strict=True)]
     worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
 

@@ -24,12 +24,12 @@ def make(name, shape=CIFAR, classes=10, conv="gemm"):
 
 def of_smallest_images(name):
     """The model on the smallest images it takes, and a batch of six with two rows of padding."""
-    side, rng = build.SMALLEST_IMAGE[name], np.random.default_rng(0)
+    side, rng = build.pieces.SMALLEST_IMAGE[name], np.random.default_rng(0)
     x = jnp.asarray(rng.integers(0, 256, (6, side, side, 2), np.uint8))
     return make(name, x.shape[1:], 3), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
 
 
-@pytest.fixture(scope="module", params=build.MODELS)
+@pytest.fixture(scope="module", params=SMALL)
 def trained(request):
     """(batch, mask, (batch, mask) -> ((loss, statistics), gradients), statistics) of one model, compiled once."""
     task, batch, mask = of_smallest_images(request.param)
@@ -40,7 +40,7 @@ def trained(request):
 
 @pytest.mark.parametrize(("name", "tensors", "scalars"), [("lenet5", 14, 62_050), ("cnn", 8, 878_538)])
 def test_the_reference_s_models_have_its_parameters(name, tensors, scalars):
-    """FL-bench's lenet5 and avgcnn at 3 x 32 x 32 and 10 classes; by hand for lenet5: convolutions 456 + 2,416,
+    """The reference code's lenet5 and avgcnn at 3 x 32 x 32 and 10 classes. lenet5 by hand: convolutions 456 + 2,416,
     BatchNorm 12 + 32, dense 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10."""
     variables = jax.eval_shape(make(name).init, jax.random.key(0))
     assert len(jax.tree.leaves(variables.params)) == tensors and tree.size(variables.params) == scalars
@@ -80,10 +80,10 @@ def test_every_tensor_of_a_model_is_trained(trained):
     assert all(leaf.any() for leaf in jax.tree.leaves(run(batch, mask)[1]))
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if build.SMALLEST_IMAGE[name] > 1])
+@pytest.mark.parametrize("name", [name for name in SMALL if build.pieces.SMALLEST_IMAGE[name] > 1])
 def test_the_smallest_image_is_the_smallest(name):
     """Of one a pixel smaller nothing is left, so that the first dense layer has fan in 0."""
-    side = build.SMALLEST_IMAGE[name]
+    side = build.pieces.SMALLEST_IMAGE[name]
     jax.eval_shape(make(name, (side, side, 1)).init, jax.random.key(0))
     with pytest.raises(ZeroDivisionError):
         jax.eval_shape(make(name, (side - 1, side - 1, 1)).init, jax.random.key(0))
@@ -96,7 +96,7 @@ def test_a_model_has_the_reference_s_two_blocks(name):
     assert set(blocks) == {"base", "classifier"} and blocks.count("classifier") == 2
 
 
-@pytest.mark.parametrize("name", [name for name in build.MODELS if name != "mlp"])
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
 def test_a_model_is_the_same_with_either_convolution(x64, name):
     task, batch, mask = of_smallest_images(name)
     params, stats = worlds.variables(task=task)

@@ -1,5 +1,6 @@
 """Laws of the schedule: its streams, its table of minibatches, its plan of the lanes."""
 
+import collections
 import itertools
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvg_jax import schedule as schedules
+from fedvg_jax.types import Plan
 
-SETTINGS = {"cohort_size": 4, "local_epochs": 3, "batch_size": 4, "num_lanes": 2, "capacity": 64}
+SETTINGS = {"cohort_size": 4, "local_epochs": (3, 3), "batch_size": 4, "num_lanes": 2, "capacity": 64}
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)
 
@@ -29,15 +31,19 @@ def minibatches_of(schedule, position):
     return schedule.rows[first : first + schedule.num_steps[position]]
 
 
+def leaves(schedule):
+    return [leaf for part in schedule for leaf in (part if isinstance(part, Plan) else [part])]
+
+
 def same(a, b):
-    return all(np.array_equal(x, y) for x, y in zip((*a[:4], *a.plan, a.rows), (*b[:4], *b.plan, b.rows), strict=True))
+    return all(np.array_equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
 
 
 # --- streams
 
 
 def test_a_cohort_is_drawn_without_replacement_in_an_order_of_its_own():
-    drawn = [schedules.cohort(0, number, 20, 10) for number in range(50)]
+    drawn = [schedules.cohort(0, number, 20, 10)[0] for number in range(50)]
     assert all(len(set(c)) == 10 and set(c) <= set(range(20)) for c in drawn)
     assert len({tuple(c) for c in drawn}) == 50 and any(np.any(np.diff(c) < 0) for c in drawn)
     # 500 seats over 20 clients: 25 each, with a binomial deviation of sqrt(50 / 4) = 3.5
@@ -45,7 +51,7 @@ def test_a_cohort_is_drawn_without_replacement_in_an_order_of_its_own():
 
 
 def test_every_client_is_in_a_full_cohort():
-    assert sorted(schedules.cohort(0, 0, 9, 9)) == list(range(9))
+    assert sorted(schedules.cohort(0, 0, 9, 9)[0]) == list(range(9))
 
 
 def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
@@ -78,6 +84,106 @@ def test_another_round_or_seed_draws_other_minibatches(other):
 
 def test_the_same_round_is_the_same_again():
     assert same(make(5), make(5))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_clients_drop_out_with_their_probability(probability):
+    """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
+    heard = [schedules.cohort(0, number, 20, 10, probability)[1] for number in range(200)]
+    assert abs(np.sum(~np.array(heard)) - 2000 * probability) <= (5 * 20 if probability else 0)
+
+
+def test_whom_is_heard_of_does_not_change_who_plays_or_what_they_do():
+    plain, ragged = make(), make(dropout=0.9)
+    assert plain.heard.all() and not ragged.heard.all()
+    assert same(ragged._replace(heard=plain.heard), plain)
+
+
+def test_the_shuffle_is_a_permutation_of_the_cohort_and_every_round_has_its_own():
+    drawn = [schedules.cohort(0, number, 20, 10)[2] for number in range(50)]
+    assert all(sorted(order) == list(range(10)) for order in drawn)
+    assert len({tuple(order) for order in drawn}) == 50
+
+
+def test_every_round_and_seed_has_a_key_of_its_own():
+    keys = [tuple(make(number, seed=seed).key) for number in range(20) for seed in range(3)]
+    assert len(set(keys)) == 60
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 99))
+def test_a_straggler_s_epochs_lie_between_the_fewest_and_the_most(fewest, spread, seed):
+    """Of a client with 8 rows, in batches of 4: two steps an epoch."""
+    schedule = make(seed=seed, train_rows=clients_of([8] * 5), local_epochs=(fewest, fewest + spread), capacity=128)
+    epochs = schedule.num_steps / 2
+    assert (fewest <= epochs).all() and (epochs <= fewest + spread).all() and (epochs % 1 == 0).all()
+
+
+def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_every_number():
+    drawn = {}
+    for seed, number, cohort_size in itertools.product((0, 1), range(12), (3, 5)):
+        schedule = make(number, clients_of([8] * 5), seed, local_epochs=(2, 4), cohort_size=cohort_size)
+        for client, steps in zip(schedule.clients, schedule.num_steps, strict=True):
+            assert drawn.setdefault((seed, number, int(client)), int(steps)) == steps
+    assert set(drawn.values()) == {4, 6, 8}
+    for axis in range(3):  # each of the three matters
+        seen = collections.defaultdict(set)
+        for key, steps in drawn.items():
+            seen[key[:axis] + key[axis + 1 :]].add(steps)
+        assert any(len(found) > 1 for found in seen.values())
+
+
+# --- probes
+
+
+def probes_of(schedule, position):
+    first = schedule.start[position] + schedule.num_steps[position]
+    return schedule.rows[first : first + schedule.probe_steps[position]]
+
+
+@given(SIZES.map(lambda sizes: [*sizes, *[0] * 4]), st.floats(0, 1), st.booleans())
+def test_a_probe_is_a_share_of_a_client_s_rows_and_may_be_kept_apart(sizes, ratio, apart):
+    schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000)
+    for k, client in enumerate(schedule.clients):
+        mine, probed = clients_of(sizes)[client], int(ratio * sizes[client])
+        trained, seen = (set(table[table >= 0]) for table in (minibatches_of(schedule, k), probes_of(schedule, k)))
+        assert len(seen) == probed - (probed % 4 == 1) and seen <= set(mine)
+        assert schedule.num_samples[k] == len(mine) - (probed if apart else 0)
+        assert trained <= set(mine) and not (apart and trained & seen)
+
+
+def test_a_probe_that_is_not_kept_apart_changes_nothing_of_training():
+    plain, probing = make(capacity=128), make(capacity=128, probe_ratio=0.5)
+    assert probing.probe_steps.any() and not plain.probe_steps.any()
+    for k in range(len(plain.clients)):
+        np.testing.assert_array_equal(minibatches_of(plain, k), minibatches_of(probing, k))
+
+
+def test_single_batches_are_the_first_of_the_epochs():
+    whole, single = make(local_epochs=(2, 2)), make(local_epochs=(2, 2), single_batches=True)
+    for k in range(len(whole.clients)):
+        np.testing.assert_array_equal(minibatches_of(whole, k)[:2], minibatches_of(single, k))
+
+
+# --- the published cohorts
+
+
+@pytest.mark.parametrize(
+    ("seed", "first"),
+    [
+        (0, [49, 97, 53, 5, 33, 65, 62, 51, 38, 61]),
+        (1, [17, 72, 97, 8, 32, 15, 63, 57, 60, 83]),
+        (42, [81, 14, 3, 94, 35, 31, 28, 17, 13, 86]),
+    ],
+)
+def test_the_published_cohorts_are_reproduced(seed, first):
+    """The first ten of 100 clients, as the published code sampled them."""
+    cohorts = schedules.official_cohorts(seed, 100, 10, 3)
+    assert cohorts[0].tolist() == first and [len(set(c)) for c in cohorts] == [10, 10, 10]
+
+
+def test_a_given_cohort_plays():
+    schedule = make(clients=np.array([6, 0, 2, 1], np.int32))
+    assert schedule.clients.tolist() == [6, 0, 2, 1] and schedule.num_samples.tolist() == [30, 9, 13, 4]
 
 
 # --- minibatches
@@ -129,7 +235,7 @@ def test_shapes_say_nothing_of_partition_or_seed(sizes, seed):
     sizes = [*sizes, *[0] * (12 - len(sizes))]
     settings = {**SETTINGS, "capacity": schedules.capacity(12 * 40, 4, 3, 4)}
     shapes = [
-        [(leaf.shape, leaf.dtype) for leaf in (*s[:4], *s.plan, s.rows)]
+        [(leaf.shape, leaf.dtype) for leaf in leaves(s)]
         for s in (
             schedules.make(seed, clients_of(sizes), seed=seed, **settings),
             schedules.make(0, clients_of([40] * 12), seed=0, **settings),
@@ -147,7 +253,7 @@ def test_a_round_that_does_not_fit_is_refused():
 def test_a_stacked_round_is_the_round_itself(numbers):
     rounds = [make(number, capacity=256) for number in numbers]
     stacked = schedules.stack(rounds, 6)
-    assert all(len(leaf) == 6 for leaf in (*stacked[:4], *stacked.plan))
+    assert all(len(leaf) == 6 for leaf in leaves(stacked._replace(rows=np.zeros(6))))
     for r, schedule in enumerate(rounds):
         found = schedules.at(stacked, r)
         assert same(found._replace(start=0, rows=0), schedule._replace(start=0, rows=0))

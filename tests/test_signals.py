@@ -32,6 +32,11 @@ def trained_clients() -> Variables:
     return jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
 
 
+def report_of(variables, num_samples=1) -> Report:
+    """Of a client that did not move."""
+    return Report(variables, jnp.int32(num_samples), tree.zeros_like(variables.params))
+
+
 def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
     clients, val = linear_problem()
     found = fedvg_jax.validation_gradients(squared, clients, val)
@@ -113,16 +118,17 @@ def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train):
     expected = jax.tree.map(lambda *found: dict(zip(norms.BY_NAME, found, strict=True)), *by_norm)
     for groups_per_pass in (1, 2, 5, NUM_GROUPS + 3):
         signal = signals.validation_norms(worlds.TASK, every_norm, train, groups_per_pass)
-        reports = Report(clients, jnp.ones(K, jnp.int32))
-        found = jax.jit(jax.vmap(signal, (0, None, None)))(reports, data, worlds.hyper())
+        reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
+        run = jax.jit(jax.vmap(signal, (None, 0, None)), compiler_options=worlds.HASTE)
+        found = run(worlds.hyper(), reports, data)
         worlds.assert_close(found, expected, 1e-9)
 
 
 def test_batch_statistics_and_running_statistics_score_differently(x64):
     """Else the law above would not see which of them is used."""
-    report = Report(worlds.variables(), jnp.int32(1))
+    report = report_of(worlds.variables())
     by_mode = [
-        signals.validation_norms(worlds.TASK, norms.l1, train, 1)(report, WORLD.data(), worlds.hyper())
+        signals.validation_norms(worlds.TASK, norms.l1, train, 1)(worlds.hyper(), report, WORLD.data())
         for train in (True, False)
     ]
     assert abs(by_mode[0]["fc1"]["kernel"] / by_mode[1]["fc1"]["kernel"] - 1) > 0.01
@@ -133,11 +139,11 @@ def test_without_rows_to_score_every_norm_is_zero():
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
-    found = signal(Report(worlds.variables(), jnp.int32(1)), data, worlds.hyper())
+    found = signal(worlds.hyper(), report_of(worlds.variables()), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(found))
 
 
 def test_the_cheap_signals_are_the_number_of_rows_and_one():
-    report = Report(worlds.variables(), jnp.int32(7))
-    assert signals.num_samples(report, WORLD.data(), {}) == 7
-    assert signals.nothing(report, WORLD.data(), {}) == 1
+    report = report_of(worlds.variables(), 7)
+    assert signals.num_samples({}, report, WORLD.data()) == 7
+    assert signals.nothing({}, report, WORLD.data()) == 1

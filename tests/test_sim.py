@@ -111,7 +111,10 @@ def test_a_terminal_shows_round_accuracy_and_time_left(shell):
 
 def test_ctrl_c_leaves_a_readable_folder(shell):
     out = shell.folder / "interrupted"
-    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "100000", "--out", str(out)]
+    # a shell may start its background jobs, and so this test, deaf to Ctrl-C
+    hearing = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    hearing += "runpy.run_module('fedvg_jax.sim', run_name='__main__')"
+    command = [sys.executable, "-c", hearing, "--rounds", "100000", "--out", str(out)]
     with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
         while not (out / "history.jsonl").exists() and time.monotonic() < deadline:

@@ -12,31 +12,35 @@ import worlds
 from jax.test_util import check_grads
 
 import fedvg_jax
-from fedvg_jax import build, config, groups, norms, weighting
-from fedvg_jax.types import Report, Variables
+from fedvg_jax import build, config, groups, norms, tree, weighting
+from fedvg_jax.types import Report, Returns, Variables
 
 K = 5
 WORLD = worlds.small()
-NAMES = [*config.WEIGHTINGS, *(f"samples+{name}" for name in config.WEIGHTINGS)]
+BASIC = ("native", "samples", "uniform", "fedvg")
+NAMES = [*BASIC, *(f"samples+{name}" for name in BASIC)]
 CASES = list(itertools.product(NAMES, groups.BY_NAME))
 every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 
 
-def make(name, granularity):
+def make(name, granularity, algorithm="fedavg"):
     settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
-    return build.make_weighting(settings, worlds.TASK)
+    return build.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
 def measured(rule, seed=0):
     """Positive numbers in the place of K clients' signals."""
-    report = Report(worlds.variables(), jnp.int32(1))
-    shapes = jax.eval_shape(rule.signal, report, WORLD.data(), worlds.hyper())
+    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    shapes = jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda s: jnp.asarray(rng.uniform(0.1, 9, (K, *s.shape)), float), shapes)
 
 
 def weigh(rule, signals, eps=1e-3):
-    return rule.weigh(signals, worlds.variables(), worlds.hyper(eps=eps))
+    """The clients' models play no part in these rules."""
+    model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
+    returns = Returns(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
+    return rule.weigh(worlds.hyper(eps=eps), signals, returns)
 
 
 def each(rule, seed=0):
@@ -110,6 +114,38 @@ def test_samples_weigh_by_their_number():
     assert all(leaf.tolist() == [0.125, 0, 0.375, 0.5, 0] for leaf in jax.tree.leaves(weights))
 
 
+@pytest.mark.parametrize("algorithm", build.ALGORITHMS)
+def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
+    """As in the algorithms' own papers."""
+    rule = make("native", "modelwise", algorithm)
+    report = Report(worlds.variables(), jnp.int32(3), worlds.variables().params)
+    assert rule.signal({}, report, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
+
+
+def test_a_cohort_without_rows_has_finite_weights():
+    """Where every row is probed and none is left to train on, n_k is 0 for all."""
+    weights = weigh(make("samples", "modelwise"), jnp.zeros(K))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights))
+
+
+# --- those who are there
+
+
+@every_weighting
+def test_the_weights_of_those_who_are_there_keep_their_ratios(x64, name, granularity):
+    _, weights = each(make(name, granularity))
+    present = jnp.array([True, False, True, True, False])
+    for before, after in zip(*map(jax.tree.leaves, (weights, weighting.among(present, weights))), strict=True):
+        np.testing.assert_allclose(after.sum(), 1, rtol=1e-12)
+        np.testing.assert_allclose(after * before[present].sum(), jnp.where(present, before, 0), rtol=1e-12)
+
+
+def test_where_all_are_there_no_bit_changes_and_where_nobody_is_all_weights_are_zero():
+    weights = {"w": jnp.array([0.1, 0.2, 0.7001])}
+    np.testing.assert_array_equal(weighting.among(jnp.ones(3, bool), weights)["w"], weights["w"])
+    assert not weighting.among(jnp.zeros(3, bool), weights)["w"].any()
+
+
 # --- inverse norms
 
 NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
@@ -168,7 +204,8 @@ def test_running_statistics_follow_the_model_or_their_block_and_are_uniform_laye
 def test_statistics_of_a_block_without_parameters_take_uniform_weights():
     variables = Variables({"a": {"w": jnp.ones(2)}}, {"b": {"mean": jnp.ones(2)}})
     rule = weighting.fedvg(None, groups.blockwise, lambda path: path.split("/")[0])
-    weights = rule.weigh({"a": {"w": jnp.array([1.0, 3.0])}}, variables, {"eps": 0.0})
+    returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), WORLD.data())
+    weights = rule.weigh({"eps": 0.0}, {"a": {"w": jnp.array([1.0, 3.0])}}, returns)
     assert weights.stats["b"]["mean"].tolist() == [0.5, 0.5]
     assert weights.params["a"]["w"].tolist() == [0.75, 0.25]
 

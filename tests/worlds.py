@@ -1,6 +1,7 @@
-"""A world to run rounds in: a network of 44 parameters, a small pool, ragged clients."""
+"""Worlds to run rounds in: a network of 44 parameters, a small pool, ragged clients; and a set of quadratics."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -8,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import round, schedule, tree
+from fedvg_jax import build, config, executors, local, round, schedule, tree
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense, flatten
 from fedvg_jax.models.norm import BatchNorm
-from fedvg_jax.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Variables
+from fedvg_jax.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
 
@@ -33,7 +34,7 @@ TASK = tasks.classification(Net(), CLASSES, IMAGE)
 class World(NamedTuple):
     """Who holds what; NumPy."""
 
-    pool: Batch
+    pool: Tree
     train: Sequence[np.ndarray]
     """rows of every client"""
     scoring: np.ndarray
@@ -43,21 +44,20 @@ class World(NamedTuple):
     cohort_size: int
     local_epochs: int
 
-    def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64) -> Schedule:
-        return schedule.make(
-            number,
-            self.train,
-            seed=seed,
-            cohort_size=self.cohort_size,
-            local_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            num_lanes=num_lanes,
-            capacity=capacity,
-        )
+    def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> Schedule:
+        settings = {
+            "seed": seed,
+            "cohort_size": self.cohort_size,
+            "local_epochs": (self.local_epochs, self.local_epochs),
+            "batch_size": self.batch_size,
+            "num_lanes": num_lanes,
+            "capacity": capacity,
+        }
+        return schedule.make(number, self.train, **settings | changes)
 
     def data(self) -> Data:
         tables = (jnp.asarray(table) for table in (self.scoring, self.scoring, self.test[:, None]))
-        return Data(Batch(*map(jnp.asarray, self.pool)), *tables)
+        return Data(jax.tree.map(jnp.asarray, self.pool), *tables)
 
 
 def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0) -> World:
@@ -91,22 +91,48 @@ def variables(seed: int = 0, task: Task = TASK) -> Variables:
     return jax.tree.map(lambda x: jnp.asarray(x, float), moved)
 
 
-def state(world: World, algorithm, task: Task = TASK) -> SimState:
-    """The state before the first round, from `variables`."""
+def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
+    """The state before the first round, from `variables`; `changes` are hyper-parameters."""
     known = variables(task=task)
-    return round.init(task._replace(init=lambda key: known), algorithm, len(world.train), jax.random.key(0))
+    fixed = task._replace(init=lambda key: known)
+    return round.init(fixed, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too)
 
 
-def hyper(lr: float = 0.3, eps: float = 1e-3) -> Hyper:
+HYPER = {
+    "lr": 0.3,
+    "eps": 1e-3,
+    "server_lr": 0.7,
+    "server_momentum": 0.8,
+    "b1": 0.9,
+    "b2": 0.99,
+    "server_eps": 1e-3,
+    "mu": 0.2,
+    "eta_g": 0.6,
+    "dyn_alpha": 0.3,
+    "clip": 1.2,
+    "sensitivity_decay": 0.7,
+}
+"""None is at a value that leaves its algorithm without effect."""
+
+
+def hyper(**changes: float) -> Hyper:
     """Like `build.make_hyper`, in the precision of the moment."""
-    return {"lr": jnp.asarray(lr, float), "eps": jnp.asarray(eps, float)}
+    defaults = build.make_hyper(config.Config())
+    assert (HYPER | changes).keys() <= defaults.keys()
+    return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
+
+
+def algorithm(name: str, **settings) -> Algorithm:
+    """A registered algorithm; `settings` are the config's."""
+    return build.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
 def busybody() -> Algorithm:
-    """Of no use but to the tests: it has every memory, sends a message and reads every argument."""
+    """Of no use but to the tests: it has every memory, probes, sends a message and reads every argument."""
 
-    def init(params):
-        return {"c": tree.zeros_like(params)}, {"c": tree.zeros_like(params), "steps": jnp.zeros((), jnp.int32)}
+    def init(hyper, params):
+        own = {"c": tree.zeros_like(params), "moved": jnp.zeros((), float), "rounds": jnp.zeros((), jnp.int32)}
+        return {"c": tree.scale(hyper["mu"], params)}, own
 
     def correct(hyper, grads, params, anchor):
         def one(g, p, theta, c, own):
@@ -114,24 +140,115 @@ def busybody() -> Algorithm:
 
         return jax.tree.map(one, grads, params, anchor.params, anchor.server["c"], anchor.client["c"])
 
-    def report(hyper, params, anchor, num_steps):
+    def report(hyper, params, anchor, displacement):
         def one(p, theta, c, own):
-            return own - c + (theta - p) / (hyper["lr"] * (1 + num_steps).astype(p.dtype))
+            return own - c + (theta - p) / (hyper["lr"] + displacement)
 
         own = jax.tree.map(one, params, anchor.params, anchor.server["c"], anchor.client["c"])
-        memory = {"c": own, "steps": anchor.client["steps"] + num_steps}
+        memory = {"c": own, "moved": anchor.client["moved"] + displacement, "rounds": anchor.client["rounds"] + 1}
         return memory, tree.sub(own, anchor.client["c"])
+
+    def probe(hyper, probe):
+        loss, _ = probe.task.loss(*probe.variables, *probe.batch(0), False)
+        count, position = (n.astype(loss.dtype) for n in (probe.num_batches, probe.position))
+        return jnp.where(count > 0, loss, 0) * count + position * hyper["mu"]
 
     def residual(hyper, server, params, cohort):
         def one(p, u, m, w, c):
             mean = m.sum(0) / cohort.num_clients
-            return 0.1 * p - 0.25 * u + hyper["eps"] * jnp.tensordot(w, m, 1), c + mean
+            told = jnp.tensordot(w, m, 1) + w @ cohort.probes
+            return 0.1 * p - 0.25 * u + hyper["eps"] * told, c + mean
 
         both = jax.tree.map(one, params, cohort.update, cohort.messages, cohort.weights, server["c"])
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
         return added, {"c": c}
 
-    return Algorithm(init, correct, report, residual, native_weighting="uniform")
+    return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+
+
+# --- quadratics: neither images nor classes
+
+
+def _loss(params, stats, batch, mask, train):
+    a, b = batch
+    rows = jax.tree.map(lambda x, a, b: (a * x[None] ** 2 / 2 - b * x[None]).sum(1), params, a, b)
+    total = jnp.where(mask, sum(jax.tree.leaves(rows)), 0).sum()
+    return total / jnp.maximum(mask.sum(), 1).astype(total.dtype), stats
+
+
+def _measure(params, stats, batch, mask):
+    loss, _ = _loss(params, stats, batch, mask, False)
+    return {"loss": loss * mask.sum().astype(loss.dtype), "rows": mask.sum()}
+
+
+QUADRATIC = Task(
+    init=lambda key: Variables({"left": {"x": jnp.ones(2)}, "right": {"x": jnp.full(1, 2.0)}}, {}),
+    loss=_loss,
+    predict=lambda params, stats, batch: jnp.concatenate(
+        jax.tree.leaves(jax.tree.map(lambda x, a, b: a * x[None] - b, params, *batch)), 1
+    ),
+    measure=_measure,
+    metrics=lambda sums: {"loss": float(sums["loss"] / sums["rows"]), "accuracy": 0.0},
+    block_of=lambda path: path.split("/")[0],
+)
+"""Every row of the pool is a pair (a, b) for the loss sum a x^2 / 2 - b x over three numbers x in two tensors."""
+
+
+def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
+    """Clients with `a`, `b` [N, 3] of their own, of which they hold `sizes` equal rows: in batches of 2, as many steps
+    as pairs. D_val and the test set are two rows more, with a = b = 1."""
+    owner = np.repeat(np.arange(len(sizes) + 1), [*sizes, 2])
+    known = [np.concatenate([np.broadcast_to(x, (len(sizes), 3)), np.ones((1, 3))])[owner] for x in (a, b)]
+    pool = tuple({"left": {"x": x[:, :2].copy()}, "right": {"x": x[:, 2:].copy()}} for x in known)
+    *train, val = np.split(np.arange(len(owner), dtype=np.int32), np.cumsum(sizes))
+    return World(pool, train, schedule.table(val, 2, 2), val, 2, cohort_size, 1)
+
+
+def uneven(cohort_size: int = 3, seed: int = 0) -> World:
+    """Five quadratics, 1 to 4 steps a round."""
+    rng = np.random.default_rng(seed)
+    return quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size)
+
+
+HASTE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options for programs that run once: a third less to wait."""
+
+
+def any_of(weightings: Sequence[Weighting]) -> Weighting:
+    """The weights of the one whose number is `hyper["rule"]`: one program for all."""
+
+    def weigh(hyper, measured, returns):
+        found = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
+        return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper["rule"]], *found)
+
+    def scores(measured):
+        return {str(i): rule.score(m) for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))}
+
+    def signal(*report):
+        return [rule.signal(*report) for rule in weightings]
+
+    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores)
+
+
+def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
+    """A named weighting; `settings` are FedVG's."""
+    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
+    return build.make_weighting(settings, task, algorithm)
+
+
+def round_step(
+    world: World, algorithm: Algorithm, rule: Weighting | str = "native", task: Task = QUADRATIC,
+    optimiser: local.Optimiser = local.sgd, **options,
+):  # fmt: skip
+    """The round of an algorithm and weights, on two lanes."""
+    if isinstance(rule, str):
+        rule = weighting(rule, algorithm, task, world.batch_size)
+    return round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
+
+
+def make_round(*args, **options):
+    """`round_step`, jitted."""
+    return jax.jit(round_step(*args, **options), compiler_options=HASTE)
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:

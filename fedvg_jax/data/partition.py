@@ -59,7 +59,7 @@ def make(
         progress: called with (draws done, most draws).
 
     Raises:
-        UsageError: an argument out of range, a minimum no draw met, or a validation set without a row.
+        UsageError: an argument out of range, a minimum no draw met, or a validation or test set without a row.
     """
     labels = np.asarray(labels, np.int32)
     _check(len(labels), kind, num_clients, alpha, seed, min_samples, rule, test_ratio, val_ratio)
@@ -74,11 +74,12 @@ def make(
         partition = split(rows, test_ratio, val_ratio, random)
         if entry is not None:
             cache.publish(entry, lambda draft: _save(partition, draft))
-    if val_ratio > 0 and not any(map(len, partition.val)):
-        raise UsageError(
-            f"validation ratio {val_ratio} of {len(labels)} samples over {num_clients} clients leaves none for "
-            "validation: use a larger ratio, fewer clients or a larger --min-samples"
-        )
+    for part, ratio, rows in (("validation", val_ratio, partition.val), ("test", test_ratio, partition.test)):
+        if ratio > 0 and not any(map(len, rows)):
+            raise UsageError(
+                f"{part} ratio {ratio} of {len(labels)} samples over {num_clients} clients leaves none for {part}: "
+                "use a larger ratio, fewer clients or a larger --min-samples"
+            )
     return partition
 
 

@@ -30,7 +30,7 @@ def classification(
         return logits, new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
-        variables = module.init(key, jnp.zeros((1, *image_shape)), jnp.ones(1, bool), False)
+        variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
     def losses(logits: Array, batch: Batch, mask: Array) -> Array:

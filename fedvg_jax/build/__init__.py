@@ -1,7 +1,8 @@
-"""Where names become objects: a config -> everything a run needs. The only place that knows which pieces exist."""
+"""A config -> everything a run needs."""
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,13 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import data as datasets
-from fedvg_jax import evaluate, executors, groups, local, norms, round, schedule, signals, weighting
-from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config import Config, check, cohort_size
+from fedvg_jax import evaluate, executors, round, schedule
+from fedvg_jax.build.pieces import (
+    ALGORITHMS,
+    MODELS,
+    corrupt_clients,
+    make_hooks,
+    make_hyper,
+    make_optimiser,
+    make_task,
+)
+from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
+from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, lenet, mlp
-from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -29,7 +37,6 @@ from fedvg_jax.types import (
     Schedule,
     SimState,
     Task,
-    UsageError,
     Weighting,
 )
 
@@ -38,18 +45,6 @@ MAX_ROUNDS = 64
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
-
-ALGORITHMS: dict[str, Callable[[], Algorithm]] = {"fedavg": fedavg.fedavg}
-
-MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, convolution: cnn.TinyCNN(classes, convolution),
-    "mlp": lambda classes, convolution: mlp.MLP(classes),
-    "cnn": lambda classes, convolution: cnn.CNN(classes, convolution),
-    "lenet5": lambda classes, convolution: lenet.LeNet5(classes, convolution),
-}
-
-SMALLEST_IMAGE = {"tinycnn": 4, "mlp": 1, "cnn": 16, "lenet5": 16}
-"""Pixels a side below which a model has nothing left to flatten."""
 
 
 class Simulation(NamedTuple):
@@ -85,15 +80,19 @@ def simulation(
     Raises:
         UsageError: for any setting or file that cannot work.
     """
-    check(config)
+    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
     arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
     parts = partition or make_partition(config, arrays, progress)
     task = task or make_task(config, arrays)
-    algorithm = algorithm or ALGORITHMS[config.algorithm]()
-    weighting = weighting or make_weighting(config, task)
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    weighting = weighting or make_weighting(config, task, algorithm)
     executor = make_executor(config)
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed))
-    step = round.make_round(task, algorithm, weighting, executor, local.sgd, config.clients)
+    hyper = make_hyper(config)
+    stats_too = config.server_stats == "official"
+    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too)
+    optimiser = make_optimiser(config)
+    hooks = make_hooks(config, task) | {"stats_too": stats_too}
+    step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
         config,
         arrays,
@@ -101,7 +100,7 @@ def simulation(
         task,
         state,
         make_data(config, arrays, parts),
-        make_hyper(config),
+        hyper,
         make_schedule(config, arrays, parts, executor),
         jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0),
         jax.jit(evaluate.make_evaluate(task)),
@@ -131,40 +130,6 @@ def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.
     )
 
 
-def make_task(config: Config, arrays: Arrays) -> Task:
-    """The named model for this data set's images and classes."""
-    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
-    if min(shape[:2]) < least:
-        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
-        raise UsageError(
-            f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
-            f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
-        )
-    classes = len(arrays.class_names)
-    return tasks.classification(MODELS[config.model](classes, conv.by_name(config.conv)), classes, shape)
-
-
-def make_weighting(config: Config, task: Task) -> Weighting:
-    """One named weighting, or the mean of two."""
-    named = {
-        "samples": weighting.samples,
-        "uniform": weighting.uniform,
-        "fedvg": lambda: make_fedvg(config, task),
-    }
-    parts = [named[name]() for name in config.weighting.split("+")]
-    return parts[0] if len(parts) == 1 else weighting.mix(*parts)
-
-
-def make_fedvg(config: Config, task: Task) -> Weighting:
-    """FedVG with its norm, granularity and scoring mode."""
-    options = config.fedvg
-    groups_per_pass = 1 if jax.default_backend() == "cpu" else max(1, 1024 // config.batch_size)
-    signal = signals.validation_norms(
-        task, norms.BY_NAME[options.norm], train=options.mode == "train", groups_per_pass=groups_per_pass
-    )
-    return weighting.fedvg(signal, groups.BY_NAME[options.granularity], task.block_of)
-
-
 def make_executor(config: Config) -> Executor:
     """`lanes`: a number, all, or auto: one lane on the CPU, up to four elsewhere."""
     if config.lanes == "all":
@@ -191,14 +156,12 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition) -> Da
     )
 
 
-def make_hyper(config: Config) -> Hyper:
-    """The continuous hyper-parameters, as traced scalars."""
-    return {"lr": jnp.float32(config.lr), "eps": jnp.float32(config.fedvg.eps)}
-
-
 def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor):
     """round -> Schedule."""
-    size = cohort_size(config)
+    size, epochs = cohort_size(config), epochs_range(config)
+    official = config.cohorts == "official"
+    cohorts = schedule.official_cohorts(config.seed, config.clients, size, config.rounds) if official else None
+    probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
 
     def of_round(number: int) -> Schedule:
         return schedule.make(
@@ -206,10 +169,33 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             parts.train,
             seed=config.seed,
             cohort_size=size,
-            local_epochs=config.local_epochs,
+            local_epochs=epochs,
             batch_size=config.batch_size,
             num_lanes=executor.num_lanes,
-            capacity=schedule.capacity(len(arrays.y), size, config.local_epochs, config.batch_size),
+            capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), config.batch_size),
+            probe_ratio=probe_ratio,
+            probe_apart=config.elastic.rows == "rest",
+            single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
+            dropout=config.dropout,
+            clients=cohorts[number] if cohorts else None,
         )
 
     return of_round
+
+
+__all__ = [
+    "ALGORITHMS",
+    "EVAL_BATCH",
+    "MAX_ROUNDS",
+    "MODELS",
+    "Simulation",
+    "corrupt_clients",
+    "layer_names",
+    "make_fedvg",
+    "make_hyper",
+    "make_optimiser",
+    "make_task",
+    "make_weighting",
+    "simulation",
+    "traced_once",
+]

@@ -1,0 +1,24 @@
+"""FedProx: a spring from every client's model to the global one.
+
+    local loss + (mu / 2) ||theta - theta_g||^2,  that is  g <- g + mu (theta - theta_g)      R = 0
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, weights n_k / N. The published FedVG code
+does the same, on trained tensors, with mu = 0.01.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from fedvg_jax.algorithms.neutral import no_memory, no_probe, no_report, no_residual
+from fedvg_jax.types import Algorithm, Anchor, Hyper, Tree
+
+
+def fedprox() -> Algorithm:
+    """FedProx; reads `mu`. At mu = 0 it is FedAvg."""
+    return Algorithm(no_memory, correct, no_report, no_residual, no_probe, native_weighting="samples")
+
+
+def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
+    """g + mu (theta - theta_g)"""
+    return jax.tree.map(lambda g, p, global_p: g + hyper["mu"] * (p - global_p), grads, params, anchor.params)

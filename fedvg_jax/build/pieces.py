@@ -1,0 +1,135 @@
+"""Where names become objects: the only place that knows which algorithms, models and weightings exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedvg_jax import (
+    attacks,
+    local,
+    robust,
+    tuning,
+)
+from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
+from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.models import cnn, conv, lenet, mlp, resnet, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.types import (
+    Algorithm,
+    Hyper,
+    Task,
+    UsageError,
+)
+
+ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
+    "fedavg": lambda config: fedavg.fedavg(),
+    "fedavgm": lambda config: fedopt.fedavgm(),
+    "fedprox": lambda config: fedprox.fedprox(),
+    "scaffold": lambda config: scaffold.scaffold(keeps=config.scaffold.memory == "kept"),
+    "feddyn": lambda config: feddyn.feddyn(
+        config.feddyn.regulariser == "full",
+        config.feddyn.weights,
+        averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
+    ),
+    "elastic": lambda config: elastic.elastic(official=config.elastic.sensitivity == "official"),
+    "fedadam": lambda config: fedopt.fedadam(),
+    "fedyogi": lambda config: fedopt.fedyogi(),
+    "fedadagrad": lambda config: fedopt.fedadagrad(),
+    "fednova": lambda config: fednova.fednova(),
+}
+
+MODELS: dict[str, Callable] = {
+    "tinycnn": lambda classes, convolution: cnn.TinyCNN(classes, convolution),
+    "mlp": lambda classes, convolution: mlp.MLP(classes),
+    "cnn": lambda classes, convolution: cnn.CNN(classes, convolution),
+    "lenet5": lambda classes, convolution: lenet.LeNet5(classes, convolution),
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "resnet50": resnet.resnet50,
+    "vit_s16": lambda classes, convolution: vit.vit_s16(classes),
+    "vit_b16": lambda classes, convolution: vit.vit_b16(classes),
+}
+
+SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
+"""Pixels a side below which a model has nothing left to flatten."""
+
+
+def make_task(config: Config, arrays: Arrays) -> Task:
+    """The named model for this data set's images and classes."""
+    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
+    if min(shape[:2]) < least:
+        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
+        raise UsageError(
+            f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
+            f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
+        )
+    classes = len(arrays.class_names)
+    module = MODELS[config.model](classes, conv.by_name(config.conv))
+    return tasks.classification(module, classes, shape, block_of(config))
+
+
+def block_of(config: Config) -> Callable[[str], str]:
+    """Path of a tensor -> its block, of the named model."""
+    if config.model.startswith("resnet"):
+        return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
+    return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
+
+
+def make_hooks(config: Config, task: Task) -> dict[str, Callable]:
+    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps."""
+    return {
+        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
+        "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
+        "refine": tuning.sgd(task, config.tuning.steps) if config.tuning.steps else tuning.none,
+    }
+
+
+def corrupt_clients(config: Config) -> np.ndarray:
+    """Ids of the corrupt clients."""
+    return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
+
+
+def make_hyper(config: Config) -> Hyper:
+    """The continuous hyper-parameters, as traced scalars."""
+    server = config.fedavgm if config.algorithm == "fedavgm" else config.fedopt
+    values = {
+        "lr": config.lr,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "lr_decay": config.lr_decay,
+        "rounds": config.rounds,
+        "eps": config.fedvg.eps,
+        "server_lr": server.lr,
+        "server_momentum": config.fedavgm.momentum,
+        "b1": config.fedopt.b1,
+        "b2": config.fedopt.b2,
+        "server_eps": config.fedopt.eps,
+        "mu": config.fedprox.mu,
+        "eta_g": config.scaffold.eta_g,
+        "dyn_alpha": config.feddyn.alpha,
+        "clip": config.feddyn.clip,
+        "tau": config.elastic.tau,
+        "sensitivity_decay": config.elastic.mu,
+        "clip_norm": config.robust.clip_norm,
+        "noise": config.robust.noise,
+        "attack_scale": config.attack.scale,
+        "tuning_lr": config.tuning.lr,
+    }
+    return {name: jnp.float32(value) for name, value in values.items()}
+
+
+def make_optimiser(config: Config) -> local.Optimiser:
+    """The clients' optimiser: SGD, with momentum, weight decay and a schedule over rounds where they are asked for."""
+    factor = local.LR_SCHEDULES[config.lr_schedule]
+
+    def optimiser(hyper: Hyper, round):
+        momentum = hyper["momentum"] if config.momentum else None
+        sgd = optax.sgd(hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype)), momentum)
+        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), sgd) if config.weight_decay else sgd
+
+    return optimiser

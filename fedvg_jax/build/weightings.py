@@ -1,0 +1,133 @@
+"""Where the names of weightings, norms, signals and granularities become objects."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import jax
+
+from fedvg_jax import controls, groups, norms, signals, tree, weighting
+from fedvg_jax.config import Config
+from fedvg_jax.config.options import FedVG
+from fedvg_jax.config.weightings import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.types import Algorithm, Grouping, Signal, Task, UsageError, Variables, Weighting
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "l1": lambda size: 1 / size,
+    "l2": lambda size: 1 / math.sqrt(size),
+    "spectral": lambda size: 1 / math.sqrt(size),
+    "spectral_l2": lambda size: 1 / math.sqrt(size),
+}
+"""norm -> entries of a layer -> what makes its norm one per element"""
+
+
+def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
+    """The rule that `config.weighting` spells."""
+    named = {
+        "samples": weighting.samples,
+        "uniform": weighting.uniform,
+        "fedvg": lambda: make_fedvg(config, task),
+        "inverse_samples": controls.inverse_samples,
+        "val_loss": lambda: controls.val_loss(task),
+        "val_accuracy": lambda: controls.val_accuracy(task),
+        "fltrust": lambda: controls.fltrust(task),
+        "fitted": lambda: controls.fitted(task, config.fedvg.fit_steps, config.fedvg.fit_rate),
+    }
+    return _made(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
+
+
+def make_fedvg(config: Config, task: Task) -> Weighting:
+    """FedVG with its signal, norm, layers, granularity and scoring mode.
+
+    Raises:
+        UsageError: where no tensor counts, or where a group has no matrix for the spectral norm.
+    """
+    options, norm = config.fedvg, norm_name(config.fedvg)
+    rule = weighting.fedvg(
+        signals.normed(make_signal(config, task), norms.BY_NAME[norm]),
+        _grouping(options),
+        task.block_of,
+        fedvg_layers(options, task),
+        norms.JOINED[norm],
+        # what fisher measures is squared
+        floor=weighting.FLOOR ** (2 if options.signal == "fisher" else 1),
+    )
+    return {"uniform": rule, "layer": weighting.with_own_statistics(rule)}[options.stats]
+
+
+def make_signal(config: Config, task: Task) -> Signal:
+    """What is measured, tensors like the client's own."""
+    options = config.fedvg
+    groups_per_pass = 1 if jax.default_backend() == "cpu" else max(1, 1024 // config.batch_size)
+    named = {
+        "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
+        "delta": signals.delta,
+        "fisher": signals.fisher(task),
+    }
+    return named["delta" if options.norm == "delta" else options.signal]
+
+
+def norm_name(options: FedVG) -> str:
+    """The norm; `delta`, the paper's name, is the L1 norm of what the signal of that name measures."""
+    return "l1" if options.norm == "delta" else options.norm
+
+
+def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
+    """What FedVG's means are over, in the order of the history's `layer_shares`.
+
+    Raises:
+        UsageError: as `make_fedvg`.
+    """
+    with jax.enable_x64(False):  # models start in single precision
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+    paths = tree.paths(shapes.params)
+    included = {path for path in paths if re.search(options.include, path)}
+    if not included:
+        raise UsageError(f"fedvg.include {options.include} matches no tensor; there are {', '.join(paths)}")
+    counted = included & _measurable(options, shapes)
+    _refuse_groups_without(counted, included, _grouping(options)(shapes, task.block_of))
+    return groups.layers(
+        shapes.params,
+        counted.__contains__,
+        {"tensor": lambda path: path, "module": groups.module_of}[options.layer],
+        FACTORS[norm_name(options)] if options.per_element else lambda size: 1.0,
+    )
+
+
+def layer_names(config: Config, task: Task) -> list[str]:
+    """Of the columns of the history's `layer_shares`; none where the weighting is not FedVG's."""
+    return [layer.name for layer in fedvg_layers(config.fedvg, task)] if "fedvg" in config.weighting else []
+
+
+def _made(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
+    match rule:
+        case Permuted(of):
+            return controls.permuted(_made(of, named))
+        case Mean(first, second):
+            return weighting.mix(_made(first, named), _made(second, named))
+    return named[rule]()
+
+
+def _grouping(options: FedVG) -> Grouping:
+    """A vector has no spectral norm: layerwise it takes the weight of its module's matrix."""
+    by_module = options.layer == "module" or options.norm == "spectral"
+    return (groups.BY_NAME | ({"layerwise": groups.modulewise} if by_module else {}))[options.granularity]
+
+
+def _measurable(options: FedVG, shapes: Variables) -> set[str]:
+    """Paths of the tensors that the norm is defined for."""
+    leaves = zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True)
+    return {path for path, leaf in leaves if leaf.ndim > 1 or options.norm != "spectral"}
+
+
+def _refuse_groups_without(counted: set[str], included: set[str], by_group: Variables) -> None:
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    known = {group_of[path] for path in counted}
+    lacking = sorted(path for path in included if group_of[path] not in known)
+    if lacking:
+        raise UsageError(
+            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(lacking)};"
+            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
+        )

@@ -1,0 +1,256 @@
+"""Every setting, as one frozen tree whose defaults are the digits demonstration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class FedVG:
+    """FedVG's weights: inverse norms of each client's gradient on the shared validation set."""
+
+    signal: str = "gradient"
+    """What is measured: gradient (of the loss on D_val), delta (how far the client moved), or fisher (per example)."""
+    norm: str = "l1"
+    """Its norm: l1 (published), l2, spectral (matrices only), spectral_l2 (l2 of vectors), or delta (l1 of delta)."""
+    layer: str = "tensor"
+    """What counts as one layer: each tensor (published), or a module, weight and bias together."""
+    include: str = ""
+    """Regular expression: only tensors whose path "a/b/kernel" it is found in count, e.g. ^classifier/."""
+    per_element: bool = False
+    """Divide the norm by the number of entries (l1), or by its root (the others)."""
+    granularity: str = "modelwise"
+    """One weight per client (modelwise), per tensor (layerwise) or per block (blockwise)."""
+    block: str = "residual"
+    """A ResNet's blocks: each residual block (residual, as the paper), or six stages (stage, as the published code)."""
+    eps: float = 1e-8
+    """Added to the norm before it is inverted."""
+    mode: str = "train"
+    """BatchNorm while scoring: train (published: statistics of each batch) or eval (running statistics)."""
+    stats: str = "uniform"
+    """Layerwise, running statistics take uniform weights (published), or the mean of their own layer's."""
+    fit_steps: int = 10
+    """Steps of --weighting fitted."""
+    fit_rate: float = 1.0
+    """Rate of --weighting fitted, per unit of loss."""
+
+
+@dataclass(frozen=True)
+class FedAvgM:
+    """FedAvgM: the server's momentum."""
+
+    momentum: float = 0.9
+    """Nesterov momentum beta of the server."""
+    lr: float = 1.0
+    """Learning rate of the server."""
+
+
+@dataclass(frozen=True)
+class FedOpt:
+    """FedAdam, FedYogi, FedAdagrad: the server's adaptive optimiser."""
+
+    lr: float = 0.1
+    """Learning rate of the server."""
+    b1: float = 0.9
+    """Decay of the first moment (FedAdam, FedYogi)."""
+    b2: float = 0.999
+    """Decay of the second moment (FedAdam, FedYogi)."""
+    eps: float = 1e-3
+    """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """FedProx: the proximal term."""
+
+    mu: float = 0.01
+    """Strength of the pull to the global model."""
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """Scaffold: control variates."""
+
+    eta_g: float = 1.0
+    """Learning rate of the server."""
+    steps: str = "epochs"
+    """A local epoch: all minibatches (epochs), or a single one (single, as the published code)."""
+    memory: str = "kept"
+    """Clients' control variates: kept, or lost after every round (as the published code)."""
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    """FedDyn: the dynamic regulariser."""
+
+    alpha: float = 0.1
+    """Strength of the regulariser."""
+    clip: float = 10.0
+    """Global norm a client's gradient is clipped to."""
+    regulariser: str = "full"
+    """full, or linear: without alpha theta (as the published code)."""
+    weights: str = "uniform"
+    """Weights where --weighting is native: uniform, or samples (as the published code)."""
+    average: str = "always"
+    """Under fedvg weights the clients are averaged always, or only in the first round (once, as the published code)."""
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Elastic aggregation: sensitive tensors move less."""
+
+    ratio: float = 0.3
+    """Share of a client's rows that sensitivity is measured on."""
+    tau: float = 0.5
+    """Least sensitive tensors move by 1 + tau, the most sensitive by tau."""
+    mu: float = 0.95
+    """Decay of the moving average of sensitivities over batches."""
+    sensitivity: str = "output"
+    """Gradient of the outputs, compared over tensors (output), or of the loss, over clients (official)."""
+    rows: str = "all"
+    """A client trains on all its rows, or on the rest it did not probe (as the published code)."""
+
+
+@dataclass(frozen=True)
+class Robust:
+    """How the server joins the clients' models, where some may be corrupt."""
+
+    rule: str = "mean"
+    """mean (by --weighting), median, trimmed_mean, krum (these three ignore the weights), or clipped_mean."""
+    trim: float = 0.1
+    """trimmed_mean: share of the clients left out at each end, in [0, 0.5)."""
+    num_bad: int = 1
+    """krum: corrupt clients of a cohort it is to stand; the cohort needs 2 num_bad + 3."""
+    num_kept: int = 1
+    """krum: models averaged (more than 1 is multi-Krum)."""
+    clip_norm: float = 10.0
+    """clipped_mean: global norm an update is shortened to."""
+    noise: float = 0.0
+    """clipped_mean: noise multiplier; its deviation is noise x clip_norm x largest weight. No privacy is claimed."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Corrupt clients, the same in every round."""
+
+    kind: str = "none"
+    """none, sign_flip (update times -scale), scaling (times scale), noise (scale times as long an update of noise)."""
+    clients: float = 0.2
+    """Share of all clients that are corrupt, in (0, 1]."""
+    scale: float = 1.0
+    """Factor of the corrupt update."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The server's own training on the shared validation set, after every round."""
+
+    steps: int = 0
+    """Minibatch steps per round; 0 for none. Validation accuracy is then that of training."""
+    lr: float = 0.01
+    """Learning rate (plain SGD)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One federated run."""
+
+    dataset: str = "digits"
+    """Data set: digits (built in), cifar10, or npz (any .npz of arrays)."""
+    data_dir: Path | None = None
+    """Folder (or file) with the raw data set."""
+    model: str = "mlp"
+    """Model: mlp, tinycnn (8x8 images), cnn, lenet5, resnet18, resnet34, resnet50, vit_s16, vit_b16."""
+    algorithm: str = "fedavg"
+    """Algorithm: fedavg, fedavgm, fedprox, scaffold, feddyn, elastic, fedadam, fedyogi, fedadagrad, fednova."""
+    weighting: str = "fedvg"
+    """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, native (the
+    algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
+    alpha: float = 0.05
+    """Dirichlet concentration of the clients' labels: small is skewed."""
+    clients: int = 20
+    """Number of clients N."""
+    join_ratio: float = 0.5
+    """Share of the clients sampled each round, in (0, 1]."""
+    rounds: int = 100
+    """Rounds of federated training."""
+    local_epochs: int | str = 5
+    """Epochs each client trains per round; MIN:MAX draws a number for every client (stragglers)."""
+    batch_size: int = 32
+    """Minibatch size, for training and for scoring."""
+    lr: float = 0.2
+    """Client learning rate (SGD)."""
+    momentum: float = 0.0
+    """Client momentum, forgotten between rounds."""
+    weight_decay: float = 0.0
+    """Client weight decay."""
+    lr_schedule: str = "constant"
+    """Client learning rate over rounds: constant, exponential (times lr_decay each round), cosine (to 0 at the end)."""
+    lr_decay: float = 0.99
+    """Factor of the exponential schedule."""
+    dropout: float = 0.0
+    """Probability that a client of the cohort drops out of the round."""
+    nonfinite: str = "raise"
+    """A client whose model or loss is not finite: raise (stop the run) or skip (leave it out of the round)."""
+    seed: int = 0
+    """Seed of the model, the cohorts and the minibatches."""
+    partition: str = "dirichlet"
+    """How clients get their rows: dirichlet (bulk draws) or official (the published stream, draw for draw)."""
+    cohorts: str = "seeded"
+    """Who plays: seeded, from (seed, round); or official, the published stream, draw for draw."""
+    server_stats: str = "averaged"
+    """Running statistics take the weighted mean (averaged), or every rule of the server like parameters (official)."""
+    partition_seed: int = 42
+    """Seed of the partition, kept apart from the run's seed."""
+    min_samples: int = 10
+    """Fewest rows a client may hold, before its own split."""
+    min_samples_rule: str = "redraw"
+    """When a draw leaves a client too few rows: redraw (published), or top_up from the largest client."""
+    test_ratio: float = 0.25
+    """Share of every client's rows that joins the test set."""
+    val_ratio: float = 0.1
+    """Share of every client's rows that joins the shared validation set."""
+    eval_every: int = 5
+    """Evaluate every so many rounds, and after the last."""
+    lanes: str = "auto"
+    """Clients trained side by side: auto, a number, or all (one vmap over the cohort)."""
+    conv: str = "auto"
+    """Convolution: gemm (live-tap patches and one matmul), lax (XLA's own), or auto (by platform and size)."""
+    out: Path | None = None
+    """Run folder; default runs/<time>-<method>."""
+    cache_dir: Path | None = None
+    """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
+    config: Path | None = None
+    """TOML file of settings; the command line overrides it."""
+    fedvg: FedVG = field(default_factory=FedVG)
+    fedavgm: FedAvgM = field(default_factory=FedAvgM)
+    fedopt: FedOpt = field(default_factory=FedOpt)
+    fedprox: FedProx = field(default_factory=FedProx)
+    scaffold: Scaffold = field(default_factory=Scaffold)
+    feddyn: FedDyn = field(default_factory=FedDyn)
+    elastic: Elastic = field(default_factory=Elastic)
+    robust: Robust = field(default_factory=Robust)
+    attack: Attack = field(default_factory=Attack)
+    tuning: Tuning = field(default_factory=Tuning)
+
+
+def default_cache_dir() -> Path:
+    """Where decoded data, partitions and compiled programs are kept unless `cache_dir` says otherwise."""
+    return Path(os.environ.get("FEDVG_CACHE_DIR") or Path.home() / ".cache" / "fedvg_jax")
+
+
+def method_name(config: Config) -> str:
+    """Algorithm and weighting in a name fit for a folder."""
+    return f"{config.algorithm}-{config.weighting}"
+
+
+def cohort_size(config: Config) -> int:
+    """K = max(1, floor(N * join ratio)), as published."""
+    return max(1, int(config.clients * config.join_ratio))
+
+
+def num_corrupt(config: Config) -> int:
+    """How many of the N clients are corrupt."""
+    return 0 if config.attack.kind == "none" else round(config.attack.clients * config.clients)

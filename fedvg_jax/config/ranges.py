@@ -1,0 +1,165 @@
+"""What a setting may be: names, ranges, and combinations that make no sense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fedvg_jax.config.options import Config, cohort_size, num_corrupt
+from fedvg_jax.config.settings import flatten, suggestion
+from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
+from fedvg_jax.types import UsageError
+
+DATASETS = ("digits", "cifar10", "npz")
+MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
+ALGORITHMS = (
+    "fedavg",
+    "fedavgm",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "elastic",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fednova",
+)
+PARTITIONS = ("dirichlet", "official")
+MIN_SAMPLES_RULES = ("redraw", "top_up")
+CONVS = ("auto", "lax", "gemm")
+LR_SCHEDULES = ("constant", "exponential", "cosine")
+NONFINITE = ("raise", "skip")
+RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
+ATTACKS = ("none", "sign_flip", "scaling", "noise")
+
+
+def check(config: Config) -> Config:
+    """`config` itself, or a UsageError for the first setting out of range."""
+    for name, allowed in _NAMES.items():
+        _one_of(name, flatten(config)[name], allowed)
+    check_weighting(config)
+    epochs_range(config)
+    for name, (holds, allowed) in _RANGES.items():
+        value = flatten(config)[name]
+        _require(not (isinstance(value, float) and math.isnan(value)) and holds(value), name, value, allowed)
+    _require(
+        config.test_ratio + config.val_ratio < 1,
+        "test_ratio + val_ratio",
+        config.test_ratio + config.val_ratio,
+        "below 1, so that rows are left to train on",
+    )
+    _require(
+        config.lanes in ("auto", "all") or (config.lanes.isdecimal() and int(config.lanes) > 0),
+        "lanes",
+        config.lanes,
+        "auto, all, or a number >= 1",
+    )
+    lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
+    fits = not (lacks_statistics and config.server_stats == "official")
+    _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
+    _check_robust(config)
+    return config
+
+
+def epochs_range(config: Config) -> tuple[int, int]:
+    """Fewest and most local epochs."""
+    fewest, _, most = str(config.local_epochs).partition(":")
+    numbers = [fewest, most or fewest]
+    proper = all(n.isdecimal() for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
+    _require(proper, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
+    return int(numbers[0]), int(numbers[1])
+
+
+def _check_robust(config: Config) -> None:
+    """UsageError for a rule that would not do what it says."""
+    rule, size = config.robust.rule, cohort_size(config)
+    measured = config.weighting not in ("uniform", "samples", "native")
+    if measured and rule in ("median", "trimmed_mean", "krum"):
+        raise UsageError(
+            f"robust.rule {rule} ignores weights, so those of {config.weighting} would be measured for nothing;"
+            " use --weighting uniform, or the rule clipped_mean"
+        )
+    if rule != "mean" and config.algorithm in ("scaffold", "feddyn", "fednova"):
+        raise UsageError(
+            f"robust.rule {rule} guards the averaged model, but the server of {config.algorithm} also averages other"
+            " messages of the clients; use --robust.rule mean or another --algorithm"
+        )
+    if rule == "krum":
+        bad, kept = config.robust.num_bad, config.robust.num_kept
+        _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
+        _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
+    least = 0.5 / config.clients
+    if config.attack.kind != "none" and num_corrupt(config) == 0:
+        raise UsageError(f"attack.clients {config.attack.clients} of {config.clients} is nobody; use > {least:g}")
+
+
+_NAMES = {
+    "dataset": DATASETS,
+    "model": MODELS,
+    "algorithm": ALGORITHMS,
+    "partition": PARTITIONS,
+    "min_samples_rule": MIN_SAMPLES_RULES,
+    "conv": CONVS,
+    "fedvg.signal": SIGNALS,
+    "fedvg.norm": NORMS,
+    "fedvg.layer": ("tensor", "module"),
+    "fedvg.stats": ("uniform", "layer"),
+    "fedvg.granularity": GRANULARITIES,
+    "fedvg.block": ("residual", "stage"),
+    "fedvg.mode": SCORING_MODES,
+    "lr_schedule": LR_SCHEDULES,
+    "nonfinite": NONFINITE,
+    "cohorts": ("seeded", "official"),
+    "server_stats": ("averaged", "official"),
+    "scaffold.steps": ("epochs", "single"),
+    "scaffold.memory": ("kept", "lost"),
+    "feddyn.regulariser": ("full", "linear"),
+    "feddyn.weights": ("uniform", "samples"),
+    "feddyn.average": ("always", "once"),
+    "elastic.sensitivity": ("output", "official"),
+    "elastic.rows": ("all", "rest"),
+    "robust.rule": RULES,
+    "attack.kind": ATTACKS,
+}
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "alpha": (lambda v: 0 < v < math.inf, "> 0; 0.05 is very skewed, 100 almost even"),
+    "clients": (lambda v: v >= 1, ">= 1"),
+    "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "rounds": (lambda v: v >= 1, ">= 1"),
+    "batch_size": (lambda v: v >= 2, ">= 2 (a batch of one row is skipped)"),
+    "lr": (lambda v: 0 < v < math.inf, "> 0"),
+    "seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
+    "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
+    "min_samples": (lambda v: v >= 1, ">= 1"),
+    "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
+    "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
+    "eval_every": (lambda v: v >= 1, ">= 1"),
+    "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "dropout": (lambda v: 0 <= v < 1, "in [0, 1)"),
+    **dict.fromkeys(("momentum", "fedavgm.momentum"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    **dict.fromkeys(("fedopt.b1", "fedopt.b2", "elastic.mu"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    **dict.fromkeys(("weight_decay", "fedprox.mu", "elastic.tau"), (lambda v: 0 <= v < math.inf, ">= 0")),
+    **dict.fromkeys(("fedvg.eps", "fedopt.eps", "feddyn.clip"), (lambda v: 0 < v < math.inf, "> 0")),
+    **dict.fromkeys(("fedavgm.lr", "fedopt.lr", "scaffold.eta_g"), (lambda v: 0 < v < math.inf, "> 0")),
+    "fedvg.fit_steps": (lambda v: v >= 1, ">= 1"),
+    "fedvg.fit_rate": (lambda v: 0 < v < math.inf, "> 0"),
+    "feddyn.alpha": (lambda v: 0 < v < math.inf, "> 0"),
+    **dict.fromkeys(("elastic.ratio", "attack.clients"), (lambda v: 0 < v <= 1, "in (0, 1]")),
+    "robust.trim": (lambda v: 0 <= v < 0.5, "in [0, 0.5)"),
+    "robust.num_kept": (lambda v: v >= 1, ">= 1"),
+    **dict.fromkeys(("robust.num_bad", "tuning.steps"), (lambda v: v >= 0, ">= 0")),
+    **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
+    **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
+}
+
+
+def _one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"unknown {name} '{value}'{suggestion(value, allowed)}")
+
+
+def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    if not holds:
+        raise UsageError(f"{name} must be {allowed}; got {value}")

@@ -1,0 +1,102 @@
+"""Settings by dotted name, and the TOML files that hold them.
+
+A file has the same names as `Config`: top-level keys, and a `[table]` for a nested group such as `[fedvg]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedvg_jax.config.options import Config
+from fedvg_jax.types import UsageError
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name, e.g. {"alpha": 0.05, "fedvg.norm": "l1"}."""
+    flat: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        nested = dataclasses.is_dataclass(value)
+        flat |= flatten(value, f"{prefix}{f.name}.") if nested else {prefix + f.name: value}
+    return flat
+
+
+def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
+    """`config` with settings by dotted name; an unknown name or a wrong type is a UsageError naming `source`."""
+    known = flatten(config)
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"{source}: unknown setting '{name}'{suggestion(name, known)}")
+        config = _replaced(config, name.split("."), value, f"{source}: {name}")
+    return config
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Settings of a TOML file by dotted name."""
+    try:
+        return _dotted(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the config file {path}: {_reason(error)}; check --config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The settings as plain JSON values, nested as in the dataclasses."""
+    return {k: _plain(v) for k, v in dataclasses.asdict(config).items()}
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """'; did you mean ...?' for a mistyped name, and what is allowed where that is a short list."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    allowed = f"allowed: {', '.join(known)}"
+    if not close:
+        return f"; {allowed}"
+    return f"; did you mean '{close[0]}'?" + (f" ({allowed})" if len(known) < 10 else "")
+
+
+def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
+    name, *rest = path
+    if rest:
+        return dataclasses.replace(group, **{name: _replaced(getattr(group, name), rest, value, where)})
+    return dataclasses.replace(group, **{name: _typed(typing.get_type_hints(type(group))[name], value, where)})
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the field's type: an int may stand for a float and a string for a path, nothing else is converted."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
+        return value
+    if float in allowed and type(value) is int:
+        return float(value)
+    if Path in allowed and type(value) is str:
+        return Path(value)
+    if str in allowed and type(value) is int:
+        return str(value)
+    names = " or ".join(t.__name__ for t in allowed if t is not type(None))
+    raise UsageError(f"{where} must be a {names}; got {value!r}")
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

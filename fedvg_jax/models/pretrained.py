@@ -1,0 +1,153 @@
+"""Pretrained weights from a `.safetensors` file with torchvision's or timm's names; never pickle.
+
+timm's models are published as such files. A torchvision `.pth` is exported where torch and safetensors are installed by
+
+    python -c "import sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in
+    torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])" resnet18-f37072fd.pth resnet18.safetensors
+
+(one line). The format is read here, in a page: 8 bytes with the length of a JSON header, the header, the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedvg_jax import tree
+from fedvg_jax.types import UsageError, Variables
+
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
+
+_LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
+
+_RESNET = [(r"_(\d+)/", r"/\1/")]
+
+_TIMM = [
+    ("^patch_embed/", "patch_embed/proj/"),
+    (r"^block_(\d+)/(qkv|proj)/", r"blocks/\1/attn/\2/"),
+    (r"^block_(\d+)/(fc\d)/", r"blocks/\1/mlp/\2/"),
+    (r"^block_(\d+)/", r"blocks/\1/"),
+]
+
+_TORCHVISION = [
+    ("^cls_token", "class_token"),
+    ("^pos_embed", "encoder/pos_embedding"),
+    ("^norm/", "encoder/ln/"),
+    ("^patch_embed/", "conv_proj/"),
+    ("^block_", "encoder/layers/encoder_layer_"),
+    (r"/norm(\d)/", r"/ln_\1/"),
+    ("/qkv/", "/self_attention/in_proj_"),
+    ("/proj/", "/self_attention/out_proj/"),
+    ("/fc1/", "/mlp/0/"),
+    ("/fc2/", "/mlp/3/"),
+]
+
+_NOT_READ = re.compile(r"(fc|head|heads)\.|.*\.num_batches_tracked$")
+"""The file's own head, and the counters of its BatchNorms, which nothing uses."""
+
+
+def load(path: Path, variables: Variables, architecture: str) -> Variables:
+    """`variables` with every tensor but those of the head, `classifier`, from a file.
+
+    Kernels OIHW -> HWIO and transposed, BatchNorm's running statistics, fused queries, keys and values; position
+    embeddings are not resampled.
+
+    Args:
+        variables: the model's, whose head stays as it is.
+        architecture: the model's name, "resnet.." or "vit.."; a ViT's file may have timm's or torchvision's names.
+
+    Raises:
+        UsageError: naming the first tensor that is missing, has another shape, or is not of this model.
+    """
+    found = read(path)
+    renames = _renames(architecture, found)
+    leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
+    names = {ours: _name(ours, renames) for ours in leaves if not ours.startswith("classifier/")}
+    for ours, name in names.items():
+        shape = _torch_shape(ours, leaves[ours].shape)
+        if name not in found:
+            raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
+        if found[name].shape != shape:
+            raise UsageError(f"{path}: tensor {name} is {list(found[name].shape)}, {architecture} needs {list(shape)}")
+    for name, tensor in found.items():
+        if name not in names.values() and not _NOT_READ.match(name):
+            raise UsageError(f"{path} has a tensor {name}, {list(tensor.shape)}, which {architecture} has not")
+    filled = [_from_torch(found[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
+    return jax.tree.structure(variables).unflatten(filled)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file by name, mapped and not yet in memory.
+
+    Raises:
+        UsageError: if it cannot be read, is of another format, or is cut short.
+    """
+    try:
+        raw = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+    try:
+        header = json.loads(raw[8:start].tobytes())
+        header.pop("__metadata__", None)
+        return {_modern(name): _tensor(raw[start:], **entry) for name, entry in header.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        reason = str(error) if isinstance(error, UsageError) else "it is of another format"
+        export = "a .pth is exported as fedvg_jax/models/pretrained.py says"
+        raise UsageError(f"{path} is not a whole safetensors file: {reason}; {export}") from None
+
+
+def _tensor(body: np.ndarray, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> np.ndarray:
+    if dtype not in _DTYPES:
+        raise UsageError(f"a tensor has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
+    begin, end = data_offsets
+    if not 0 <= begin <= end <= len(body) or end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+        raise UsageError(f"bytes {begin} to {end} of {len(body)} are no {dtype} tensor {shape}")
+    return np.asarray(body[begin:end]).view(_DTYPES[dtype]).reshape(shape)
+
+
+def _modern(name: str) -> str:
+    """torchvision's published ViTs were saved when their dense layers had these names."""
+    return name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
+
+
+def _renames(architecture: str, found: dict[str, np.ndarray]) -> list[tuple[str, str]]:
+    if architecture.startswith("resnet"):
+        return _RESNET
+    if architecture.startswith("vit"):
+        return _TORCHVISION if "class_token" in found else _TIMM
+    raise UsageError(f"no pretrained weights exist for model {architecture}; they do for ResNets and ViTs")
+
+
+def _name(path: str, renames: list[tuple[str, str]]) -> str:
+    """block_3/norm1/scale -> blocks.3.norm1.weight"""
+    for pattern, new in (*_LEAVES, *renames):
+        path = re.sub(pattern, new, path)
+    return path.replace("/", ".")
+
+
+def _paths(variables: Variables) -> list[str]:
+    return tree.paths(variables.params) + tree.paths(variables.stats)
+
+
+def _torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of our [h, w, i, o], [i, o], or patch embedding [h w 3, o]."""
+    if path == "patch_embed/kernel":
+        side = math.isqrt(shape[0] // 3)
+        return shape[1], 3, side, side
+    if path.endswith("/kernel"):
+        return (shape[3], shape[2], *shape[:2]) if len(shape) == 4 else shape[::-1]
+    return shape
+
+
+def _from_torch(array: np.ndarray, leaf: Array) -> Array:
+    """In the shape and dtype of `leaf`. A copy: the file may change, and the engine donates its buffers."""
+    axes = {4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim, range(array.ndim))
+    return jnp.array(array.transpose(axes).reshape(leaf.shape), leaf.dtype, copy=True)

@@ -1,0 +1,145 @@
+"""Residual networks in torchvision's layout (He et al. 2016, "v1.5": a bottleneck strides in its 3x3 convolution).
+
+Paths are torchvision's names: `layer1_0/conv1/kernel` is its `layer1.0.conv1.weight`, `layer2_0/downsample_1/scale` its
+`layer2.0.downsample.1.weight`; its `fc` is `classifier` here. Normalisation layers are called `bn` whatever they do,
+as there. Initialisation is torchvision's: convolutions N(0, 2 / fan_out), normalisation 1 and 0 (no zero-initialised
+residual), the head torch's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedvg_jax.models.layers import dense, rgb
+from fedvg_jax.models.norm import BatchNorm, GroupNorm
+
+NORMS = {"batch": BatchNorm, "group": GroupNorm}
+
+_kaiming = nn.initializers.variance_scaling(2, "fan_out", "normal")
+
+
+class Residual(nn.Module):
+    """y = relu(x + f(x)), f a chain of convolutions with normalisation after each and ReLU between; where shapes
+    differ, x goes through a strided 1x1 convolution and normalisation."""
+
+    layers: Sequence[tuple[int, int, int]]
+    """(features, kernel, stride) of each convolution"""
+    norm: str
+    conv: Callable
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        norm, y = NORMS[self.norm], x
+        for i, layer in enumerate(self.layers, 1):
+            y = nn.relu(y) if i > 1 else y
+            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}", self.conv), mask, train)
+        if x.shape != y.shape:
+            stride = max(stride for _, _, stride in self.layers)
+            x = norm(name="downsample_1")(_conv(x, y.shape[-1], 1, stride, "downsample_0", self.conv), mask, train)
+        return nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """Stem, stages of residual blocks with `width`, 2 `width`, ... features, global mean, dense. Every stage but the
+    first halves the image. Grayscale images become three equal channels.
+
+    Args:
+        depths: blocks of each stage.
+        bottleneck: 1x1, 3x3, 1x1 with four times the features out, instead of two 3x3.
+        stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
+        norm: "batch" or "group".
+    """
+
+    num_classes: int
+    conv: Callable = lax.conv_general_dilated
+    depths: Sequence[int] = (2, 2, 2, 2)
+    bottleneck: bool = False
+    width: int = 64
+    stem: str = "imagenet"
+    norm: str = "batch"
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        imagenet = {"imagenet": True, "cifar": False}[self.stem]
+        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.conv)
+        x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
+        x = max_pool(x) if imagenet else x
+        for stage, depth in enumerate(self.depths):
+            for i in range(depth):
+                layers = self._layers(self.width * 2**stage, 2 if stage and not i else 1)
+                x = Residual(layers, self.norm, self.conv, name=f"layer{stage + 1}_{i}")(x, mask, train)
+        return dense(x.mean((1, 2)), self.num_classes, "classifier")
+
+    def _layers(self, features: int, stride: int) -> Sequence[tuple[int, int, int]]:
+        if self.bottleneck:
+            return (features, 1, 1), (features, 3, stride), (4 * features, 1, 1)
+        return (features, 3, stride), (features, 3, 1)
+
+
+def resnet18(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+    """11,181,642 parameters at 10 classes."""
+    return ResNet(num_classes, conv, (2, 2, 2, 2), **options)
+
+
+def resnet34(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+    """21,289,802 parameters at 10 classes."""
+    return ResNet(num_classes, conv, (3, 4, 6, 3), **options)
+
+
+def resnet50(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+    """23,528,522 parameters at 10 classes."""
+    return ResNet(num_classes, conv, (3, 4, 6, 3), bottleneck=True, **options)
+
+
+def blocks_residual(path: str) -> str:
+    """Every residual block is a block; before them `stem`, after them `classifier`."""
+    first = path.split("/")[0]
+    return "stem" if first in ("conv1", "bn1") else first
+
+
+def blocks_stage(path: str) -> str:
+    """The reference code's six: `base` (convolution and normalisation of the stem), `layer1` to `layer4`,
+    `classifier`."""
+    block = blocks_residual(path)
+    return "base" if block == "stem" else block.split("_")[0]
+
+
+def max_pool(x: Array) -> Array:
+    """3 x 3 maximum, stride 2, one pixel of -inf around; of equal values the first takes the gradient.
+
+    One dimension after the other, as a maximum of three shifted slices: 16 times as fast on the CPU as a windowed
+    reduction and its gradient at 16 x 16, and equal to it.
+    """
+    for axis in (2, 1):
+        size = x.shape[axis]
+        out = (size + 1) // 2
+        pads = [(1, 2 * out - size, 0) if i == axis else (0, 0, 0) for i in range(4)]
+        padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), pads)
+        a, b, c = (lax.slice_in_dim(padded, i, i + 2 * out - 1, 2, axis) for i in range(3))
+        x = _first_max(_first_max(a, b), c)
+    return x
+
+
+def _first_max(a: Array, b: Array) -> Array:
+    # not jnp.maximum, which shares the gradient of equal values; a NaN is passed on, as by torch
+    return jnp.where((b > a) | jnp.isnan(b), b, a)
+
+
+def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable):
+    """A convolution without bias, padded symmetrically by half its kernel as torch's are, never "SAME"."""
+    half = kernel // 2
+    layer = nn.Conv(
+        features,
+        (kernel, kernel),
+        (stride, stride),
+        padding=[(half, half)] * 2,
+        use_bias=False,
+        conv_general_dilated=conv_fn,
+        kernel_init=_kaiming,
+        name=name,
+    )
+    return layer(x)

@@ -1,0 +1,291 @@
+"""The round where clients drop out, diverge or straggle, and the clients' optimisers."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import worlds
+
+from fedvg_jax import build, config, data, local, loop
+from fedvg_jax.config import Config
+from fedvg_jax.types import UsageError
+
+WORLD = worlds.uneven(cohort_size=5)
+TASK = worlds.QUADRATIC
+RULES = ["samples", "uniform", "fedvg", "samples+fedvg", "fedvg+uniform"]
+MEMORIES = ("scaffold", "feddyn")
+every_algorithm = pytest.mark.parametrize("name", build.ALGORITHMS)
+
+
+def schedule_of(number, **changes):
+    return WORLD.schedule(number, 2, probe_ratio=0.5, **changes)
+
+
+def one_round(algorithm, schedule, rule="samples", state=None, world=WORLD, **options):
+    """(state, metrics) after one round, by default from the start."""
+    step = worlds.make_round(world, algorithm, rule, **options)
+    state = worlds.state(world, algorithm, TASK) if state is None else state
+    return step(state, schedule, world.data(), worlds.hyper())
+
+
+def without(schedule, absent):
+    """`schedule` where the clients at some positions drop out."""
+    return schedule._replace(heard=~np.isin(np.arange(len(schedule.clients)), absent))
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# --- clients that drop out
+
+
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
+@pytest.mark.parametrize("rule", RULES)
+def test_who_drops_out_counts_as_if_it_had_not_played(x64, rule, granularity):
+    algorithm, schedule = worlds.algorithm("fedavg"), schedule_of(0)
+    present = [0, 2, 3]
+    rules = worlds.weighting(rule, algorithm, granularity=granularity)
+    found, told = one_round(algorithm, without(schedule, [1, 4]), rules)
+    others = schedule_of(0, clients=schedule.clients[present], cohort_size=3)
+    expected, expected_told = one_round(algorithm, others, rules)
+    worlds.assert_close(found.variables, expected.variables, 1e-12)
+    np.testing.assert_allclose(told.weights[jnp.array(present)], expected_told.weights, rtol=1e-12)
+    assert told.weights[1] == told.weights[4] == 0 and told.finite.all()
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
+    """Of all that the server knows, the others' part is as if N stayed the same and they alone had played."""
+    algorithm, schedule = worlds.algorithm(name), schedule_of(1)
+    state, _ = one_round(algorithm, schedule_of(0))
+    found, _ = one_round(algorithm, without(schedule, [1, 4]), "uniform", state)
+    others = schedule_of(1, clients=schedule.clients[[0, 2, 3]], cohort_size=3)
+    expected, _ = one_round(algorithm, others, "uniform", state)
+    worlds.assert_close(found, expected, 1e-12)
+    absent = schedule.clients[[1, 4]]
+    assert_same(*(jax.tree.map(lambda x: x[absent], s.clients) for s in (found, state)))
+    changed = jax.tree.map(lambda new, old: int((new != old).any(1).sum()), found.clients, state.clients)
+    assert set(jax.tree.leaves(changed)) == {3}
+
+
+@pytest.mark.parametrize("sensitivity", ["output", "official"])
+def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
+    """Elastic's sensitivities are relative to the largest."""
+    algorithm, schedule = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity=sensitivity)), schedule_of(0)
+    step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
+    for absent in range(5):
+        present = [k for k in range(5) if k != absent]
+        found, _ = step(start, without(schedule, [absent]), WORLD.data(), worlds.hyper())
+        others = schedule_of(0, clients=schedule.clients[present], cohort_size=4)
+        expected, _ = step(start, others, WORLD.data(), worlds.hyper())
+        worlds.assert_close(found.variables, expected.variables, 1e-12)
+
+
+@every_algorithm
+def test_a_round_nobody_is_heard_of_leaves_the_model_where_it_is(x64, name):
+    """But for Yogi, whose first moment optax starts at 1e-6."""
+    algorithm = worlds.algorithm(name)
+    before = worlds.state(WORLD, algorithm, TASK)
+    after, told = one_round(algorithm, without(schedule_of(0), range(5)))
+    own = 0.7 * 0.9e-5 / (1e-2 + 1e-3) if name == "fedyogi" else 0
+    worlds.assert_close(after.variables, jax.tree.map(lambda x: x - own, before.variables), 1e-12)
+    assert_same(after.clients, before.clients)
+    assert not told.weights.any()
+
+
+# --- clients that diverge
+
+
+def with_nan(client):
+    """A world in which one client's data are not finite."""
+    pool = jax.tree.map(np.copy, WORLD.pool)
+    for leaf in jax.tree.leaves(pool[1]):
+        leaf[WORLD.train[client]] = np.nan
+    return WORLD._replace(pool=pool)
+
+
+@every_algorithm
+def test_who_diverges_counts_as_if_it_had_dropped_out(x64, name):
+    """In every bit, the memories included; and it is told of."""
+    algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
+    step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
+    expected, expected_told = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
+    found, told = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
+    assert_same(found, expected)
+    assert_same(told.weights, expected_told.weights)
+    assert told.weights[bad] == 0 and told.weights.sum() == pytest.approx(1)
+    assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
+
+
+def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
+    """Of a loss -b x with b = 1e30 at x = 1e10, in single precision."""
+    world = worlds.quadratics(np.zeros((2, 3)), np.array([[1e30] * 3, [1.0] * 3]), [2, 2], 2)
+    algorithm = worlds.algorithm("fedavg")
+    state = worlds.state(world, algorithm, TASK)
+    far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
+    step, schedule = worlds.make_round(world, algorithm), world.schedule(0, 2)
+    _, told = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
+    assert told.finite.tolist() == [client != 0 for client in schedule.clients]
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory):
+    """Two rounds on digits; the loss is NaN on one white image, which one client of the first round trains on."""
+    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
+    settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
+    arrays = data.load("digits")
+    parts = build.make_partition(settings, arrays)
+    who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
+    arrays.x[parts.train[who][0]] = 255
+    task = build.make_task(settings, arrays)
+
+    def loss(params, stats, batch, mask, train):
+        value, stats = task.loss(params, stats, batch, mask, train)
+        white = ((batch.x == 255).all((1, 2, 3)) & mask).any()
+        return jnp.where(white, jnp.nan, value), stats
+
+    def simulation(nonfinite):
+        changed = replace(settings, nonfinite=nonfinite)
+        return build.simulation(changed, data=arrays, partition=parts, task=task._replace(loss=loss))
+
+    return simulation, int(who)
+
+
+def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned):
+    simulation, who = poisoned
+    with pytest.raises(UsageError) as error:
+        loop.drive(simulation("raise"))
+    said = str(error.value)
+    assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
+
+
+def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
+    simulation, who = poisoned
+    records = loop.drive(simulation("skip")).records
+    assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
+    first = dict(zip(records[0]["clients"], records[0]["weights"], strict=True))
+    assert first[who] == 0 and sum(first.values()) == pytest.approx(1, abs=1e-6)
+    assert np.isfinite(records[1]["test_loss"])
+
+
+# --- the clients' optimiser
+
+
+@pytest.mark.parametrize("lr_schedule", local.LR_SCHEDULES)
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.125), (0.5, 0.125)])
+def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64, momentum, weight_decay, lr_schedule):
+    """v <- momentum v + g + decay x and x <- x - lr_r v, with v = 0 at the start of every round r."""
+    settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)
+    rates = {
+        "constant": lambda r: 0.25,
+        "exponential": lambda r: 0.25 * 0.75**r,
+        "cosine": lambda r: 0.25 * (1 + np.cos(np.pi * r / 4)) / 2,
+    }
+    a, b = np.array([[0.5, 1.0, 2.0]]), np.array([[1.0, -1.0, 3.0]])
+    world, algorithm = worlds.quadratics(a, b, [6], 1), worlds.algorithm("fedavg")
+    step = worlds.make_round(world, algorithm, optimiser=build.make_optimiser(settings))
+    hyper = worlds.hyper(lr=0.25, momentum=momentum, weight_decay=weight_decay, lr_decay=0.75, rounds=4)
+    state = worlds.state(world, algorithm, TASK)
+    x = np.concatenate(jax.tree.leaves(state.variables))
+    for number in range(4):
+        state, _ = step(state, world.schedule(number, 2), world.data(), hyper)
+        v = np.zeros(3)
+        for _ in range(3):
+            v = momentum * v + a[0] * x - b[0] + weight_decay * x
+            x = x - rates[lr_schedule](number) * v
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 7])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
+    """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
+    for plain SGD steps x lr."""
+
+    def optimiser(hyper, round):
+        return optax.sgd(hyper["lr"], hyper["momentum"])
+
+    hyper, number = worlds.hyper(momentum=beta), jnp.int32(3)
+    expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
+    found = local.displacement(optimiser, hyper, number, jnp.int32(steps))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    if beta == 0:
+        plain = local.displacement(local.sgd, hyper, number, jnp.int32(steps))
+        np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
+
+
+def test_algorithms_are_told_the_displacement_of_their_round(x64):
+    """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
+    optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
+    algorithm, hyper = worlds.busybody(), worlds.hyper(lr_decay=0.5)
+    step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
+    moved = []
+    for number in range(2):
+        state, _ = step(state, schedule_of(number), WORLD.data(), hyper)
+        moved.append(np.asarray(state.clients["moved"]))
+    steps = np.array([2, 4, 1, 3, 1])
+    np.testing.assert_allclose(moved, [0.3 * steps, 0.45 * steps], rtol=1e-12)
+    assert state.clients["rounds"].tolist() == [2] * 5
+
+
+# --- what the server does with the average
+
+
+def test_an_algorithm_works_on_whatever_average_is_taken(x64):
+    """u is the distance to it: FedAvgM's first step is (1 + beta) u at rate 1."""
+
+    def median(hyper, key, variables, clients, weights):
+        return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
+
+    plain, _ = one_round(worlds.algorithm("fedavg"), schedule_of(0), aggregate=median)
+    mean, _ = one_round(worlds.algorithm("fedavg"), schedule_of(0))
+    algorithm = worlds.algorithm("fedavgm")
+    start = worlds.state(WORLD, algorithm, TASK).variables
+    step = worlds.make_round(WORLD, algorithm, aggregate=median)
+    hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
+    found, _ = step(worlds.state(WORLD, algorithm, TASK), schedule_of(0), WORLD.data(), hyper)
+    expected = jax.tree.map(lambda old, new: old + 1.9 * (new - old), start, plain.variables)
+    worlds.assert_close(found.variables, expected, 1e-12)
+    assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain.variables, mean.variables)), strict=True))
+
+
+@every_algorithm
+def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x64, name):
+    """Elastic has a sensitivity for statistics in the published form only."""
+    settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
+    algorithm, found = worlds.algorithm(name, **settings), []
+    for stats_too in (False, True):
+        step = worlds.make_round(WORLD, algorithm, stats_too=stats_too)
+        state = worlds.state(WORLD, algorithm, TASK, stats_too=stats_too)
+        for number in range(2):
+            state, _ = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
+        found.append(state.variables)
+    worlds.assert_close(*found, 1e-12)
+
+
+def test_elastic_without_a_sensitivity_for_running_statistics_is_not_to_act_on_them():
+    with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
+        config.check(Config(algorithm="elastic", server_stats="official"))
+    config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
+
+
+@pytest.mark.parametrize("stats_too", [False, True])
+def test_running_statistics_are_averaged_or_take_the_server_s_step_like_parameters(x64, stats_too):
+    """FedAvgM's first step is (1 + beta) u at rate 1."""
+    world, task = worlds.small(), worlds.TASK
+
+    def moved(name):
+        algorithm = worlds.algorithm(name)
+        start = worlds.state(world, algorithm, task, stats_too=stats_too)
+        step = worlds.make_round(world, algorithm, "samples", task, stats_too=stats_too)
+        hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
+        after, _ = step(start, world.schedule(0, 2), world.data(), hyper)
+        return jax.tree.map(np.subtract, after.variables, start.variables)
+
+    plain, far = moved("fedavg"), moved("fedavgm")
+    worlds.assert_close(far.params, jax.tree.map(lambda x: 1.9 * x, plain.params), 1e-12)
+    worlds.assert_close(far.stats, jax.tree.map(lambda x: (1.9 if stats_too else 1) * x, plain.stats), 1e-12)

@@ -60,6 +60,7 @@ EXTRAS = {
     "+fedgrad.mode=clientwise": {"fedvg.granularity": "modelwise"},
     "+fedgrad.mode=layerwise": {"fedvg.granularity": "layerwise"},
     "+fedgrad.mode=blockwise": {"fedvg.granularity": "blockwise"},
+    "+fedgrad.mode=spectral": {"fedvg.norm": "spectral_l2", "fedvg.granularity": "layerwise"},
     "+fedgrad.norm_order=1": {"fedvg.norm": "l1"},
     "+fedgrad.norm_order=2": {"fedvg.norm": "l2"},
     "+fedgrad.type=avg": {},

@@ -1,6 +1,7 @@
 """What a run leaves behind: one record per round, a summary, and the folder that holds them.
 
 config.json      the resolved settings
+layers.json      the names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
 summary.json     the run in a few numbers
 """
@@ -85,12 +86,14 @@ def refuse_taken(folder: Path) -> None:
         raise UsageError(f"run folder {folder} is taken, and nothing is overwritten; name another with --out")
 
 
-def create(folder: Path, config: Config) -> Path:
-    """The run's folder with its config."""
+def create(folder: Path, config: Config, layers: Sequence[str] = ()) -> Path:
+    """The run's folder with its config, and the names of the layers whose shares of the score the history holds."""
     refuse_taken(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", to_json(config))
+        if layers:
+            write_json(folder / "layers.json", list(layers))
     except OSError as error:
         raise UsageError(f"cannot write the run folder {folder}: {error.strerror}; name another with --out") from None
     return folder

@@ -63,7 +63,7 @@ def drive(
 ) -> History:
     """Runs a simulation to its end, or to the first Ctrl-C; `on_records` hears of every chunk."""
     config = sim.config
-    folder = history.create(config.out, config) if config.out else None
+    folder = history.create(config.out, config, build.layer_names(config, sim.task)) if config.out else None
     programs = compile_programs(sim)
     records: list[Record] = []
     state, interrupted, begun = sim.state, False, time.perf_counter()

@@ -72,6 +72,10 @@ def test_the_run_folder_holds_what_scripts_read(runs):
     assert set(names.split()) <= set(summary)
     assert summary["test_accuracy_final"] == records[-1]["test_accuracy"]
     assert json.loads((folder / "config.json").read_text())["rounds"] == 3
+    layers = json.loads((folder / "layers.json").read_text())
+    shares = records[0]["layer_shares"]
+    assert {len(row) for row in shares} == {len(layers)} and "classifier/kernel" in layers
+    assert all(sum(row) == pytest.approx(1, abs=1e-6) for row in shares)
 
 
 def test_two_runs_differ_in_nothing_but_times(runs):

@@ -243,7 +243,7 @@ def default_cache_dir() -> Path:
 
 def method_name(config: Config) -> str:
     """Algorithm and weighting in a name fit for a folder."""
-    return f"{config.algorithm}-{config.weighting}"
+    return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
 
 
 def cohort_size(config: Config) -> int:

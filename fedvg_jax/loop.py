@@ -122,10 +122,10 @@ def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterat
         metrics = jax.device_get(metrics)
         pace = (time.perf_counter() - begun) / len(now)
         records = _records(done - len(now), now, metrics, pace)
-        _check_finite(sim.config, records)
         if _until_evaluation(sim.config, done - 1) == 1:
             records[-1] |= _evaluate(sim, programs, state)
         yield state, records
+        _check_finite(sim.config, records)  # after the history has the round that went wrong
 
 
 def _plan(sim: build.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:

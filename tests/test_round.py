@@ -156,9 +156,11 @@ def poisoned(tmp_path_factory):
 
 
 def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned):
-    simulation, who = poisoned
+    """And what went wrong is told before it stops."""
+    (simulation, who), told = poisoned, []
     with pytest.raises(UsageError) as error:
-        loop.drive(simulation("raise"))
+        loop.drive(simulation("raise"), on_records=told.extend)
+    assert [record["diverged"] for record in told] == [[who]]
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
 

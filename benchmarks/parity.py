@@ -35,7 +35,7 @@ from fedvg_jax import build, executors, local, presets, round, schedule, tree
 from fedvg_jax import config as configs
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config
-from fedvg_jax.models import conv, lenet, task
+from fedvg_jax.models import layout, lenet, task
 from fedvg_jax.types import Batch, Data, Schedule, SimState, UsageError, Variables
 
 CLIENTS, ROUND, CHAINED, WEIGHTS = 1e-5, 0.01, 0.05, 5e-3
@@ -118,7 +118,7 @@ def replay(recording: Recording, data_dir: Path, out: Path | None) -> bool:
     """Replays all rounds, prints what differs, and says whether everything agrees."""
     meta, config = recording.meta, settings(recording)
     images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-    model = task.classification(lenet.LeNet5(10, conv.by_name("auto")), 10, images.x.shape[1:])
+    model = task.classification(lenet.LeNet5(10, layout.by_name("auto")), 10, images.x.shape[1:])
     val = schedule.cut(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = build.ALGORITHMS[config.algorithm](config)

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedvg_jax import config
-from fedvg_jax.models import conv
+from fedvg_jax.models import conv, layout
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
@@ -80,13 +80,30 @@ def test_gemm_refuses_dilation_and_groups(unknown):
         conv.gemm_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (1, 1), "SAME", **unknown)
 
 
-@pytest.mark.parametrize("name", config.CONVS)
+@pytest.mark.parametrize("name", [name for name in config.CONVS if name != "planes"])
 def test_every_named_convolution_is_the_convolution(x64, name):
     _, _, stride, padding = CASES["3x3 stride 2 padded"]
     args = [a[0] for a in arrays("3x3 stride 2 padded")]
     found = value_and_pullback(conv.by_name(name), stride, padding)(*args)
     expected = value_and_pullback(lax.conv_general_dilated, stride, padding)(*args)
     worlds.assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("case", ["5x5", "3x3 padded", "even kernel padded", "3x3 on one pixel: 8 dead taps"])
+def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
+    """The result lies [O, H, W, B]; so does what is pulled back."""
+    _, _, _, padding = CASES[case]
+    x, w, dy = (a[0] for a in arrays(case))
+    planes = layout.images_last()
+    y, pullback = jax.vjp(lambda x, w: planes.convolve(planes.enter(x), w, padding), x, w)
+    expected = value_and_pullback(lax.conv_general_dilated, (1, 1), padding)(x, w, dy)
+    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(planes.enter(dy))), expected, 1e-9)
+
+
+@pytest.mark.parametrize("lies", [layout.images_first(), layout.images_last()], ids=["first", "last"])
+def test_flattened_images_are_in_height_width_channel_order_in_every_layout(lies):
+    x = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    np.testing.assert_array_equal(lies.flatten(lies.enter(x)), x.reshape(2, -1))
 
 
 @pytest.mark.parametrize(("size", "k"), [((6, 4), 2), ((7, 5), 2), ((9, 6), 3), ((5, 5), 1)])
@@ -98,6 +115,6 @@ def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
     def value_and_grad(pool):
         return jax.value_and_grad(lambda x: jnp.sum(pool(x) * jnp.arange(3.0)[None, None, None]))(x)
 
-    found, expected = map(value_and_grad, (lambda x: conv.max_pool(x, k), lambda x: nn.max_pool(x, (k, k), (k, k))))
+    found, expected = map(value_and_grad, (lambda x: layout.max_pool(x, k), lambda x: nn.max_pool(x, (k, k), (k, k))))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    np.testing.assert_array_equal(conv.max_pool(x, k), nn.max_pool(x, (k, k), (k, k)))
+    np.testing.assert_array_equal(layout.max_pool(x, k), nn.max_pool(x, (k, k), (k, k)))

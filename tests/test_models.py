@@ -9,7 +9,6 @@ from sklearn import metrics as sklearn_metrics
 
 from fedvg_jax import build, tree
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import by_name
 from fedvg_jax.models.mlp import MLP
 from fedvg_jax.types import Batch
 
@@ -19,7 +18,7 @@ every_small_model = pytest.mark.parametrize("name", SMALL)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return tasks.classification(build.MODELS[name](classes, by_name(conv)), classes, shape)
+    return tasks.classification(build.MODELS[name](classes, conv), classes, shape)
 
 
 def of_smallest_images(name):
@@ -97,13 +96,23 @@ def test_a_model_has_the_reference_s_two_blocks(name):
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
-def test_a_model_is_the_same_with_either_convolution(x64, name):
+def test_a_model_is_the_same_with_every_convolution_in_value_and_gradient(x64, name):
     task, batch, mask = of_smallest_images(name)
     params, stats = worlds.variables(task=task)
-    xla = make(name, batch.x.shape[1:], 3, conv="lax")
-    worlds.assert_close(
-        *(jax.jit(t.loss, static_argnums=4)(params, stats, batch, mask, True) for t in (task, xla)), 1e-9
-    )
+
+    def trained(conv):
+        loss = make(name, batch.x.shape[1:], 3, conv).loss
+        return jax.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
+
+    expected = trained("lax")
+    worlds.assert_close(trained("gemm"), expected, 1e-9)
+    worlds.assert_close(trained("planes"), expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
+def test_a_model_starts_the_same_with_every_convolution(name):
+    starts = [jax.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
+    jax.tree.map(np.testing.assert_array_equal, *starts)
 
 
 def test_an_mlp_without_hidden_layers_is_logistic_regression(x64):

@@ -103,3 +103,11 @@ def test_initialisation_is_the_identity_and_reads_no_batch():
     expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}
     expected |= {"batch_stats": {"mean": np.zeros(4), "var": np.ones(4)}}
     jax.tree.map(np.testing.assert_array_equal, known, expected)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_it_is_the_same_whatever_axes_hold_rows_and_channels(x64, train):
+    known, x, mask = variables(), rows(6, (2, 3)), jnp.arange(6) < 4
+    moved = BatchNorm(rows=3, channels=0)
+    y, new = moved.apply(known, jnp.moveaxis(x, (0, 3), (3, 0)), mask, train, mutable=["batch_stats"])
+    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), new["batch_stats"]), apply(known, x, mask, train), 1e-12)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvg_jax import build, config, executors, local, round, schedule, tree
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.layers import dense, flatten
+from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
 from fedvg_jax.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
 
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
-        x = dense(flatten(x), HIDDEN, "fc1")
+        x = dense(x.reshape(x.shape[0], -1), HIDDEN, "fc1")
         x = nn.relu(BatchNorm(name="bn1")(x, mask, train))
         return dense(x, CLASSES, "classifier")
 

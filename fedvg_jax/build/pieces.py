@@ -17,7 +17,7 @@ from fedvg_jax import (
 from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, lenet, mlp, resnet, vit
+from fedvg_jax.models import cnn, conv, layout, lenet, mlp, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
@@ -44,16 +44,17 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
 }
 
 MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, convolution: cnn.TinyCNN(classes, convolution),
-    "mlp": lambda classes, convolution: mlp.MLP(classes),
-    "cnn": lambda classes, convolution: cnn.CNN(classes, convolution),
-    "lenet5": lambda classes, convolution: lenet.LeNet5(classes, convolution),
-    "resnet18": resnet.resnet18,
-    "resnet34": resnet.resnet34,
-    "resnet50": resnet.resnet50,
-    "vit_s16": lambda classes, convolution: vit.vit_s16(classes),
-    "vit_b16": lambda classes, convolution: vit.vit_b16(classes),
+    "tinycnn": lambda classes, name: cnn.TinyCNN(classes, layout.by_name(name)),
+    "mlp": lambda classes, name: mlp.MLP(classes),
+    "cnn": lambda classes, name: cnn.CNN(classes, layout.by_name(name)),
+    "lenet5": lambda classes, name: lenet.LeNet5(classes, layout.by_name(name)),
+    "resnet18": lambda classes, name: resnet.resnet18(classes, conv.by_name(name)),
+    "resnet34": lambda classes, name: resnet.resnet34(classes, conv.by_name(name)),
+    "resnet50": lambda classes, name: resnet.resnet50(classes, conv.by_name(name)),
+    "vit_s16": lambda classes, name: vit.vit_s16(classes),
+    "vit_b16": lambda classes, name: vit.vit_b16(classes),
 }
+"""name -> (number of classes, name of the convolution) -> module"""
 
 SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
 """Pixels a side below which a model has nothing left to flatten."""
@@ -69,7 +70,7 @@ def make_task(config: Config, arrays: Arrays) -> Task:
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
         )
     classes = len(arrays.class_names)
-    module = MODELS[config.model](classes, conv.by_name(config.conv))
+    module = MODELS[config.model](classes, config.conv)
     return tasks.classification(module, classes, shape, block_of(config))
 
 

@@ -217,7 +217,8 @@ class Config:
     lanes: str = "auto"
     """Clients trained side by side: auto, a number, or all (one vmap over the cohort)."""
     conv: str = "auto"
-    """Convolution: gemm (live-tap patches and one matmul), lax (XLA's own), or auto (by platform and size)."""
+    """Convolution: gemm (live-tap patches and one matmul), planes (the same with the images of a batch innermost, for
+    tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform, model and size)."""
     out: Path | None = None
     """Run folder; default runs/<time>-<method>."""
     cache_dir: Path | None = None

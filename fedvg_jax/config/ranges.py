@@ -27,7 +27,9 @@ ALGORITHMS = (
 )
 PARTITIONS = ("dirichlet", "official")
 MIN_SAMPLES_RULES = ("redraw", "top_up")
-CONVS = ("auto", "lax", "gemm")
+CONVS = ("auto", "lax", "gemm", "planes")
+PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
+"""What `--conv planes` is for."""
 LR_SCHEDULES = ("constant", "exponential", "cosine")
 NONFINITE = ("raise", "skip")
 RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
@@ -89,6 +91,8 @@ def _check_robust(config: Config) -> None:
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
+    if config.conv == "planes" and config.model not in PLANES_MODELS:
+        raise UsageError(f"conv planes is for {', '.join(PLANES_MODELS)}; for model {config.model} use gemm or auto")
     least = 0.5 / config.clients
     if config.attack.kind != "none" and num_corrupt(config) == 0:
         raise UsageError(f"attack.clients {config.attack.clients} of {config.clients} is nobody; use > {least:g}")

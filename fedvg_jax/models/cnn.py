@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import flax.linen as nn
-from jax import lax
 
-from fedvg_jax.models.conv import max_pool
-from fedvg_jax.models.layers import conv, dense, flatten
+from fedvg_jax.models.layers import Conv, dense
+from fedvg_jax.models.layout import Layout, images_first, max_pool
 
 
 class CNN(nn.Module):
     """FedAvg's two 5x5 convolutions (McMahan et al. 2017): 32, 64, dense 512. 878,538 parameters at 3 x 32 x 32."""
 
     num_classes: int
-    conv: Callable = lax.conv_general_dilated
+    layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
-        x = max_pool(nn.relu(conv(x, 32, 5, "conv1", self.conv)), 2)
-        x = max_pool(nn.relu(conv(x, 64, 5, "conv2", self.conv)), 2)
-        x = nn.relu(dense(flatten(x), 512, "fc1"))
+        at = self.layout
+        x = at.enter(x)
+        x = max_pool(nn.relu(Conv(32, 5, at, name="conv1")(x)), 2)
+        x = max_pool(nn.relu(Conv(64, 5, at, name="conv2")(x)), 2)
+        x = nn.relu(dense(at.flatten(x), 512, "fc1"))
         return dense(x, self.num_classes, "classifier")
 
 
@@ -29,11 +28,13 @@ class TinyCNN(nn.Module):
     """Two padded 3x3 convolutions for 8x8 images: 16, 32, dense 64."""
 
     num_classes: int
-    conv: Callable = lax.conv_general_dilated
+    layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
-        x = max_pool(nn.relu(conv(x, 16, 3, "conv1", self.conv, "SAME")), 2)
-        x = max_pool(nn.relu(conv(x, 32, 3, "conv2", self.conv, "SAME")), 2)
-        x = nn.relu(dense(flatten(x), 64, "fc1"))
+        at = self.layout
+        x = at.enter(x)
+        x = max_pool(nn.relu(Conv(16, 3, at, "SAME", name="conv1")(x)), 2)
+        x = max_pool(nn.relu(Conv(32, 3, at, "SAME", name="conv2")(x)), 2)
+        x = nn.relu(dense(at.flatten(x), 64, "fc1"))
         return dense(x, self.num_classes, "classifier")

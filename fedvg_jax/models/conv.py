@@ -17,12 +17,9 @@ from jax import Array, lax
 # above this many pixels the patches' memory traffic outweighs what the matmul gains on an accelerator
 _GEMM_PIXELS = 64 * 64
 
-# up to this many output channels a block of outputs is computed at once; measured on the CPU for 6 to 64 channels
-_NARROW, _BLOCK = 16, 2
-
 
 def by_name(name: str) -> Callable:
-    """The function for Flax's hook: "lax", "gemm", or "auto": gemm on CPU and for images up to 64 x 64."""
+    """The function for Flax's hook: "lax", "gemm", or "auto": gemm on the CPU and for images up to 64 x 64."""
     return {"lax": lax.conv_general_dilated, "gemm": gemm_conv, "auto": _auto}[name]
 
 
@@ -60,8 +57,7 @@ def gemm_conv(
     live = [_live_taps(*dim) for dim in zip(kernel, size, out, window_strides, pads, strict=True)]
     (a, b), (c, d) = live
     x, w = _margins(x, live, out, window_strides, pads), w[a:b, c:d]
-    narrow = w.shape[3] <= _NARROW and tuple(window_strides) == (1, 1) and min(out) > 1
-    return _blockwise(x, w, out, precision) if narrow else _direct(x, w, out, window_strides, precision)
+    return _direct(x, w, out, window_strides, precision)
 
 
 def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:
@@ -91,27 +87,5 @@ def _direct(x: Array, w: Array, out, strides, precision) -> Array:
     return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
 
 
-def _blockwise(x: Array, w: Array, out, precision) -> Array:
-    """One row of patches per 2 x 2 block of outputs, which share most of their inputs: with few output channels the
-    matmul gets four times as wide and the patches half as large, for 1.4 times the arithmetic of a 5x5 kernel."""
-    (n, h, wd, cin), (kh, kw, _, cout), b = x.shape, w.shape, _BLOCK
-    (p, q), (kp, kq) = (-(-o // b) for o in out), (-(-(k + b - 1) // b) for k in (kh, kw))
-    x = jnp.pad(x, ((0, 0), (0, (p + kp - 1) * b - h), (0, (q + kq - 1) * b - wd), (0, 0)))
-    x = x.reshape(n, p + kp - 1, b, q + kq - 1, b, cin).swapaxes(2, 3).reshape(n, p + kp - 1, q + kq - 1, b * b * cin)
-    moved = [  # the kernel as each output of a block sees it, in that block's inputs
-        jnp.pad(w, ((r, kp * b - kh - r), (s, kq * b - kw - s), (0, 0), (0, 0))) for r in range(b) for s in range(b)
-    ]
-    w = jnp.stack(moved, 3).reshape(kp, b, kq, b, cin, b * b * cout).swapaxes(1, 2).reshape(kp, kq, -1, b * b * cout)
-    y = _direct(x, w, (p, q), (1, 1), precision)
-    return y.reshape(n, p, q, b, b, cout).swapaxes(2, 3).reshape(n, p * b, q * b, cout)[:, : out[0], : out[1]]
-
-
 def _matmul(x: Array, w: Array, precision) -> Array:
     return lax.dot_general(x, w, (((3,), (0,)), ((), ())), precision=precision)
-
-
-def max_pool(x: Array, k: int) -> Array:
-    """k x k maximum, stride k, borders that do not fill a window dropped; by reshape, whose backward is several times
-    cheaper on the CPU than that of a windowed reduction."""
-    n, h, w, c = x.shape
-    return x[:, : h // k * k, : w // k * k].reshape(n, h // k, k, w // k, k, c).max((2, 4))

@@ -8,29 +8,32 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from fedvg_jax.models.layout import Layout
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-def conv(x, features: int, kernel: int, name: str, conv_fn: Callable = lax.conv_general_dilated, padding="VALID"):
-    """A square convolution of x [B, H, W, C] inside a compact module."""
-    size = (kernel, kernel)
-    bias_init = _uniform(kernel * kernel * x.shape[-1])
-    layer = nn.Conv(features, size, padding=padding, conv_general_dilated=conv_fn, kernel_init=_kernel_init,
-                    bias_init=bias_init, name=name)  # fmt: skip
-    return layer(x)
+class Conv(nn.Module):
+    """A square convolution with a bias, in any layout; parameters as `flax.linen.Conv`."""
+
+    features: int
+    kernel: int
+    layout: Layout
+    padding: str = "VALID"
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
+        kernel = self.param("kernel", _kernel_init, shape)
+        bias = self.param("bias", _uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
+        return self.layout.convolve(x, kernel, self.padding) + self.layout.per_channel(bias)
 
 
 def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):
     """A dense layer of x [..., D] inside a compact module."""
     bias_init = bias_init or _uniform(x.shape[-1])
     return nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, name=name)(x)
-
-
-def flatten(x):
-    """[B, ...] -> [B, D]"""
-    return x.reshape(x.shape[0], -1)
 
 
 def rgb(x):

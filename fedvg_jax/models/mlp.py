@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedvg_jax.models.layers import dense, flatten
+from fedvg_jax.models.layers import dense
 
 
 class MLP(nn.Module):
@@ -17,7 +17,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
-        x = flatten(x)
+        x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.hidden):
             x = nn.relu(dense(x, width, f"fc{i + 1}"))
         return dense(x, self.num_classes, "classifier")

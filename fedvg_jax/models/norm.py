@@ -10,7 +10,7 @@ from jax import Array, lax
 
 
 class BatchNorm(nn.Module):
-    """y = scale (x - mean) / sqrt(var + eps) + bias over all axes but the last.
+    """y = scale (x - mean) / sqrt(var + eps) + bias over all axes but that of the channels.
 
     Training takes the statistics of the batch's real rows (biased variance) and moves the running ones,
     running <- (1 - momentum) running + momentum batch, with the unbiased variance n / (n - 1), as torch does
@@ -19,17 +19,21 @@ class BatchNorm(nn.Module):
 
     momentum: float = 0.1
     eps: float = 1e-5
+    rows: int = 0
+    """axis of the rows"""
+    channels: int = -1
+    """axis of the channels"""
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        """x [B, ..., C], mask [B] bool."""
-        features = x.shape[-1:]
+        """x [B, ..., C], or as `rows` and `channels` say; mask [B] bool."""
+        features = (x.shape[self.channels],)
         scale = self.param("scale", nn.initializers.ones, features)
         bias = self.param("bias", nn.initializers.zeros, features)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
         running_var = self.variable("batch_stats", "var", jnp.ones, features)
         if train:
-            mean, var, count = _statistics(x, mask)
+            mean, var, count = _statistics(x, mask, self.rows, self.channels)
             if not self.is_initializing():
                 moved = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
                 unbiased = var * count / jnp.maximum(count - 1, 1)
@@ -38,7 +42,7 @@ class BatchNorm(nn.Module):
         else:
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
-        return x * _like(gain, x) + _like(bias - mean * gain, x)
+        return x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)
 
 
 class GroupNorm(nn.Module):
@@ -60,18 +64,19 @@ class GroupNorm(nn.Module):
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
-        return y.reshape(x.shape) * _like(scale, x) + _like(bias, x)
+        return y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)
 
 
-def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:
+def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array, Array, Array]:
     """Mean and biased variance [C] over the real rows and all positions, and how many values they are of."""
-    weight = mask.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-    axes = tuple(range(x.ndim - 1))
-    count = mask.sum().astype(x.dtype) * (x[0, ..., 0].size)
+    weight = _along(mask.astype(x.dtype), x, rows)
+    axes = tuple(axis for axis in range(x.ndim) if axis != channels % x.ndim)
+    count = mask.sum().astype(x.dtype) * (x.size // (len(mask) * x.shape[channels]))
     n = jnp.maximum(count, 1)
     mean = (x * weight).sum(axes) / n
-    return mean, (jnp.square(x - _like(mean, x)) * weight).sum(axes) / n, count
+    return mean, (jnp.square(x - _along(mean, x, channels)) * weight).sum(axes) / n, count
 
 
-def _like(vector: Array, x: Array) -> Array:
-    return vector.reshape(*[1] * (x.ndim - 1), -1)
+def _along(vector: Array, x: Array, axis: int) -> Array:
+    """`vector` on that axis of x, to be broadcast over the others."""
+    return jnp.expand_dims(vector, [other for other in range(x.ndim) if other != axis % x.ndim])

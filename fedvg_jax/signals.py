@@ -102,6 +102,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
         params, stats = report.variables
 
         def loss(params, rows):
+            if groups_per_pass == 1:  # without a batch axis, which would turn matmuls into batched ones
+                return summed_loss(params, stats, data.pool, rows[0])
             return jax.vmap(summed_loss, (None, None, None, 0))(params, stats, data.pool, rows).sum()
 
         passes = _in_passes(data.scoring, groups_per_pass)

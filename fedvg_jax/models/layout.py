@@ -29,7 +29,8 @@ class Layout(NamedTuple):
 
     def enter(self, x: Array) -> Array:
         """[B, H, W, C] in this layout."""
-        return jnp.moveaxis(x, (0, 3), (self.images, self.channels))
+        moved = jnp.moveaxis(x, (0, 3), (self.images, self.channels))
+        return moved if moved is x else lax.optimization_barrier(moved)  # else XLA moves it anew for every patch
 
     def flatten(self, x: Array) -> Array:
         """[B, H W C], in that order."""
@@ -69,11 +70,12 @@ def max_pool(x: Array, k: int) -> Array:
 
 
 def _convolve_planes(x: Array, w: Array, padding: str) -> Array:
-    """y[o, p, q, n] = sum_ijc w[i, j, c, o] x[c, p + i, q + j, n]: one matmul with the patches."""
+    """y[o, p, q, n] = sum_ijc w[i, j, c, o] x[c, p + i, q + j, n]: one matmul with the patches, which are copied along
+    columns first and then, all columns at once, along rows."""
     pads = lax.padtype_to_pads(x.shape[1:3], w.shape[:2], (1, 1), padding)
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     height, width = (n - k + 1 for n, k in zip(x.shape[1:3], w.shape[:2], strict=True))
-    taps = [x[:, i : i + height, j : j + width] for i in range(w.shape[0]) for j in range(w.shape[1])]
-    patches = jnp.concatenate(taps)
+    columns = jnp.concatenate([x[:, :, j : j + width] for j in range(w.shape[1])])
+    patches = jnp.concatenate([columns[:, i : i + height] for i in range(w.shape[0])])
     y = lax.dot_general(w.reshape(-1, w.shape[3]), patches.reshape(len(patches), -1), (((0,), (0,)), ((), ())))
     return y.reshape(w.shape[3], height, width, x.shape[3])

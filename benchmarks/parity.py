@@ -195,8 +195,10 @@ def client_gaps(recording, model, algorithm, state: SimState, planned: Schedule,
     """Largest difference of every client model of round 0."""
 
     def train(state, planned, data, hyper):
-        client = local.make_client(model, algorithm, local.sgd, state, planned, data, hyper)
-        return executors.lanes(1).train(client, planned)
+        def make_client(shared, planned):
+            return local.make_client(model, algorithm, local.sgd, shared[0], planned, *shared[1:])
+
+        return executors.lanes(1).train(make_client, (state, data, hyper), planned)
 
     trained = jax.jit(train)(state, planned, data, hyper)
     gaps = []

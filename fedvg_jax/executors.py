@@ -2,7 +2,8 @@
 
 `lanes(L)` runs L clients side by side by the schedule's plan: 1 is sequential, more is a vmap whose lanes move on to
 the next client as they finish, so unequal clients cost nothing. `vmapped()` is one literal `jax.vmap` over the cohort.
-`looped()` is a Python loop, the slow oracle of the tests.
+`sharded(D, inner)` gives every device its share of the lanes and of the equal jobs. `looped()` is a Python loop, the
+slow oracle of the tests.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedvg_jax import tree
-from fedvg_jax.types import Client, Executor, Schedule, Tree
+from fedvg_jax.types import Executor, MakeClient, Plan, Schedule, Tree
 
 
 def lanes(num_lanes: int) -> Executor:
@@ -21,8 +24,8 @@ def lanes(num_lanes: int) -> Executor:
     A segment is a stretch of steps in which no lane changes client; lanes are reset and stored only between segments.
     """
 
-    def train(client: Client, schedule: Schedule) -> Tree:
-        plan, each = schedule.plan, _over(num_lanes)
+    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+        client, plan, each = make_client(shared, schedule), schedule.plan, _over(num_lanes)
 
         def segment(s, carry):
             live, done = carry
@@ -36,13 +39,18 @@ def lanes(num_lanes: int) -> Executor:
         idle = each(client.init)(jnp.zeros(num_lanes, jnp.int32))
         return lax.fori_loop(0, plan.num_segments, segment, (idle, untrained))[1]
 
-    return Executor(num_lanes, train, lambda f, xs: lax.map(f, xs, batch_size=num_lanes if num_lanes > 1 else None))
+    def each_alone(f, shared: Tree, xs: Tree) -> Tree:
+        return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
+
+    return Executor(num_lanes, train, each_alone)
 
 
 def vmapped() -> Executor:
     """All clients at once, each masked after its last step: what the other executors are tested against."""
 
-    def train(client: Client, schedule: Schedule) -> Tree:
+    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+        client = make_client(shared, schedule)
+
         def local_training(k):
             def step(t, carry):
                 return tree.where(t < schedule.num_steps[k], client.step(carry, k, schedule.start[k] + t), carry)
@@ -51,13 +59,49 @@ def vmapped() -> Executor:
 
         return jax.vmap(local_training)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
 
-    return Executor(1, train, lambda f, xs: jax.vmap(f)(xs))
+    return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
+
+
+def sharded(num_devices: int, inner: Executor) -> Executor:
+    """The lanes of the plan on D devices, `inner.num_lanes` on each; what clients share is replicated.
+
+    Devices do not meet until the last client is done; what each has trained is then added up, 0 for all others.
+    """
+    mesh = Mesh(jax.devices()[:num_devices], ("devices",))
+    jobs = P("devices")
+    plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
+    by_lane = Schedule(*len(Schedule._fields) * [P()])._replace(plan=plan_by_lane)
+
+    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+        def on_one(shared, schedule: Schedule) -> Tree:
+            done = inner.train(make_client, shared, schedule)
+            finished = jnp.zeros(len(schedule.clients), bool).at[schedule.plan.client].max(schedule.plan.finish)
+            untouched = (schedule.num_steps == 0) & (lax.axis_index("devices") == 0)
+            nothing = jax.tree.map(lambda x: jnp.zeros((), x.dtype), done)
+            return lax.psum(tree.where(finished | untouched, done, nothing), "devices")
+
+        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), by_lane), out_specs=P(), check_vma=False)
+        return run(shared, schedule)
+
+    def each(f, shared: Tree, xs: Tree) -> Tree:
+        def on_one(shared, xs):
+            return inner.map(f, shared, xs)
+
+        count = len(jax.tree.leaves(xs)[0])
+        spare = -count % num_devices  # where they do not divide, the last job again
+        xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], spare, 0)]), xs)
+        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), jobs), out_specs=jobs, check_vma=False)
+        return jax.tree.map(lambda y: y[:count], run(shared, xs))
+
+    return Executor(num_devices * inner.num_lanes, train, each, NamedSharding(mesh, P()))
 
 
 def looped() -> Executor:
     """Python loops over clients and steps, for tests: the schedule must be concrete."""
 
-    def train(client: Client, schedule: Schedule) -> Tree:
+    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+        client = make_client(shared, schedule)
+
         def local_training(k):
             carry = client.init(k)
             for t in range(int(schedule.num_steps[k])):
@@ -66,8 +110,8 @@ def looped() -> Executor:
 
         return _stacked([local_training(k) for k in range(len(schedule.clients))])
 
-    def each(f, xs):
-        return _stacked([f(tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
+    def each(f, shared: Tree, xs: Tree) -> Tree:
+        return _stacked([f(shared, tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
 
     return Executor(1, train, each)
 

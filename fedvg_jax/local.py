@@ -1,4 +1,5 @@
-"""One client's local training: E epochs of minibatch steps from the global model, the optimiser fresh each round."""
+"""One client's local training: E epochs of minibatch steps from the global model; the optimiser is fresh each round,
+unless the state holds its memory."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = state.variables
-        return Carry(params, stats, rule.init(params), jnp.zeros((), tree.dtype(params)))
+        known = tree.take(state.optimisers, schedule.clients[k]) if state.optimisers else rule.init(params)
+        return Carry(params, stats, known, jnp.zeros((), tree.dtype(params)))
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])

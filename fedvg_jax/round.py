@@ -15,6 +15,7 @@ from fedvg_jax import attacks, local, robust, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.types import (
     Algorithm,
+    Client,
     Cohort,
     Data,
     Executor,
@@ -34,12 +35,23 @@ from fedvg_jax.types import (
 
 
 def init(
-    task: Task, algorithm: Algorithm, num_clients: int, key: jax.Array, hyper: Hyper, stats_too: bool = False
+    task: Task,
+    algorithm: Algorithm,
+    num_clients: int,
+    key: jax.Array,
+    hyper: Hyper,
+    stats_too: bool = False,
+    kept: local.Optimiser | None = None,
 ) -> SimState:
-    """The state before the first round."""
-    variables = jax.jit(task.init)(key)
+    """The state before the first round.
+
+    Args:
+        kept: the clients' optimiser, where its memory outlives a round.
+    """
+    variables, begin = jax.jit(task.init)(key), jnp.zeros((), jnp.int32)
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
-    return SimState(jnp.zeros((), jnp.int32), variables, server, tree.repeat(client, num_clients))
+    optimiser = kept(hyper, begin).init(variables.params) if kept else ()
+    return SimState(begin, variables, server, *(tree.repeat(memory, num_clients) for memory in (client, optimiser)))
 
 
 def make_round(
@@ -71,12 +83,23 @@ def make_round(
     def acted_on(memory: Tree) -> Tree:
         return memory if stats_too else tree.params_of(memory)
 
+    def client(shared: Tree, schedule: Schedule) -> Client:
+        state, data, hyper = shared
+        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
+
+    def probe(shared: Tree, k: jax.Array) -> Tree:
+        state, schedule, data, hyper = shared
+        return algorithm.probe(hyper, _probe(task, state, schedule, data, k))
+
+    def measure(shared: Tree, report: Report) -> Tree:
+        hyper, data = shared
+        return weighting_.signal(hyper, report, data)
+
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         # clients: probe, train, and who is there
         cohort = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-        probes = executor.map(lambda k: algorithm.probe(hyper, _probe(task, state, schedule, data, k)), cohort)
-        client = local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
-        trained: local.Carry = executor.train(client, schedule)
+        probes = executor.map(probe, (state, schedule, data, hyper), cohort)
+        trained: local.Carry = executor.train(client, (state, data, hyper), schedule)
         attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
         returned = Variables(trained.params, trained.stats)
         returned = disturb(hyper, attack_key, schedule.clients, state.variables, returned)
@@ -85,7 +108,7 @@ def make_round(
         # weights and the weighted mean
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, schedule.num_samples, deltas)
-        measured = executor.map(lambda report: weighting_.signal(hyper, report, data), reports)
+        measured = executor.map(measure, (hyper, data), reports)
         weights = weighting_.weigh(hyper, measured, Returns(state.variables, clients, schedule.shuffle, data, present))
         weights = weighting.among(present, weights)
         averaged = aggregate(hyper, rule_key, state.variables, clients, weights)
@@ -110,9 +133,10 @@ def make_round(
         variables = refine(hyper, state.round, variables, data)
 
         clients_memory = tree.put(state.clients, schedule.clients, memories)
+        optimisers = _kept(state, schedule, present, trained.optimiser) if state.optimisers else ()
         loss = _mean_loss(schedule, trained.loss, finite)
         shown = (weighting.mean_weight(weights), weighting_.score(measured), loss, finite, weighting_.detail(measured))
-        return SimState(state.round + 1, variables, server, clients_memory), Metrics(*shown)
+        return SimState(state.round + 1, variables, server, clients_memory, optimisers), Metrics(*shown)
 
     return round_step
 
@@ -135,6 +159,12 @@ def _screened(
     present = schedule.heard & finite
     unmoved = tree.repeat(state.variables, len(finite))
     return tree.where(present, returned, unmoved), finite, present
+
+
+def _kept(state: SimState, schedule: Schedule, present: jax.Array, optimisers: Tree) -> Tree:
+    """The optimisers' memories; that of a client that diverged or dropped out stays as it was."""
+    known = tree.take(state.optimisers, schedule.clients)
+    return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, known))
 
 
 def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:

@@ -245,15 +245,24 @@ class Client(NamedTuple):
     """(carry, position in the cohort, minibatch number) -> carry"""
 
 
+MakeClient = Callable[[Tree, Schedule], Client]
+"""(what the clients share, schedule) -> one client's work"""
+
+
 class Executor(NamedTuple):
-    """How K clients are run; every executor gives the same result."""
+    """How K clients are run; every executor gives the same result.
+
+    What clients share, such as the global model and the data, is an argument, so that it can be put on every device.
+    """
 
     num_lanes: int
     """lanes of the plan the schedule must carry"""
-    train: Callable[[Client, Schedule], Tree]
-    """final carries stacked [K, ...] in cohort order"""
-    map: Callable[[Callable, Tree], Tree]
-    """equal jobs: function of one client over pytrees stacked [K, ...]"""
+    train: Callable[[MakeClient, Tree, Schedule], Tree]
+    """(make_client, shared, schedule) -> final carries stacked [K, ...] in cohort order"""
+    map: Callable[[Callable[[Tree, Tree], Tree], Tree, Tree], Tree]
+    """equal jobs: (function of (shared, one entry), shared, entries stacked [K, ...]) -> results stacked [K, ...]"""
+    placement: Any = None
+    """sharding of the state and the data, where there is more than one device"""
 
 
 class SimState(NamedTuple):
@@ -264,6 +273,8 @@ class SimState(NamedTuple):
     server: Tree
     clients: Tree
     """one memory per client, stacked [N, ...]"""
+    optimisers: Tree = ()
+    """the memory of every client's optimiser, stacked [N, ...], where it is kept between rounds"""
 
 
 class Metrics(NamedTuple):

@@ -7,14 +7,14 @@ import oracle
 import pytest
 import worlds
 
-from fedvg_jax import evaluate, schedule
+from fedvg_jax import evaluate, executors, schedule
 
 WORLD = worlds.small()
 
 
-@pytest.fixture(scope="module")
-def run():
-    return jax.jit(evaluate.make_evaluate(worlds.TASK))
+@pytest.fixture(scope="module", params=[None, executors.sharded(3, executors.lanes(1))], ids=["", "3 devices"])
+def run(request):
+    return jax.jit(evaluate.make_evaluate(worlds.TASK, request.param))
 
 
 def summed(run, rows):

@@ -14,7 +14,8 @@ from fedvg_jax.types import Client
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
-EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {"vmapped": executors.vmapped()}
+SHARDED = {f"{d} devices, {n} lanes": executors.sharded(d, executors.lanes(n)) for d, n in ((2, 1), (4, 2))}
+EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {"vmapped": executors.vmapped()} | SHARDED
 ROUNDS = 3
 
 
@@ -83,7 +84,8 @@ COUNTER = Client(
 def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, sizes):
     world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
     schedule = world.schedule(0, num_lanes)
-    ids, steps, digests = executors.lanes(num_lanes).train(COUNTER, jax.tree.map(jnp.asarray, schedule))
+    executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, executors.lanes(num_lanes // 2))
+    ids, steps, digests = jax.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
@@ -92,5 +94,5 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
 def test_map_is_the_function_of_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
-    found = executor.map(lambda x: x["a"] * x["b"].sum(), xs)
-    assert found.tolist() == [k * (2 * k + 2 * k + 1) for k in range(K)]
+    found = executor.map(lambda shared, x: shared * x["a"] * x["b"].sum(), jnp.int32(3), xs)
+    assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]

@@ -37,11 +37,15 @@ from fedvg_jax.types import (
     Schedule,
     SimState,
     Task,
+    UsageError,
     Weighting,
 )
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
+
+SMALL_OPERATIONS = ("lenet5", "cnn")
+"""Models whose every operation is too small for two cores."""
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
@@ -89,8 +93,9 @@ def simulation(
     executor = make_executor(config)
     hyper = make_hyper(config)
     stats_too = config.server_stats == "official"
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too)
     optimiser = make_optimiser(config)
+    kept = optimiser if config.optimiser_state == "kept" else None
+    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept)
     hooks = make_hooks(config, task) | {"stats_too": stats_too}
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
@@ -98,12 +103,12 @@ def simulation(
         arrays,
         parts,
         task,
-        state,
-        make_data(config, arrays, parts),
+        jax.device_put(state, executor.placement),
+        jax.device_put(make_data(config, arrays, parts), executor.placement),
         hyper,
         make_schedule(config, arrays, parts, executor),
-        jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0),
-        jax.jit(evaluate.make_evaluate(task)),
+        jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0, out_shardings=executor.placement),
+        jax.jit(evaluate.make_evaluate(task, executor)),
     )
 
 
@@ -131,12 +136,36 @@ def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.
 
 
 def make_executor(config: Config) -> Executor:
-    """`lanes`: a number, all, or auto: one lane on the CPU, up to four elsewhere."""
+    """`lanes`: a number, all, or auto: one lane on the CPU, up to four elsewhere; on every device that takes part."""
     if config.lanes == "all":
         return executors.vmapped()
+    devices = num_devices(config)
     automatic = 1 if jax.default_backend() == "cpu" else 4
     wanted = automatic if config.lanes == "auto" else int(config.lanes)
-    return executors.lanes(min(wanted, cohort_size(config)))
+    inner = executors.lanes(min(wanted, -(-cohort_size(config) // devices)))
+    return executors.sharded(devices, inner) if devices > 1 else inner
+
+
+def num_devices(config: Config) -> int:
+    """Devices that share a cohort; auto: all of them, but of a CPU's only where operations are too small to use more
+    than one core each.
+
+    Raises:
+        UsageError: for more devices than there are, or than clients in a cohort.
+    """
+    there, size = len(jax.devices()), cohort_size(config)
+    if config.devices == "auto":
+        pays = jax.default_backend() != "cpu" or config.model in SMALL_OPERATIONS
+        return min(there, size) if pays else 1
+    wanted = int(config.devices)
+    if wanted > there:
+        raise UsageError(
+            f"devices {wanted} of {there} {jax.default_backend()} device(s); use --devices auto"
+            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if jax.default_backend() == "cpu" else "")
+        )
+    if wanted > size:
+        raise UsageError(f"devices {wanted} for a cohort of {size}; use --devices {size} or fewer")
+    return wanted
 
 
 def make_data(config: Config, arrays: Arrays, parts: partitions.Partition) -> Data:

@@ -183,7 +183,9 @@ class Config:
     lr: float = 0.2
     """Client learning rate (SGD)."""
     momentum: float = 0.0
-    """Client momentum, forgotten between rounds."""
+    """Client momentum."""
+    optimiser_state: str = "reset"
+    """A client's momentum is forgotten between rounds (reset), or kept until it plays again (kept)."""
     weight_decay: float = 0.0
     """Client weight decay."""
     lr_schedule: str = "constant"
@@ -215,7 +217,9 @@ class Config:
     eval_every: int = 5
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"
-    """Clients trained side by side: auto, a number, or all (one vmap over the cohort)."""
+    """Clients trained side by side on a device: auto, a number, or all (one vmap over the cohort)."""
+    devices: str = "auto"
+    """Devices that share a cohort: auto, or a number; the cores of a CPU can serve as devices."""
     conv: str = "auto"
     """Convolution: gemm (live-tap patches and one matmul), planes (the same with the images of a batch innermost, for
     tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform, model and size)."""

@@ -57,6 +57,14 @@ def check(config: Config) -> Config:
         config.lanes,
         "auto, all, or a number >= 1",
     )
+    _require(
+        config.devices == "auto" or (config.devices.isdecimal() and int(config.devices) > 0),
+        "devices",
+        config.devices,
+        "auto, or a number >= 1",
+    )
+    if config.lanes == "all" and config.devices not in ("auto", "1"):
+        raise UsageError(f"lanes all is one vmap on one device, got devices {config.devices}; use --lanes auto")
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
@@ -91,6 +99,11 @@ def _check_robust(config: Config) -> None:
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
+    if config.optimiser_state == "kept" and (not config.momentum or config.algorithm in ("scaffold", "fednova")):
+        raise UsageError(
+            f"optimiser_state kept needs --momentum above 0 and an algorithm that does not count the optimiser's steps"
+            f" from rest, got momentum {config.momentum:g} and {config.algorithm}; use --optimiser-state reset"
+        )
     if config.conv == "planes" and config.model not in PLANES_MODELS:
         raise UsageError(f"conv planes is for {', '.join(PLANES_MODELS)}; for model {config.model} use gemm or auto")
     least = 0.5 / config.clients
@@ -114,6 +127,7 @@ _NAMES = {
     "fedvg.mode": SCORING_MODES,
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
+    "optimiser_state": ("reset", "kept"),
     "cohorts": ("seeded", "official"),
     "server_stats": ("averaged", "official"),
     "scaffold.steps": ("epochs", "single"),

@@ -9,7 +9,7 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import build, config, data, local, loop
+from fedvg_jax import build, config, data, local, loop, tree
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError
 
@@ -200,6 +200,39 @@ def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64
             v = momentum * v + a[0] * x - b[0] + weight_decay * x
             x = x - rates[lr_schedule](number) * v
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
+
+
+def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
+    """v <- v / 2 + g over all of a client's rounds; it stays as it was for who is not in the cohort, or drops out."""
+    settings = Config(momentum=0.5, optimiser_state="kept")
+    a, b = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
+    world, algorithm, optimiser = (
+        worlds.quadratics(a, b, [4, 4, 4], 2),
+        worlds.algorithm("fedavg"),
+        build.make_optimiser(settings),
+    )
+    step, hyper = worlds.make_round(world, algorithm, optimiser=optimiser), worlds.hyper(lr=0.25, momentum=0.5)
+    kept = optimiser(hyper, jnp.int32(0)).init(worlds.state(world, algorithm, TASK).variables.params)
+    state = worlds.state(world, algorithm, TASK)._replace(optimisers=tree.repeat(kept, 3))
+    x, v, seen = np.concatenate(jax.tree.leaves(state.variables)), np.zeros((3, 3)), set()
+    for number in range(6):
+        schedule = world.schedule(number, 2)._replace(heard=np.array([True, number != 2]))
+        state, _ = step(state, schedule, world.data(), hyper)
+        models = []
+        for client, steps, heard in zip(schedule.clients, schedule.num_steps, schedule.heard, strict=True):
+            mine, moving = x, v[client]
+            for _ in range(steps):
+                moving = 0.5 * moving + a[client] * mine - b[client]
+                mine = mine - 0.25 * moving
+            if heard:
+                models.append(mine)
+                v[client] = moving
+                seen.add(int(client))
+        x = np.mean(models, 0)
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
+        found = jax.tree.leaves(state.optimisers)
+        np.testing.assert_allclose(np.concatenate(found, -1), v, rtol=1e-12)
+    assert seen == {0, 1, 2}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pfl
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging

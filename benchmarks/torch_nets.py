@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812, the name the field knows it by
+import torch.nn.functional as F
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -121,7 +121,7 @@ NETS: dict[str, Callable[[Tensors, Tensors | None, Tensor], Tensor]] = {
     "vit_s16": vit_s16,
     **dict.fromkeys(("logistic", "mlp64", "mlp200"), mlp),
 }
-"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1) -> logits; BatchNorm in training mode"""
+"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1) -> logits; BatchNorm as in training"""
 
 
 def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ from fedvg_jax import attacks, local, robust, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.types import (
     Algorithm,
+    Augment,
     Cohort,
     Data,
     Executor,
@@ -34,10 +35,16 @@ from fedvg_jax.types import (
 
 
 def init(
-    task: Task, algorithm: Algorithm, num_clients: int, key: jax.Array, hyper: Hyper, stats_too: bool = False
+    task: Task,
+    algorithm: Algorithm,
+    num_clients: int,
+    key: jax.Array,
+    hyper: Hyper,
+    stats_too: bool = False,
+    variables: Variables | None = None,
 ) -> SimState:
-    """The state before the first round."""
-    variables = jax.jit(task.init)(key)
+    """The state before the first round, from `variables` where they are known and not the task's to draw."""
+    variables = jax.jit(task.init)(key) if variables is None else variables
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     return SimState(jnp.zeros((), jnp.int32), variables, server, tree.repeat(client, num_clients))
 
@@ -53,6 +60,7 @@ def make_round(
     aggregate: robust.Rule = robust.mean,
     disturb: attacks.Disturb = attacks.none,
     refine: tuning.Refine = tuning.none,
+    augment: Augment | None = None,
     stats_too: bool = False,
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
@@ -64,6 +72,7 @@ def make_round(
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
         disturb: what corrupt clients return in place of what they trained.
         refine: what the server does to the new model at the end of the round.
+        augment: what is done to a minibatch before a client trains on it; probes and scores see the rows as they are.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
     """
@@ -75,7 +84,7 @@ def make_round(
         # clients: probe, train, and who is there
         cohort = jnp.arange(len(schedule.clients), dtype=jnp.int32)
         probes = executor.map(lambda k: algorithm.probe(hyper, _probe(task, state, schedule, data, k)), cohort)
-        client = local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
+        client = local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment)
         trained: local.Carry = executor.train(client, schedule)
         attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
         returned = Variables(trained.params, trained.stats)

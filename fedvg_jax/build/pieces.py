@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,14 +17,16 @@ from fedvg_jax import (
 )
 from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
 from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, lenet, mlp, resnet, vit
+from fedvg_jax.models import cnn, conv, lenet, mlp, pixels, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
     Hyper,
     Task,
     UsageError,
+    Variables,
 )
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
@@ -61,6 +64,7 @@ SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
     """The named model for this data set's images and classes."""
+    given.for_model(arrays, config)
     shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
     if min(shape[:2]) < least:
         fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
@@ -69,8 +73,15 @@ def make_task(config: Config, arrays: Arrays) -> Task:
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
         )
     classes = len(arrays.class_names)
-    module = MODELS[config.model](classes, conv.by_name(config.conv))
-    return tasks.classification(module, classes, shape, block_of(config))
+    options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
+    module = MODELS[config.model](classes, conv.by_name(config.conv), **options)
+    return tasks.classification(module, classes, shape, block_of(config), config.normalise)
+
+
+def make_variables(config: Config, task: Task) -> Variables:
+    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head."""
+    drawn = jax.jit(task.init)(jax.random.key(config.seed))
+    return pretrained.load(config.pretrained, drawn, config.model) if config.pretrained else drawn
 
 
 def block_of(config: Config) -> Callable[[str], str]:
@@ -81,11 +92,12 @@ def block_of(config: Config) -> Callable[[str], str]:
 
 
 def make_hooks(config: Config, task: Task) -> dict[str, Callable]:
-    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps."""
+    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps, augmentation."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": tuning.sgd(task, config.tuning.steps) if config.tuning.steps else tuning.none,
+        "augment": pixels.AUGMENTATIONS[config.augment],
     }
 
 

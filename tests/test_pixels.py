@@ -69,42 +69,44 @@ def test_a_cropped_image_is_one_of_81_windows_of_the_padded_one():
 TASK = worlds.TASK
 WORLD = worlds.small()
 K = WORLD.cohort_size
+LOOPED, LANES = executors.looped(), executors.lanes(1)
 EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 3)} | {"vmapped": executors.vmapped()}
 
 
-def make_round(executor, augment, task=TASK):
+def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
+    """The clients of a round after their training; their minibatches begin `offset` rows down the table, as those of a
+    later round of a chunk."""
+    schedule = WORLD.schedule(1, executor.num_lanes)
+    rows = np.concatenate([np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]])
+    schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
     algorithm = worlds.algorithm("fedavg")
-    rule = worlds.weighting("samples", algorithm, task)
-    return round.make_round(task, algorithm, rule, executor, local.sgd, len(WORLD.train), augment=augment)
 
+    def train(schedule, state, data, hyper):
+        client = local.make_client(TASK, algorithm, local.sgd, state, schedule, data, hyper, augment)
+        if executor.train is LOOPED.train:
+            client = client._replace(step=jax.jit(client.step))
+        return executor.train(client, schedule)
 
-def after(step, num_lanes, rounds=2, chunk_offset=0):
-    state, data, hyper = worlds.state(WORLD, worlds.algorithm("fedavg")), WORLD.data(), worlds.hyper()
-    for number in range(rounds):
-        schedule = WORLD.schedule(number, num_lanes, capacity=64 + chunk_offset)
-        if chunk_offset:  # as in a later round of a chunk, the minibatches lie elsewhere
-            rows = np.concatenate([np.full_like(schedule.rows[:chunk_offset], -1), schedule.rows[:-chunk_offset]])
-            schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(chunk_offset))
-        state, _ = step(state, jax.tree.map(jnp.asarray, schedule), data, hyper)
-    return jax.tree.map(np.asarray, state.variables)
+    run = train if executor.train is LOOPED.train else jax.jit(train, compiler_options=worlds.HASTE)
+    schedule = jax.tree.map(jnp.asarray, schedule)
+    return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm), WORLD.data(), worlds.hyper()))
 
 
 @functools.cache
 def looped():
-    task = TASK._replace(loss=jax.jit(TASK.loss, static_argnums=4))
-    augment = jax.jit(pixels.AUGMENTATIONS["flip_crop"])
-    return after(make_round(executors.looped(), augment, task), 1)
+    return trained(LOOPED)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_executor_augments_as_the_loop_does(x64, name):
-    executor = EXECUTORS[name]
-    step = jax.jit(make_round(executor, pixels.AUGMENTATIONS["flip_crop"]), compiler_options=worlds.HASTE)
-    worlds.assert_close(after(step, executor.num_lanes), looped(), 1e-9)
-    if name == "lanes 1":
-        worlds.assert_close(after(step, 1, chunk_offset=5), looped(), 1e-9)
-        plain = jax.jit(make_round(executor, None), compiler_options=worlds.HASTE)
-        assert np.abs(after(plain, 1).params["fc1"]["kernel"] - looped().params["fc1"]["kernel"]).max() > 1e-3
+    worlds.assert_close(trained(EXECUTORS[name], offset=5 * (name == "lanes 1")), looped(), 1e-9)
+
+
+def test_augmentation_changes_what_is_learned(x64):
+    plain = trained(LOOPED, None)
+    moved = np.abs(plain.params["fc1"]["kernel"] - looped().params["fc1"]["kernel"])
+    num_steps = WORLD.schedule(1).num_steps
+    assert [m.max() > 1e-3 for m in moved] == [n > 0 for n in num_steps]
 
 
 def test_a_key_belongs_to_a_seed_a_round_a_client_and_a_step():
@@ -122,44 +124,46 @@ def test_a_key_belongs_to_a_seed_a_round_a_client_and_a_step():
     first = keys()
     assert len(set(first.values())) == 3 * K and keys(num_lanes=3) == first
     for other in (keys(seed=1), keys(number=1)):
-        assert other.keys() == first.keys() and not set(other.values()) & set(first.values())
+        assert not set(other.values()) & set(first.values())
     halves = jax.random.split(jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32"))
     assert not set(first.values()) & set(map(tuple, jax.random.key_data(halves).tolist()))
 
 
-def test_without_augmentation_the_program_draws_nothing():
-    schedule = jax.tree.map(jnp.asarray, WORLD.schedule(0))
-    arguments = worlds.state(WORLD, worlds.algorithm("fedavg")), schedule, WORLD.data(), worlds.hyper()
-    programs = {
-        a: str(jax.make_jaxpr(make_round(executors.lanes(1), pixels.AUGMENTATIONS[a]))(*arguments))
-        for a in ("none", "flip")
-    }
+@pytest.fixture(scope="module")
+def round_with():
+    """augment -> the round step, and its arguments."""
+    algorithm = worlds.algorithm("fedavg")
+    rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
+    schedule = WORLD.schedule(0)
+    arguments = worlds.state(WORLD, algorithm), jax.tree.map(jnp.asarray, schedule), WORLD.data(), worlds.hyper()
+
+    def step(augment):
+        return round.make_round(TASK, algorithm, rule, LANES, local.sgd, len(WORLD.train), augment=augment), arguments
+
+    return step
+
+
+def test_without_augmentation_the_program_draws_nothing(round_with):
+    programs = {}
+    for name in ("none", "flip"):
+        step, arguments = round_with(pixels.AUGMENTATIONS[name])
+        programs[name] = str(jax.make_jaxpr(step)(*arguments))
     assert programs["none"].count("random_fold_in") == 0 < programs["flip"].count("random_fold_in")
 
 
-def test_scores_and_evaluations_never_see_an_augmented_image():
-    """An augmentation that raises whenever it meets the rows of D_val or of the test set would go off."""
-    kept = {*WORLD.scoring.ravel().tolist(), *WORLD.test.tolist()} - {-1}
-    marked = WORLD.pool._replace(y=np.where(np.isin(np.arange(len(WORLD.pool.y)), list(kept)), 2, WORLD.pool.y % 2))
+def test_scores_and_evaluations_never_see_an_augmented_image(round_with):
+    """What is augmented are the minibatches of training, once each."""
     seen = []
 
     def watch(key, batch):
-        jax.debug.callback(lambda y: seen.append(np.asarray(y)), batch.y)
+        jax.debug.callback(lambda x: seen.append(x), batch.x)
         return batch
 
-    algorithm = worlds.algorithm("fedavg")
-    rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
-    step = round.make_round(TASK, algorithm, rule, executors.lanes(1), local.sgd, len(WORLD.train), augment=watch)
-    schedule = WORLD.schedule(0)
-    padding = (schedule.rows < 0).any()
-    marked.y[0] = 0 if padding else marked.y[0]  # row 0 stands in for padding
-    data = WORLD.data()._replace(pool=Batch(*map(jnp.asarray, marked)))
-    state = worlds.state(WORLD, algorithm)
-    jax.block_until_ready(
-        jax.jit(step, compiler_options=worlds.HASTE)(state, jax.tree.map(jnp.asarray, schedule), data, worlds.hyper())
-    )
+    step, (state, schedule, data, hyper) = round_with(watch)
+    jax.block_until_ready(jax.jit(step, compiler_options=worlds.HASTE)(state, schedule, data, hyper))
     jax.effects_barrier()
-    assert len(seen) == schedules.length(schedule) and not (np.concatenate(seen) == 2).any()
+    rows = np.maximum(schedule.rows[: schedules.length(schedule)], 0)
+    assert sorted(x.tobytes() for x in map(np.asarray, seen)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
 
 
 def test_a_task_normalises_in_training_and_in_evaluation(x64):

@@ -84,14 +84,15 @@ def simulation(
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    arrays = given.arrays(data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data"))
+    read = datasets.load(config.dataset, config.data_dir, config.cache_dir / "data") if data is None else data
+    arrays = given.arrays(read)
     given.for_augmentation(arrays, config)
     task = check_task(task, arrays, config.batch_size) if task else make_task(config, arrays)
     variables = make_variables(config, task)
-    if partition:
-        parts = given.partition(partition, len(arrays.y), config.clients)
-    else:
+    if partition is None:
         parts = make_partition(config, arrays, progress)
+    else:
+        parts = given.partition(partition, len(arrays.y), config.clients)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     if "val_accuracy" in config.weighting and not weighting:
         given.class_labels(arrays, "weighting val_accuracy", "use val_loss")

@@ -80,8 +80,12 @@ def make_task(config: Config, arrays: Arrays) -> Task:
 
 def make_variables(config: Config, task: Task) -> Variables:
     """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head."""
-    drawn = jax.jit(task.init)(jax.random.key(config.seed))
-    return pretrained.load(config.pretrained, drawn, config.model) if config.pretrained else drawn
+    key = jax.random.key(config.seed)
+    if config.pretrained is None:
+        return jax.jit(task.init)(key)
+    read = pretrained.load(config.pretrained, jax.eval_shape(task.init, key), config.model)
+    head = jax.jit(lambda key: task.init(key).params[pretrained.HEAD])(key)
+    return read._replace(params={**read.params, pretrained.HEAD: head})
 
 
 def block_of(config: Config) -> Callable[[str], str]:

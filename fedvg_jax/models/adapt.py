@@ -165,7 +165,7 @@ def _task(
         return {"totals": totals, "rows": mask.sum()}
 
     def means(sums: Tree) -> dict[str, float]:
-        return {name: float(total / sums["rows"]) for name, total in sums["totals"].items()}
+        return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
     task = Task(init, mean_loss, predict, measure, means, block_of or (lambda path: path.split("/")[0]))
     _check_module(module, init, outputs_of, example)
@@ -174,14 +174,14 @@ def _task(
 
 def _check_module(module: Any, init: Callable, outputs_of: Apply, example) -> None:
     """What can be known of a module before there is data; nothing is computed."""
-    mask = jnp.ones(jnp.shape(example)[:1], bool)
     variables = jax.eval_shape(init, jax.random.key(0))
     if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
         raise UsageError(
             f"{_name(module)} has batch statistics, which padded rows must not enter: let its __call__ take mask, bool"
             " [B], and call BatchNorm with it, as mask=mask[:, None] for x [B, C]"
         )
-    x = jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)
+    mask = jnp.ones(3, bool)
+    x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
     for train in (True, False):
         jax.eval_shape(lambda v, x, train=train: outputs_of(*v, x, mask, train)[0], variables, x)
 

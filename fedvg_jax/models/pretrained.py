@@ -50,7 +50,8 @@ _TORCHVISION = [
     ("/fc2/", "/mlp/3/"),
 ]
 
-_HEAD = "classifier/"
+HEAD = "classifier"
+"""What every model calls its last layer."""
 
 _COUNTER = re.compile(r".*\.num_batches_tracked$")
 """The counters of BatchNorms, which nothing uses."""
@@ -76,7 +77,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     found = read(path)
     renames = _head_names(architecture, found) if head else _renames(architecture, found)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
-    names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(_HEAD)}
+    names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in found:
@@ -183,7 +184,7 @@ def _head_names(architecture: str, found: dict[str, np.ndarray]) -> list[tuple[s
         return []
     renames = _renames(architecture, found)
     head = "fc/" if renames is _RESNET else "heads/head/" if renames is _TORCHVISION else "head/"
-    return [*renames, (f"^{_HEAD}", head)]
+    return [*renames, (f"^{HEAD}/", head)]
 
 
 def _name(path: str, renames: list[tuple[str, str]]) -> str:

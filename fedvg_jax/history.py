@@ -52,7 +52,16 @@ def record(number: int, schedule, metrics, seconds: float) -> Record:
 
 
 def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
-    """Named metrics of one part ("val" or "test") as record entries."""
+    """Named metrics of one part ("val" or "test") as record entries.
+
+    Raises:
+        UsageError: if the task has no `loss` among them, or one that is no number.
+    """
+    if "loss" not in metrics:
+        raise UsageError(f"task.metrics must give loss, whatever else; got {', '.join(metrics) or 'nothing'}")
+    for name, value in metrics.items():
+        if np.ndim(value):
+            raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")
     return {f"{part}_{name}": _number(value) for name, value in metrics.items()}
 
 

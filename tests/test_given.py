@@ -114,6 +114,16 @@ def test_without_accuracy_a_run_is_summarised_by_its_loss():
     assert history.summarise([RECORDS[1]]) == {}
 
 
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [({"accuracy": 1.0}, "must give loss, whatever else; got accuracy"), ({}, "got nothing"),
+     ({"loss": 1.0, "each": np.ones(3)}, r"must give numbers, shape \[\]; got \[3\] for each")],
+)  # fmt: skip
+def test_metrics_that_no_history_can_hold_are_one_line(metrics, said):
+    with pytest.raises(UsageError, match=said):
+        history.evaluation("val", metrics)
+
+
 def test_without_accuracy_the_loss_is_shown(capsys):
     from rich.console import Console
 

@@ -70,7 +70,7 @@ TASK = worlds.TASK
 WORLD = worlds.small()
 K = WORLD.cohort_size
 LOOPED, LANES = executors.looped(), executors.lanes(1)
-EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 3)} | {"vmapped": executors.vmapped()}
+EXECUTORS = {"lanes 3": executors.lanes(3), "vmapped": executors.vmapped()}
 
 
 def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
@@ -99,7 +99,7 @@ def looped():
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_executor_augments_as_the_loop_does(x64, name):
-    worlds.assert_close(trained(EXECUTORS[name], offset=5 * (name == "lanes 1")), looped(), 1e-9)
+    worlds.assert_close(trained(EXECUTORS[name], offset=5 * (name == "lanes 3")), looped(), 1e-9)
 
 
 def test_augmentation_changes_what_is_learned(x64):

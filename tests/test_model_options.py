@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,16 +56,20 @@ def test_a_named_model_has_the_published_number_of_parameters(model, classes):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == COUNTS[model, classes]
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (40, 30, 1), (40, 30, 3)])
-@pytest.mark.parametrize("model", ["resnet18", "vit_s16"])
-def test_grey_and_oblong_images_fit_models_of_three_channels_and_224_pixels(model, shape):
-    arrays = GREY._replace(x=np.zeros((6, *shape), np.uint8))
-    task = build.make_task(Config(model=model), arrays)
+@pytest.mark.parametrize(
+    ("model", "shape", "first", "expected"),
+    [
+        ("resnet18", (28, 28, 1), "conv1", (7, 7, 3, 64)),
+        ("vit_s16", (40, 30, 1), "patch_embed", (16 * 16 * 3, 384)),
+        ("vit_s16", (40, 30, 3), "patch_embed", (16 * 16 * 3, 384)),
+    ],
+)
+def test_grey_and_oblong_images_fit_models_of_three_channels_and_224_pixels(model, shape, first, expected):
+    task = build.make_task(Config(model=model), GREY._replace(x=np.zeros((6, *shape), np.uint8)))
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    assert variables.params[first]["kernel"].shape == expected
     batch = Batch(jax.ShapeDtypeStruct((2, *shape), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
-    assert jax.eval_shape(task.predict, *abstract(Config(model=model), arrays), batch).shape == (2, 3)
-    assert jax.tree.map(jnp.shape, abstract(Config(model=model), arrays)) == jax.tree.map(
-        jnp.shape, abstract(Config(model=model), GREY)
-    )
+    assert jax.eval_shape(task.predict, *variables, batch).shape == (2, 3)
 
 
 def test_stem_and_norm_are_those_of_the_flags(tiny):

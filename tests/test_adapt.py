@@ -220,3 +220,16 @@ def test_the_regression_example_beats_the_mean(monkeypatch, capsys):
     lowest, mean = errors["least squares on all rows"], errors["the mean of the training rows"]
     assert lowest < mean and errors["federated, weights fedvg"] < (lowest + mean) / 2
     assert "units of 100 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "partition", "said"),
+    [
+        ({}, None, r"partition dirichlet needs class labels.*y of data is float32 \[6\]; give run\(..., partition="),
+        ({"weighting": "val_accuracy"}, ([[0], [1]], [[2], []], [[3], []]), "val_accuracy needs.*use val_loss"),
+    ],
+)
+def test_what_needs_classes_says_so_where_there_are_none(settings, partition, said, tmp_path):
+    settings = fedvg_jax.Config(clients=2, cache_dir=tmp_path, **settings)
+    with pytest.raises(UsageError, match=said):
+        fedvg_jax.run(settings, data=(X, Y), partition=partition, task=GOOD)

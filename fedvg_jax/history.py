@@ -28,7 +28,8 @@ class History(NamedTuple):
 
     records: list[Record]
     """One per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`, `seconds`, and at
-    evaluations `val_*` and `test_*`: loss, accuracy, balanced_accuracy, macro_f1."""
+    evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy, balanced_accuracy,
+    macro_f1."""
     summary: dict[str, Any]
     variables: Variables
     """The final global model."""
@@ -51,26 +52,49 @@ def record(number: int, schedule, metrics, seconds: float) -> Record:
 
 
 def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
-    """Named metrics of one part ("val" or "test") as record entries."""
+    """Named metrics of one part ("val" or "test") as record entries.
+
+    Raises:
+        UsageError: if the task has no `loss` among them, or one that is no number.
+    """
+    if "loss" not in metrics:
+        raise UsageError(f"task.metrics must give loss, whatever else; got {', '.join(metrics) or 'nothing'}")
+    for name, value in metrics.items():
+        if np.ndim(value):
+            raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")
     return {f"{part}_{name}": _number(value) for name, value in metrics.items()}
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
-    """Test accuracy three ways: of the final round, of the round best on validation, and the maximum.
+    """Test accuracy three ways: of the final round, of the round best on validation, and the maximum; of a task
+    without accuracy its loss, and the minimum.
 
     The maximum is selected on the test set itself: it is what the published code reports, and optimistic.
     """
-    evaluated = [r for r in records if "test_accuracy" in r]
+    evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
         return {}
-    best = max(evaluated, key=lambda r: r["val_accuracy"] or 0)
-    return {
-        "test_accuracy_final": evaluated[-1]["test_accuracy"],
-        "test_accuracy_at_best_val": best["test_accuracy"],
+    name, sign, extreme = judged(evaluated[-1])
+
+    def good(record: Record, part: str) -> float:
+        value = record[f"{part}_{name}"]
+        return -math.inf if value is None else sign * value
+
+    best, most = (max(evaluated, key=lambda r, part=part: good(r, part)) for part in ("val", "test"))
+    final = evaluated[-1]
+    summary = {
+        f"test_{name}_final": final[f"test_{name}"],
+        f"test_{name}_at_best_val": best[f"test_{name}"],
         "best_val_round": best["round"],
-        "test_accuracy_max": max(r["test_accuracy"] or 0 for r in evaluated),
-        "majority_accuracy": evaluated[-1]["test_majority_accuracy"],
+        f"test_{name}_{extreme}": most[f"test_{name}"],
     }
+    majority = {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
+    return summary | majority
+
+
+def judged(record: Record) -> tuple[str, int, str]:
+    """What an evaluation is judged by: (name, 1 if more is better or -1, what the best is called)."""
+    return ("accuracy", 1, "max") if "test_accuracy" in record else ("loss", -1, "min")
 
 
 def default_folder(config: Config) -> Path:

@@ -41,7 +41,10 @@ def run(
 
     Args:
         config: settings; by default the digits demonstration.
-        data, partition, task, algorithm, weighting: replace what the config names.
+        data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
+        partition: (train, val, test), each with an array of row numbers per client; see `data.given.partition`.
+        task: a model and its loss, e.g. of `linen_task`, in place of the config's.
+        algorithm, weighting: replace what the config names.
         callbacks: called after every round with (record, state); chunks are then one round long.
 
     Returns:

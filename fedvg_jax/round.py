@@ -15,6 +15,7 @@ from fedvg_jax import attacks, local, robust, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.types import (
     Algorithm,
+    Augment,
     Client,
     Cohort,
     Data,
@@ -42,13 +43,16 @@ def init(
     hyper: Hyper,
     stats_too: bool = False,
     kept: local.Optimiser | None = None,
+    variables: Variables | None = None,
 ) -> SimState:
     """The state before the first round.
 
     Args:
         kept: the clients' optimiser, where its memory outlives a round.
+        variables: where to start, if that is not the task's to draw.
     """
-    variables, begin = jax.jit(task.init)(key), jnp.zeros((), jnp.int32)
+    begin = jnp.zeros((), jnp.int32)
+    variables = jax.jit(task.init)(key) if variables is None else variables
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, begin).init(variables.params) if kept else ()
     return SimState(begin, variables, server, *(tree.repeat(memory, num_clients) for memory in (client, optimiser)))
@@ -65,6 +69,7 @@ def make_round(
     aggregate: robust.Rule = robust.mean,
     disturb: attacks.Disturb = attacks.none,
     refine: tuning.Refine = tuning.none,
+    augment: Augment | None = None,
     stats_too: bool = False,
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
@@ -76,6 +81,7 @@ def make_round(
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
         disturb: what corrupt clients return in place of what they trained.
         refine: what the server does to the new model at the end of the round.
+        augment: what is done to a minibatch before a client trains on it; probes and scores see the rows as they are.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
     """
@@ -85,7 +91,7 @@ def make_round(
 
     def client(shared: Tree, schedule: Schedule) -> Client:
         state, data, hyper = shared
-        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
+        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment)
 
     def probe(shared: Tree, k: jax.Array) -> Tree:
         state, schedule, data, hyper = shared

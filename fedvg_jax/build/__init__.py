@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax import evaluate, executors, round, schedule
+from fedvg_jax.build.checks import check_task
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
@@ -22,9 +23,11 @@ from fedvg_jax.build.pieces import (
     make_hyper,
     make_optimiser,
     make_task,
+    make_variables,
 )
 from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
+from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.types import (
@@ -72,8 +75,8 @@ class Simulation(NamedTuple):
 def simulation(
     config: Config,
     *,
-    data: Arrays | None = None,
-    partition: partitions.Partition | None = None,
+    data: Arrays | tuple | None = None,
+    partition: partitions.Partition | tuple | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
@@ -85,17 +88,25 @@ def simulation(
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
-    parts = partition or make_partition(config, arrays, progress)
-    task = task or make_task(config, arrays)
+    read = datasets.load(config.dataset, config.data_dir, config.cache_dir / "data") if data is None else data
+    arrays = given.arrays(read)
+    given.for_augmentation(arrays, config)
+    task = check_task(task, arrays, config.batch_size) if task else make_task(config, arrays)
+    variables = make_variables(config, task)
+    if partition is None:
+        parts = make_partition(config, arrays, progress)
+    else:
+        parts = given.partition(partition, len(arrays.y), config.clients)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    if "val_accuracy" in config.weighting and not weighting:
+        given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     weighting = weighting or make_weighting(config, task, algorithm)
     executor = make_executor(config)
     hyper = make_hyper(config)
     stats_too = config.server_stats == "official"
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept)
+    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
     hooks = make_hooks(config, task) | {"stats_too": stats_too}
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
@@ -120,8 +131,9 @@ def traced_once(step: RoundStep) -> RoundStep:
 
 def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:
     """Who holds which rows."""
+    instead = "give run(..., partition=(train, val, test)), each with an array of row numbers per client"
     return partitions.make(
-        arrays.y,
+        given.class_labels(arrays, f"partition {config.partition}", instead),
         kind=config.partition,
         num_clients=config.clients,
         alpha=config.alpha,
@@ -224,6 +236,7 @@ __all__ = [
     "make_hyper",
     "make_optimiser",
     "make_task",
+    "make_variables",
     "make_weighting",
     "simulation",
     "traced_once",

@@ -13,6 +13,10 @@ from fedvg_jax.types import UsageError
 
 DATASETS = ("digits", "cifar10", "npz")
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
+STEMS = ("imagenet", "cifar")
+NORMALISERS = ("batch", "group")
+PIXEL_STATISTICS = ("none", "imagenet", "half")
+AUGMENTATIONS = ("none", "flip", "crop", "flip_crop")
 ALGORITHMS = (
     "fedavg",
     "fedavgm",
@@ -69,6 +73,7 @@ def check(config: Config) -> Config:
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
     _check_robust(config)
+    _check_model(config)
     return config
 
 
@@ -79,6 +84,22 @@ def epochs_range(config: Config) -> tuple[int, int]:
     proper = all(n.isdecimal() for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
     _require(proper, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
     return int(numbers[0]), int(numbers[1])
+
+
+def _check_model(config: Config) -> None:
+    """UsageError for an option that the model has not."""
+    is_resnet = config.model.startswith("resnet")
+    for name in ("stem", "norm"):
+        value, default = getattr(config, name), getattr(Config, name)
+        if value != default and not is_resnet:
+            raise UsageError(
+                f"--{name} {value} is for ResNets, and model {config.model} has no choice of {name}; drop it"
+            )
+    if config.pretrained and not (is_resnet or config.model.startswith("vit")):
+        raise UsageError(
+            f"no pretrained weights exist for model {config.model}; drop --pretrained, or use --model"
+            f" {', '.join(name for name in MODELS if name.startswith(('resnet', 'vit')))}"
+        )
 
 
 def _check_robust(config: Config) -> None:
@@ -114,6 +135,10 @@ def _check_robust(config: Config) -> None:
 _NAMES = {
     "dataset": DATASETS,
     "model": MODELS,
+    "stem": STEMS,
+    "norm": NORMALISERS,
+    "normalise": PIXEL_STATISTICS,
+    "augment": AUGMENTATIONS,
     "algorithm": ALGORITHMS,
     "partition": PARTITIONS,
     "min_samples_rule": MIN_SAMPLES_RULES,

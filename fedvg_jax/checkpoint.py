@@ -205,7 +205,7 @@ def _is_key(leaf) -> bool:
 
 
 def _prune(run: Path, number: int, keep: int) -> None:
-    """Keeps the newest that are sealed of those up to this one; a later one was passed over, and is replaced in time."""
+    """Of those up to this one, keeps the newest that are sealed; a later one was passed over, and soon replaced."""
     known = [path for path in listed(run) if int(path.name) <= number]
     kept = [path for path in known if (path / SEAL).is_file()][-keep:]
     for path in known:

@@ -187,7 +187,7 @@ def told(folder: Path) -> Iterator[None]:
             raise UsageError(f"run folder {folder} was taken away while the run was on; start it again") from None
         said = files.reason(error)
         raise UsageError(
-            f"cannot write to the run folder {folder}: {said}; what is in it is whole: mend that, then --resume {folder}"
+            f"cannot write to the run folder {folder}: {said}; all in it is whole: mend that, then --resume {folder}"
         ) from None
 
 

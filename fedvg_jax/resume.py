@@ -16,8 +16,8 @@ AUTO = "auto"
 FREE = frozenset(
     {"rounds", "out", "resume", "checkpoint_every", "keep", "cache_dir", "data_dir", "config", "nonfinite"}
 )
-"""What may change when a run goes on. Data may move: their digest is compared. `nonfinite` says when to stop, not what to
-compute. Not `lanes` or `conv`, which agree to rounding but not to the bit; not `eval_every`, for an even history."""
+"""What may change when a run goes on. Data may move: their digest is compared. `nonfinite` says when to stop, not what
+to compute. Not `lanes` or `conv`, which agree to rounding but not to the bit; not `eval_every`, for an even history."""
 
 
 def resolve(config: Config) -> Config:

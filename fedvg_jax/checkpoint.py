@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
+import re
 import shutil
+import sys
+import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +129,26 @@ def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     held = {key: leaf for key, leaf in leaves.items() if leaf.size}
+    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(held))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A full disk as an OSError and nothing else: Orbax logs it too, at length; tensorstore tells of it in a ValueError
+    of many lines, and its writes that fail later come back to a loop that is closed."""
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    log.disabled, sys.unraisablehook = True, lambda unraisable: None
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(folder, args=ocp.args.PyTreeSave(held))
+        yield
     except OSError:
         raise
-    except Exception as error:  # tensorstore tells of a full disk in a ValueError of many lines
-        raise OSError(files.reason(error)) from error
+    except Exception as error:
+        time.sleep(0.2)  # the late ones
+        number = re.search(r"os_error_code='(\d+)'", str(error))
+        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
+    finally:
+        log.disabled, sys.unraisablehook = False, hook
 
 
 def _read(path: Path, about: About, template: Tree) -> Tree:
@@ -187,7 +205,7 @@ def _named(state: Tree) -> dict[str, Any]:
 
 
 def _shape(leaf) -> tuple[tuple[int, ...], str]:
-    leaf = jax.eval_shape(_untyped, leaf)
+    leaf = jax.eval_shape(_untyped, leaf) if _is_key(leaf) else leaf
     return leaf.shape, str(leaf.dtype)
 
 

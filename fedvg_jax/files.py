@@ -94,5 +94,5 @@ def held(folder: Path) -> Iterator[None]:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line."""
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return " ".join(str(said or "").split())[:300] or type(error).__name__
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(said.split())[:300] or type(error).__name__

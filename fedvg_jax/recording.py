@@ -200,11 +200,14 @@ def _continued(config: Config, state: SimState, sources: dict[str, str], tell: T
             raise UsageError(f"{folder} ran on another {name} (its manifest.json); --data-dir must hold the same files")
     lines = (folder / "history.jsonl").read_bytes() if (folder / "history.jsonl").exists() else b""
 
+    others: list[str] = []
+
     def refuse(about: checkpoint.About) -> str:
         changed = resume.differences(resume.from_json(about["config"], checkpoint.SEAL), config)
         size, crc = about["history"]
         if changed:
-            return f"other settings: {', '.join(changed)}"
+            others.append(f"other settings: {', '.join(changed)}")
+            return others[-1]
         if zlib.crc32(lines[:size]) != crc or len(lines) < size:
             return "history.jsonl is damaged, or ends before it"
         return ""
@@ -213,6 +216,8 @@ def _continued(config: Config, state: SimState, sources: dict[str, str], tell: T
         return {"state": state, "best": state.variables if about["best"] else None}
 
     found = checkpoint.restore(folder, template, refuse, tell)
+    if found is None and others:
+        raise UsageError(f"{folder} has checkpoints of {others[0]}; its config.json was changed, mend that")
     if found is None:
         tell(f"{folder} has no checkpoint to go on from: it starts again with round 1")
         start = Start(state, [], parts=len(before.get("runs", [])) + 1, resumed_from=0)

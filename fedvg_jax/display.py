@@ -109,6 +109,8 @@ def end(history: History) -> Table:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
+    if summary["resumed_from"] is not None:
+        table.add_row("in parts", f"{summary['parts']}, the last from round {summary['resumed_from']} on")
     table.add_row("run folder", str(history.folder))
     return table
 

@@ -1,8 +1,10 @@
 """What a run leaves behind: one record per round, a summary, and the folder that holds them.
 
 config.json      the resolved settings
+manifest.json    what it was made from: data, partition, versions, machine
 layers.json      the names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
+checkpoints/     the newest states of the simulation
 summary.json     the run in a few numbers
 """
 
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvg_jax import files
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.types import UsageError, Variables
 
@@ -106,38 +109,57 @@ def default_folder(config: Config) -> Path:
 
 def refuse_taken(folder: Path) -> None:
     """UsageError if the folder already holds anything: nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"run folder {folder} is taken, and nothing is overwritten; name another with --out")
+    if folder.exists() and (not folder.is_dir() or any(path.name != files.LOCK for path in folder.iterdir())):
+        raise UsageError(
+            f"run folder {folder} is taken, and nothing is overwritten; name another with --out, or go on with --resume"
+        )
 
 
-def create(folder: Path, config: Config, layers: Sequence[str] = ()) -> Path:
-    """The run's folder with its config, and the names of the layers whose shares of the score the history holds."""
-    refuse_taken(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "config.json", to_json(config))
-        if layers:
-            write_json(folder / "layers.json", list(layers))
-    except OSError as error:
-        raise UsageError(f"cannot write the run folder {folder}: {error.strerror}; name another with --out") from None
-    return folder
+def begin(folder: Path, config: Config, layers: Sequence[str] = ()) -> None:
+    """The settings, and the names of the layers whose shares of the score the history holds."""
+    write_json(folder / "config.json", to_json(config))
+    if layers:
+        write_json(folder / "layers.json", list(layers))
 
 
-def append(folder: Path | None, records: Sequence[Record]) -> None:
-    """Adds lines to history.jsonl."""
-    if folder is not None and records:
-        with (folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(r) + "\n" for r in records)
+def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
+    """Adds lines to history.jsonl, and returns them."""
+    text = "".join(json.dumps(r) + "\n" for r in records)
+    files.append(folder / "history.jsonl", text, is_first)
+    return text.encode()
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a run folder."""
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    """The records of a run folder; a last line that a crash cut short is left out.
+
+    Raises:
+        UsageError: there is no history, or it is damaged.
+    """
+    try:
+        return parse((folder / "history.jsonl").read_bytes())
+    except OSError as error:
+        raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"{folder / 'history.jsonl'} is damaged: {files.reason(error)}") from None
+
+
+def count(folder: Path) -> int:
+    """Lines of the history, 0 where there is none; they are not looked at."""
+    path = folder / "history.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def parse(text: bytes) -> list[Record]:
+    """The records in whole lines; ValueError if they are not those of rounds 1, 2, 3 ..."""
+    records = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
+        raise ValueError("its lines are not rounds 1, 2, 3 ...")
+    return records
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    """Readable JSON, whole or not at all."""
+    files.replace(path, json.dumps(value, indent=2) + "\n")
 
 
 def _exceptions(schedule, metrics) -> Record:

@@ -74,8 +74,8 @@ def make_round(
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
-    A client that drops out, or returns anything that is not finite, counts as if it had returned the global model,
-    with weight 0, and keeps the memory it had.
+    A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
+    counts as if it had returned the global model, with weight 0, and keeps the memory it had.
 
     Args:
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
@@ -115,7 +115,12 @@ def make_round(
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, schedule.num_samples, deltas)
         measured = executor.map(measure, (hyper, data), reports)
+        sound = _all_finite(measured, cohort) | ~present
+        present = present & sound
         weights = weighting_.weigh(hyper, measured, Returns(state.variables, clients, schedule.shuffle, data, present))
+        sound = sound & (_all_finite(weights, cohort) | ~present)
+        finite, present = finite & sound, present & sound
+        clients = tree.where(present, clients, tree.repeat(state.variables, len(cohort)))
         weights = weighting.among(present, weights)
         averaged = aggregate(hyper, rule_key, state.variables, clients, weights)
 
@@ -171,6 +176,11 @@ def _kept(state: SimState, schedule: Schedule, present: jax.Array, optimisers: T
     """The optimisers' memories; that of a client that diverged or dropped out stays as it was."""
     known = tree.take(state.optimisers, schedule.clients)
     return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, known))
+
+
+def _all_finite(measured: Tree, cohort: jax.Array) -> jax.Array:
+    """[K] of which clients all scalars are finite; a rule may measure nothing."""
+    return tree.is_finite((measured, cohort))
 
 
 def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:

@@ -10,12 +10,12 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config"},
+    {"tree", "norms", "groups", "config", "files", "interrupts"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"robust", "attacks", "tuning", "controls"}
-    | {"data", "models", "history"},
-    {"build", "presets", "plots"},
-    {"loop", "display"},
+    | {"data", "models", "history", "checkpoint", "provenance"},
+    {"build", "presets", "plots", "resume"},
+    {"recording", "loop", "display"},
     {"sim", "prepare"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -23,13 +23,15 @@ STAIRS = {
     ("groups", "tree"),
     ("weighting", "signals"),
     ("robust", "weighting"),
+    ("provenance", "data"),
+    ("loop", "recording"),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
 }
 """Imports within a floor that are meant: a round is made of these."""
 
 ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots"}}
-NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets"}}
+NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}}
 
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))

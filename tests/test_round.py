@@ -9,9 +9,9 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import build, config, data, local, loop, tree
+from fedvg_jax import build, config, data, local, loop, tree, weighting
 from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError
+from fedvg_jax.types import UsageError, Weighting
 
 WORLD = worlds.uneven(cohort_size=5)
 TASK = worlds.QUADRATIC
@@ -130,6 +130,31 @@ def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
     step, schedule = worlds.make_round(world, algorithm), world.schedule(0, 2)
     _, told = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
     assert told.finite.tolist() == [client != 0 for client in schedule.clients]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["signal", "weight"])
+def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x64, where, bad):
+    """The one of most rows, whose model and loss are finite; in every bit as if it had dropped out."""
+    schedule, algorithm = schedule_of(0), worlds.algorithm("scaffold")
+    position = int(np.argmax(schedule.num_samples))
+    most = int(schedule.num_samples[position])
+
+    def signal(hyper, report, data):
+        rows = report.num_samples.astype(float)
+        return jnp.where((report.num_samples == most) & (where == "signal"), bad, rows)
+
+    def weigh(hyper, raw, returns):
+        found = weighting.everywhere(weighting.shares(raw, returns.present), returns)
+        spoilt = (jnp.arange(5) == position) & returns.present & (where == "weight")
+        return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
+
+    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
+    found, told = one_round(algorithm, schedule, rule)
+    expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
+    worlds.assert_close(found, expected, 1e-12)
+    np.testing.assert_allclose(told.weights, expected_told.weights, rtol=1e-12)
+    assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
 
 
 @pytest.fixture(scope="module")

@@ -235,6 +235,14 @@ class Config:
     tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform, model and size)."""
     out: Path | None = None
     """Run folder; default runs/<time>-<method>."""
+    resume: str | None = None
+    """Continue the run in this folder; or auto: the last run begun with these settings, or a new one."""
+    checkpoint_every: int = 0
+    """Save the state every so many rounds; 0: about once a minute. The last round, and a stop, are saved anyway."""
+    keep: int = 2
+    """Newest checkpoints kept, each with the model best on validation; 0 writes none."""
+    deterministic: bool = False
+    """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
     cache_dir: Path | None = None
     """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
     config: Path | None = None

@@ -179,6 +179,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
+    **dict.fromkeys(("checkpoint_every", "keep"), (lambda v: v >= 0, ">= 0")),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "dropout": (lambda v: 0 <= v < 1, "in [0, 1)"),
     **dict.fromkeys(("momentum", "fedavgm.momentum"), (lambda v: 0 <= v < 1, "in [0, 1)")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -81,6 +82,22 @@ def draws(console: Console) -> Iterator[Callable[[int, int], None]]:
     ) as progress:
         bar = progress.add_task("draws", total=None, visible=False)
         yield lambda done, bound: progress.update(bar, completed=done, total=bound, visible=True)
+
+
+@contextlib.contextmanager
+def reads(console: Console, every: float = 10.0) -> Iterator[Callable[[int, int], None]]:
+    """Tells how many images were decoded and the time left, once it takes more than an instant; a line every ten
+    seconds where there is no terminal."""
+    begun = told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told > (1 if console.is_terminal else every) or (done == total and told > begun):
+            told, left = now, (now - begun) * (total - done) / done
+            console.print(f"decoding images: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
+
+    yield tell
 
 
 def end(history: History) -> Table:

@@ -55,7 +55,7 @@ def parse(argv: Sequence[str]) -> Config:
     shorthands, argv = _take(argv)
     file = configs.read_toml(known.config) if known.config else {}
     dataset = known.dataset or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.DATASETS.get(dataset, {}), f"preset {dataset}")
+    config = configs.apply(Config(), presets.of_dataset(dataset), f"preset {dataset}")
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, _meaning(in_file) | file, str(known.config))
     config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
@@ -132,8 +132,8 @@ def simulate(config: Config) -> int:
     from fedvg_jax import build, display, loop
 
     console = Console()
-    with display.draws(console) as progress:
-        sim = build.simulation(config, progress=progress)
+    with display.draws(console) as progress, display.reads(console) as reading:
+        sim = build.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim), highlight=False, soft_wrap=True)
     with display.rounds(console, config.rounds) as show:
         finished = loop.drive(sim, on_records=show)

@@ -27,6 +27,7 @@ from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.images import parse_size
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -74,14 +75,17 @@ def simulation(
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
     progress: Callable[[int, int], None] | None = None,
+    reading: Callable[[int, int], None] | None = None,
 ) -> Simulation:
     """Everything a run needs; what is given replaces what the config names.
+
+    `progress` hears of drawn partitions, `reading` of decoded images: (done, all).
 
     Raises:
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
+    arrays = data or load_data(config, reading)
     parts = partition or make_partition(config, arrays, progress)
     task = task or make_task(config, arrays)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -111,6 +115,18 @@ def traced_once(step: RoundStep) -> RoundStep:
     """`step`, which raises if this simulation ever traces it again."""
     step.__name__ = f"round_step_{uuid.uuid4().hex}"  # chex counts by name; another simulation has a count of its own
     return chex.assert_max_traces(step, n=1)
+
+
+def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+    """The data set the config names."""
+    return datasets.load(
+        config.dataset,
+        config.data_dir,
+        config.cache_dir / "data",
+        size=parse_size(config.image_size),
+        splits=config.splits,
+        progress=reading,
+    )
 
 
 def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:

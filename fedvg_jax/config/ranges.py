@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,19 @@ from fedvg_jax.config.settings import flatten, suggestion
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
 from fedvg_jax.types import UsageError
 
-DATASETS = ("digits", "cifar10", "npz")
+DATASETS = (
+    "digits",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "organamnist",
+    "dermamnist",
+    "tinyimagenet",
+    "covid19",
+    "npz",
+    "encoded",
+    "folder",
+)
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
 ALGORITHMS = (
     "fedavg",
@@ -36,6 +49,8 @@ ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 def check(config: Config) -> Config:
     """`config` itself, or a UsageError for the first setting out of range."""
+    if not config.dataset.startswith("tfds:"):
+        _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
     for name, allowed in _NAMES.items():
         _one_of(name, flatten(config)[name], allowed)
     check_weighting(config)
@@ -55,6 +70,8 @@ def check(config: Config) -> Config:
         config.lanes,
         "auto, all, or a number >= 1",
     )
+    sized = re.fullmatch(r"([1-9]\d{0,4}(x[1-9]\d{0,4})?)?", config.image_size, re.ASCII)
+    _require(sized is not None, "image_size", config.image_size, "a number of pixels, or HEIGHTxWIDTH such as 244x224")
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
@@ -95,7 +112,7 @@ def _check_robust(config: Config) -> None:
 
 
 _NAMES = {
-    "dataset": DATASETS,
+    "splits": ("all", "official"),
     "model": MODELS,
     "algorithm": ALGORITHMS,
     "partition": PARTITIONS,

@@ -10,11 +10,11 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config"},
+    {"tree", "norms", "groups", "config", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"robust", "attacks", "tuning", "controls"}
     | {"data", "models", "history"},
-    {"build", "presets", "plots"},
+    {"build", "presets", "plots", "pictures"},
     {"loop", "display"},
     {"sim", "prepare"},
 ]
@@ -22,13 +22,14 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
     ("groups", "tree"),
     ("weighting", "signals"),
+    ("prepare", "sim"),
     ("robust", "weighting"),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
 }
 """Imports within a floor that are meant: a round is made of these."""
 
-ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots"}}
+ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots", "pictures"}}
 NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets"}}
 
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")

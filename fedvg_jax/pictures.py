@@ -95,6 +95,7 @@ def clients(arrays: Arrays, partition: Partition, title: str):
     totals.set_xlabel("images", size=8, color="0.4")
     middle.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.4, -0.6))
     middle.set_xlabel("client", color=_INK)
+    middle.xaxis.get_major_locator().set_params(integer=True)
     if bubbles:
         middle.set_yticks(range(num_classes), [_short(name) for name in arrays.class_names], size=9)
     else:
@@ -159,8 +160,9 @@ def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
 
 def _bars(axes, values: dict[str, np.ndarray], kind: str, base: str) -> None:
     below = np.zeros(len(next(iter(values.values()))))
+    thickness = 0.8 if len(below) <= 120 else 1.0  # gaps of less than a pixel would shimmer
     for name, value in values.items():
-        getattr(axes, kind)(range(len(value)), value, 0.8, **{base: below}, color=PARTS[name], label=name, lw=0)
+        getattr(axes, kind)(range(len(value)), value, thickness, **{base: below}, color=PARTS[name], label=name, lw=0)
         below = below + value
     axes.locator_params(axis="y" if kind == "bar" else "x", nbins=3)
     (axes.yaxis if kind == "bar" else axes.xaxis).set_major_formatter("{x:,.0f}")

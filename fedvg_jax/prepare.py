@@ -105,7 +105,7 @@ def classes(arrays):
         is_name = column == "class"
         least = None if is_name else max(len(column), len(total))
         table.add_column(
-            column, total, justify="left" if is_name else "right", no_wrap=True, min_width=least, max_width=34
+            column, total, justify="left" if is_name else "right", no_wrap=True, min_width=least, max_width=32
         )
     for place, c in enumerate(order):
         if num_classes > MOST_CLASSES and half <= place < num_classes - half:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     """
     this = SETS[name]
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
-    if file.is_file() and not tarfile.is_tarfile(file):
+    if file.is_file() and file.suffix == ".npz":
         return cache.cached(name, [file], lambda: npz.decode(file, name, this.class_names), cache_dir)
     files, read = _find(data_dir, this)
     return cache.cached(name, files, lambda: _decode(name, this, *read()), cache_dir)
@@ -115,7 +116,9 @@ def _unpacked(archive: Path, this: Published) -> tuple[Form, list[tuple[object, 
                     if member.size > MAX_MEMBER:
                         raise UsageError(f"{archive}: {name} claims {member.size:,} bytes; fetch {this.source} again")
                     found[name] = tar.extractfile(member).read()
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            while tar.fileobj.read(2**20):  # to its end, where its checksum is
+                pass
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{archive}: not a complete archive ({error}); fetch {this.source} again") from error
     for form in this.forms:
         if all(name in found for name in form.files):

@@ -97,6 +97,11 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
         raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
 
 
+def reason(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def _images(x: np.ndarray, source: object) -> np.ndarray:
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         got = f"{x.dtype} {list(x.shape)}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvg_jax.data import cache, npz, pickles
-from fedvg_jax.data.arrays import Arrays, pool
+from fedvg_jax.data.arrays import Arrays, pool, reason
 from fedvg_jax.types import UsageError
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -119,7 +119,7 @@ def _unpacked(archive: Path, this: Published) -> tuple[Form, list[tuple[object, 
             while tar.fileobj.read(2**20):  # to its end, where its checksum is
                 pass
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"{archive}: not a complete archive ({error}); fetch {this.source} again") from error
+        raise UsageError(f"{archive}: not a complete archive ({reason(error)}); fetch {this.source} again") from error
     for form in this.forms:
         if all(name in found for name in form.files):
             return form, [(f"{archive} ({name})", found[name]) for name in form.files]

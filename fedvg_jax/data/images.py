@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from fedvg_jax.data.arrays import allocate
+from fedvg_jax.data.arrays import allocate, reason
 from fedvg_jax.types import UsageError
 
 Progress = Callable[[int, int], None]
@@ -60,8 +60,8 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
         raise
     except Exception as error:  # a damaged image raises what its first bad byte leads to
         unknown = isinstance(error, pillow.UnidentifiedImageError)
-        reason = f"none of {', '.join(FORMATS)}" if unknown else " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{source}: not a complete image ({reason}); fetch it again, or remove it") from error
+        said = f"none of {', '.join(FORMATS)}" if unknown else reason(error)
+        raise UsageError(f"{source}: not a complete image ({said}); fetch it again, or remove it") from error
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, allocate, check
+from fedvg_jax.data.arrays import Arrays, allocate, check, reason
 from fedvg_jax.types import UsageError
 
 FILES = ("xdata.npy", "ydata.npy")
@@ -51,8 +51,9 @@ def _open(file: Path) -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged file raises what its first bad byte leads to
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{file}: not a complete .npy file of a plain array ({reason}); fetch it again") from error
+        raise UsageError(
+            f"{file}: not a complete .npy file of a plain array ({reason(error)}); fetch it again"
+        ) from error
 
 
 def _channels_last(x: np.ndarray, file: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, numbers, pool, refuse_too_large
+from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large
 from fedvg_jax.types import UsageError
 
 KEYS = (
@@ -89,8 +89,9 @@ def read(file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
     except UsageError:
         raise
     except Exception as error:  # a damaged archive raises what its first bad byte leads to: zip, zlib, lzma, header
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{file}: not a complete .npz file of plain arrays ({reason}); fetch it again") from error
+        raise UsageError(
+            f"{file}: not a complete .npz file of plain arrays ({reason(error)}); fetch it again"
+        ) from error
 
 
 def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvg_jax.data.arrays import reason
 from fedvg_jax.types import UsageError
 
 
@@ -26,8 +27,7 @@ def loads(data: bytes, source: object) -> Any:
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
     except Exception as error:  # a damaged pickle raises what its first bad byte leads to
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"{source}: not a complete pickle ({reason}); fetch it again") from error
+        raise UsageError(f"{source}: not a complete pickle ({reason(error)}); fetch it again") from error
 
 
 class _Arrays(pickle.Unpickler):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax.data import cache, folder, images
-from fedvg_jax.data.arrays import Arrays, check
+from fedvg_jax.data.arrays import Arrays, check, reason
 from fedvg_jax.types import UsageError
 
 PREFIX = "tfds:"
@@ -84,7 +84,7 @@ def download(name: str, data_dir: Path) -> None:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # of the network, of a builder, of a library it wants
         wants = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
-        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({_reason(error)}){wants}") from error
+        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){wants}") from error
 
 
 def _find(data_dir: Path, name: Name) -> Path:
@@ -139,7 +139,7 @@ def _decode(name: str, prepared: Path, size: images.Size | None, progress: image
     except UsageError:
         raise
     except Exception as error:  # a damaged set raises what its first bad byte leads to
-        raise UsageError(f"{prepared}: not a complete prepared set ({_reason(error)}); prepare it again") from error
+        raise UsageError(f"{prepared}: not a complete prepared set ({reason(error)}); prepare it again") from error
 
 
 def _refuse_odd(prepared: Path) -> None:
@@ -185,7 +185,3 @@ def _library() -> Any:
         raise UsageError(
             f"{PREFIX}NAME needs tensorflow-datasets: pip install 'fedvg_jax[tfds]' (no TensorFlow)"
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

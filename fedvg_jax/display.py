@@ -85,16 +85,18 @@ def draws(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextlib.contextmanager
-def reads(console: Console, every: float = 10.0) -> Iterator[Callable[[int, int], None]]:
-    """Tells how many images were decoded and the time left, once it takes more than an instant; a line every ten
-    seconds where there is no terminal."""
-    begun = told = time.monotonic()
+def reads(console: Console, every: float = 5.0) -> Iterator[Callable[[int, int], None]]:
+    """Tells how many images were decoded and the time left, once it takes more than an instant; a line every five
+    seconds."""
+    first = begun = told = None
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal first, begun, told
         now = time.monotonic()
-        if now - told > (1 if console.is_terminal else every) or (done == total and told > begun):
-            told, left = now, (now - begun) * (total - done) / done
+        if begun is None:
+            first, begun, told = done, now, now
+        if now - told >= every:
+            told, left = now, (now - begun) * (total - done) / (done - first)
             console.print(f"decoding images: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
 
     yield tell

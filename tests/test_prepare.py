@@ -124,12 +124,12 @@ def test_help_and_mistakes_come_before_any_heavy_import():
 
 @pytest.mark.parametrize(
     ("num_classes", "shape"),
-    [(2, (5, 7, 1)), (3, (6, 6, 4)), (40, (244, 224, 3))],
+    [(2, (5, 7, 1)), (3, (6, 6, 4)), (40, (200, 180, 3))],
     ids=["grey", "four channels", "large"],
 )
 def test_any_set_can_be_drawn(tmp_path, num_classes, shape):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    arrays = made(num_classes, shape, per_class=60 // num_classes)
+    arrays = made(num_classes, shape, per_class=5 if num_classes == 40 else 30)
     rows = partition.make(arrays.y, num_clients=3, alpha=1, min_samples=1)
     written = pictures.write(tmp_path / "deep" / "out", arrays, rows, "a title")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
@@ -155,3 +155,22 @@ def test_a_contact_sheet_shows_images_of_their_own_class():
     assert sheet.shape == (3 * 3 - 1, 4 * 3 - 1, 3)
     for c in range(3):
         assert (sheet[3 * c : 3 * c + 2, 0:2] == 50 * c).all() and (sheet[3 * c : 3 * c + 2, 2] == 255).all()
+
+
+def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
+    """Four thousand images at one a millisecond, told every second: after 1,000 three seconds are left."""
+    import io
+
+    from rich.console import Console
+
+    from fedvg_jax import display
+
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=100)
+    with display.reads(console, every=1.0) as reading:
+        for done in range(0, 4001, 500):
+            clock[0] = 5 + done / 1000
+            reading(done, 4000)
+    said = console.file.getvalue().splitlines()
+    assert said[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(said) == 4

@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 def cells() -> list[Cell]:
     """All of them, in the order of the paper."""
-    text = resources.files(__name__).joinpath("tables.csv").read_text(encoding="utf-8")
+    text = resources.files("fedvg_jax.paper").joinpath("tables.csv").read_text(encoding="utf-8")
     return [
         Cell(**row | {name: float(row[name]) if row[name] else None for name in ("alpha", "mean", "std")})
         for row in csv.DictReader(text.splitlines())

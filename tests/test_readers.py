@@ -362,6 +362,29 @@ def test_sixteen_bits_are_not_cut_to_eight():
         images.decode(file.getvalue(), "deep.png")
 
 
+def test_the_first_bad_image_is_named_and_the_rest_is_given_up():
+    """Of a thousand blocks, a thread has begun a few when the first fails."""
+    good, begun = png(pixels(2, 2, 3)), []
+
+    def read(i):
+        begun.append(i)
+        return (b"bad" if i in (70, 5_000) else good), f"image {i}"
+
+    with says("image 70:"):
+        images.stack(1000 * 64, read)
+    assert len(begun) < 500 * 64
+
+
+def test_a_folder_that_must_not_be_read_is_told(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for name in ("folder", "covid19"):
+        with says(str(tmp_path), "Permission denied", "check its permissions"):
+            data.load(name, tmp_path)
+
+
 def test_more_than_the_memory_is_refused_before_it_is_taken(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
     with says("GiB", "--image-size"):

@@ -70,8 +70,13 @@ def check(config: Config) -> Config:
         config.lanes,
         "auto, all, or a number >= 1",
     )
-    sized = re.fullmatch(r"([1-9]\d{0,4}(x[1-9]\d{0,4})?)?", config.image_size, re.ASCII)
-    _require(sized is not None, "image_size", config.image_size, "a number of pixels, or HEIGHTxWIDTH such as 244x224")
+    sized = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII)
+    _require(
+        sized is not None,
+        "image_size",
+        config.image_size,
+        "a number of pixels below 10000, or HEIGHTxWIDTH such as 244x224",
+    )
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")

@@ -80,7 +80,11 @@ def load(
         raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
     if "progress" in source.takes:
         asked["progress"] = progress
-    return source.load(_existing(Path(data_dir), source.holds), cache_dir, **asked)
+    try:
+        return source.load(_existing(Path(data_dir), source.holds), cache_dir, **asked)
+    except OSError as error:  # a folder that must not be entered, a disk that fails
+        where = error.filename or data_dir
+        raise UsageError(f"{where}: cannot be read ({error.strerror or error}); check its permissions") from error
 
 
 def _source(name: str) -> Source:

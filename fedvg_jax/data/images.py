@@ -24,6 +24,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 MAX_PIXELS = 2**26
 """Of one image, 8,192 x 8,192; a file that claims more is a mistake or a decompression bomb."""
 
+_BLOCK = 64
+"""Images a thread decodes at a time."""
+
 _DEEP = ("I", "F")
 """Pillow's modes of more than 8 bits a channel, whose conversion to 8 would clip."""
 
@@ -91,18 +94,24 @@ def stack(
     shape = decode(data, first, size, channels).shape
     x = allocate((num, *shape), first)
 
-    def fill(i: int) -> None:
-        data, source = read(i)
-        pixels = decode(data, source, size, channels)
-        if pixels.shape != shape:
-            has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
-            raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all with --image-size HxW")
-        x[i] = pixels
+    def fill(begin: int) -> int:
+        end = min(begin + _BLOCK, num)
+        for i in range(begin, end):
+            data, source = read(i)
+            pixels = decode(data, source, size, channels)
+            if pixels.shape != shape:
+                has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
+                raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW")
+            x[i] = pixels
+        return end
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for done, _ in enumerate(threads.map(fill, range(num)), 1):
-            if progress and (done % 64 == 0 or done == num):
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for done in threads.map(fill, range(0, num, _BLOCK)):
+            if progress:
                 progress(done, num)
+    finally:  # after an error or Ctrl-C, the blocks not yet begun are given up
+        threads.shutdown(cancel_futures=True)
     return x
 
 

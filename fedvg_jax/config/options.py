@@ -165,7 +165,7 @@ class Config:
     image_size: str = ""
     """Images of S or HxW pixels: which MedMNIST file is read; what image files are resized to. Default: the set's."""
     splits: str = "all"
-    """Official splits pooled: all, or official: without MedMNIST's validation split (the published DermaMNIST)."""
+    """Splits pooled: all, or official, as the published code: DermaMNIST without its validation split."""
     model: str = "mlp"
     """Model: mlp, tinycnn (8x8 images), cnn, lenet5, resnet18, resnet34, resnet50, vit_s16, vit_b16."""
     algorithm: str = "fedavg"

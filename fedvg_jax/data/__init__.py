@@ -31,9 +31,11 @@ SOURCES = {
     "stl10": Source(stl10.load, f"{stl10.LAYOUT} ({stl10.SOURCE})"),
     **{
         name: Source(
-            partial(medmnist.load, name=name), f"{medmnist.layout(name)} ({medmnist.SOURCE})", ("size", "splits")
+            partial(medmnist.load, name=name),
+            f"{medmnist.layout(name)} ({medmnist.SOURCE})",
+            ("size", "splits") if published.left_out else ("size",),
         )
-        for name in medmnist.SETS
+        for name, published in medmnist.SETS.items()
     },
     "tinyimagenet": Source(tinyimagenet.load, f"{tinyimagenet.LAYOUT} ({tinyimagenet.SOURCE})", _IMAGES),
     "covid19": Source(covid19.load, f"{covid19.LAYOUT} ({covid19.SOURCE})", _IMAGES),

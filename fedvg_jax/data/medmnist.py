@@ -19,6 +19,8 @@ class Published(NamedTuple):
     class_names: tuple[str, ...]
     size: int
     """of the paper's images"""
+    left_out: tuple[str, ...] = ()
+    """splits that the published code does not pool"""
 
 
 SETS = {
@@ -40,6 +42,7 @@ SETS = {
             "vascular lesions",
         ),
         224,
+        ("val",),
     ),
 }
 
@@ -81,7 +84,7 @@ def load(
 
     Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
     """
-    names, left_out = SETS[name].class_names, ("val",) if splits == "official" else ()
+    names, left_out = SETS[name].class_names, SETS[name].left_out if splits == "official" else ()
     if npy.found(data_dir):
         return npy.load(data_dir, cache_dir, name=name, class_names=names)
     file = data_dir if data_dir.is_file() else _find(data_dir, name, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -90,6 +91,24 @@ def draws(console: Console) -> Iterator[Callable[[int, int], None]]:
     ) as progress:
         bar = progress.add_task("draws", total=None, visible=False)
         yield lambda done, bound: progress.update(bar, completed=done, total=bound, visible=True)
+
+
+@contextlib.contextmanager
+def reads(console: Console, every: float = 5.0) -> Iterator[Callable[[int, int], None]]:
+    """Tells how many images were decoded and the time left, once it takes more than an instant; a line every five
+    seconds."""
+    first = begun = told = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal first, begun, told
+        now = time.monotonic()
+        if begun is None:
+            first, begun, told = done, now, now
+        if now - told >= every:
+            told, left = now, (now - begun) * (total - done) / (done - first)
+            console.print(f"decoding images: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
+
+    yield tell
 
 
 def end(history: History) -> Table:

@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> Config:
     file = configs.read_toml(known.config) if known.config else {}
     going_on = known.resume or file.get("resume", resume.AUTO)
     dataset = known.dataset or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.DATASETS.get(dataset, {}), f"preset {dataset}")
+    config = configs.apply(Config(), presets.of_dataset(dataset), f"preset {dataset}")
     if going_on != resume.AUTO:  # with the settings of that run, which need not be repeated
         config = dataclasses.replace(resume.stored(Path(going_on)), out=Path(going_on), resume=going_on)
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
@@ -150,8 +150,8 @@ def simulate(config: Config) -> int:
         done = checkpoint.newest(config.out)
         return f"stopped at once; round {done} is saved: {PROG} --resume {config.out}"
 
-    with display.draws(console) as progress:
-        sim = build.simulation(config, progress=progress)
+    with display.draws(console) as progress, display.reads(console) as reading:
+        sim = build.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim), highlight=False, soft_wrap=True)
     with display.rounds(console, config.rounds) as show:
         finished = loop.drive(sim, on_records=show, tell=tell, farewell=farewell)

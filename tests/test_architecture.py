@@ -10,11 +10,11 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config", "files", "interrupts"},
+    {"tree", "norms", "groups", "config", "files", "interrupts", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"robust", "attacks", "tuning", "controls"}
     | {"data", "models", "history", "checkpoint", "provenance"},
-    {"build", "presets", "plots", "resume"},
+    {"build", "presets", "plots", "pictures", "resume"},
     {"recording", "loop", "display"},
     {"sim", "prepare"},
 ]
@@ -22,6 +22,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
     ("groups", "tree"),
     ("weighting", "signals"),
+    ("prepare", "sim"),
     ("robust", "weighting"),
     ("provenance", "data"),
     ("loop", "recording"),
@@ -30,7 +31,7 @@ STAIRS = {
 }
 """Imports within a floor that are meant: a round is made of these."""
 
-ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots"}}
+ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots", "pictures"}}
 NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}}
 
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")

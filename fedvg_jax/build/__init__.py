@@ -30,6 +30,7 @@ from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epoc
 from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.images import parse_size
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -81,15 +82,17 @@ def simulation(
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
     progress: Callable[[int, int], None] | None = None,
+    reading: Callable[[int, int], None] | None = None,
 ) -> Simulation:
     """Everything a run needs; what is given replaces what the config names.
+
+    `progress` hears of drawn partitions, `reading` of decoded images: (done, all).
 
     Raises:
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    read = datasets.load(config.dataset, config.data_dir, config.cache_dir / "data") if data is None else data
-    arrays = given.arrays(read)
+    arrays = given.arrays(load_data(config, reading) if data is None else data)
     given.for_augmentation(arrays, config)
     task = check_task(task, arrays, config.batch_size) if task else make_task(config, arrays)
     variables = make_variables(config, task)
@@ -127,6 +130,18 @@ def traced_once(step: RoundStep) -> RoundStep:
     """`step`, which raises if this simulation ever traces it again."""
     step.__name__ = f"round_step_{uuid.uuid4().hex}"  # chex counts by name; another simulation has a count of its own
     return chex.assert_max_traces(step, n=1)
+
+
+def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+    """The data set the config names."""
+    return datasets.load(
+        config.dataset,
+        config.data_dir,
+        config.cache_dir / "data",
+        size=parse_size(config.image_size),
+        splits=config.splits,
+        progress=reading,
+    )
 
 
 def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:

@@ -158,9 +158,14 @@ class Config:
     """One federated run."""
 
     dataset: str = "digits"
-    """Data set: digits (built in), cifar10, or npz (any .npz of arrays)."""
+    """Data set: digits (built in), cifar10, cifar100, stl10, organamnist, dermamnist, tinyimagenet, covid19; npz (any
+    .npz of arrays), encoded (of JPEG bytes), folder (a sub-folder per class), or tfds:NAME (prepared by TFDS)."""
     data_dir: Path | None = None
     """Folder (or file) with the raw data set."""
+    image_size: str = ""
+    """Images of S or HxW pixels: which MedMNIST file is read; what image files are resized to. Default: the set's."""
+    splits: str = "all"
+    """Splits pooled: all, or official, as the published code: DermaMNIST without its validation split."""
     model: str = "mlp"
     """Model: mlp, tinycnn (8x8 images), cnn, lenet5, resnet18, resnet34, resnet50, vit_s16, vit_b16."""
     pretrained: Path | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,19 @@ from fedvg_jax.config.settings import flatten, suggestion
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
 from fedvg_jax.types import UsageError
 
-DATASETS = ("digits", "cifar10", "npz")
+DATASETS = (
+    "digits",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "organamnist",
+    "dermamnist",
+    "tinyimagenet",
+    "covid19",
+    "npz",
+    "encoded",
+    "folder",
+)
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
 STEMS = ("imagenet", "cifar")
 NORMALISERS = ("batch", "group")
@@ -42,6 +55,8 @@ ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 def check(config: Config) -> Config:
     """`config` itself, or a UsageError for the first setting out of range."""
+    if not config.dataset.startswith("tfds:"):
+        _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
     for name, allowed in _NAMES.items():
         _one_of(name, flatten(config)[name], allowed)
     check_weighting(config)
@@ -69,6 +84,13 @@ def check(config: Config) -> Config:
     )
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         raise UsageError(f"lanes all is one vmap on one device, got devices {config.devices}; use --lanes auto")
+    sized = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII)
+    _require(
+        sized is not None,
+        "image_size",
+        config.image_size,
+        "a number of pixels below 10000, or HEIGHTxWIDTH such as 244x224",
+    )
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
@@ -133,7 +155,7 @@ def _check_robust(config: Config) -> None:
 
 
 _NAMES = {
-    "dataset": DATASETS,
+    "splits": ("all", "official"),
     "model": MODELS,
     "stem": STEMS,
     "norm": NORMALISERS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,6 +74,34 @@ def pool(
     return Arrays(name, x, y, names, len(parts[0].x))
 
 
+def numbers(largest: int) -> list[str]:
+    """The names 0..largest; bounded, so that a stray label is an error and not a huge model."""
+    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
+
+
+def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
+    """An array for images, uint8, not yet filled.
+
+    Raises:
+        UsageError: this machine's memory cannot hold it.
+    """
+    refuse_too_large(math.prod(shape), f"{source}: images {list(shape)}")
+    return np.empty(shape, np.uint8)
+
+
+def refuse_too_large(num_bytes: int, source: object) -> None:
+    """UsageError where this machine's memory cannot hold so much, as far as it tells."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if num_bytes > memory:
+        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
+        raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
+
+
+def reason(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def _images(x: np.ndarray, source: object) -> np.ndarray:
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         got = f"{x.dtype} {list(x.shape)}"
@@ -87,6 +117,5 @@ def _labels(y: np.ndarray, source: object) -> np.ndarray:
 
 
 def _numbers(splits: Sequence[tuple[np.ndarray, np.ndarray]], source: object) -> list[str]:
-    """Names 0..max for labels that come without; bounded, so that a stray label is an error and not a huge model."""
-    largest = max(int(_labels(y, source).max(initial=0)) for _, y in splits)
-    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
+    """Names 0..max for labels that come without."""
+    return numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits))

@@ -30,12 +30,12 @@ _STALE = 24 * 3600
 """Seconds after which a writer's scratch folder cannot belong to a living writer."""
 
 
-def cached(reader: str, sources: Sequence[Path], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
+def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
     """`decode()`, done once per content of the source files.
 
     Args:
         reader: who decodes; the same bytes may mean something else to another.
-        sources: the files `decode` reads, in order.
+        sources: the files `decode` reads, in order, and in words whatever else its outcome depends on.
         decode: reads them.
         cache_dir: folder of the entries, made if need be; None keeps nothing.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.settings import flatten, suggestion
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
@@ -25,7 +26,6 @@ ALGORITHMS = (
     "fedadagrad",
     "fednova",
 )
-PARTITIONS = ("dirichlet", "official")
 MIN_SAMPLES_RULES = ("redraw", "top_up")
 CONVS = ("auto", "lax", "gemm")
 LR_SCHEDULES = ("constant", "exponential", "cosine")
@@ -59,6 +59,7 @@ def check(config: Config) -> Config:
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
     _check_robust(config)
+    population.check_population(config)
     return config
 
 
@@ -98,7 +99,6 @@ _NAMES = {
     "dataset": DATASETS,
     "model": MODELS,
     "algorithm": ALGORITHMS,
-    "partition": PARTITIONS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
     "fedvg.signal": SIGNALS,
@@ -121,6 +121,7 @@ _NAMES = {
     "elastic.rows": ("all", "rest"),
     "robust.rule": RULES,
     "attack.kind": ATTACKS,
+    **population.NAMES,
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -134,7 +135,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
-    "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
+    "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "dropout": (lambda v: 0 <= v < 1, "in [0, 1)"),
@@ -152,6 +153,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("robust.num_bad", "tuning.steps"), (lambda v: v >= 0, ">= 0")),
     **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
+    **population.RANGES,
 }
 
 

@@ -24,6 +24,8 @@ class Arrays(NamedTuple):
     """[C]"""
     num_train: int
     """the first rows were the official training set"""
+    groups: np.ndarray | None = None
+    """int32 [T], whose row it is (user, patient, lesion), numbered in sorted order; None where that is not known"""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
@@ -70,6 +72,22 @@ def pool(
         raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")
     x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
     return Arrays(name, x, y, names, len(parts[0].x))
+
+
+def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
+    """`arrays` with their groups numbered.
+
+    Args:
+        groups: [T] or [T, 1], integers or strings.
+
+    Raises:
+        UsageError: another dtype, or not one for every image.
+    """
+    flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
+    if flat.dtype.kind not in "iuSU" or flat.shape != arrays.y.shape:
+        got = f"{groups.dtype} {list(groups.shape)}"
+        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per image, got {got}")
+    return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
 
 
 def _images(x: np.ndarray, source: object) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, pool
+from fedvg_jax.data.arrays import Arrays, pool, with_groups
 from fedvg_jax.types import UsageError
 
 KEYS = (
@@ -30,7 +30,8 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     """The set in the .npz file `path`, or in the only .npz file of the folder `path`.
 
     Args:
-        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`.
+        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`;
+            optional `groups` [T], whose row it is, of all splits in the order train, val, test.
         cache_dir: where the decoded set is kept.
 
     Raises:
@@ -50,7 +51,8 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None) -> A
     splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
     if "class_names" in members:
         class_names = [_text(label) for label in members["class_names"].ravel()]
-    return pool(name, splits, class_names, file)
+    arrays = pool(name, splits, class_names, file)
+    return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
 
 def _find(path: Path) -> Path:
@@ -68,7 +70,7 @@ def _find(path: Path) -> Path:
 
 def _read(file: Path) -> dict[str, np.ndarray]:
     """The known members of `file`."""
-    known = {key for layout in KEYS for pair in layout for key in pair} | {"class_names"}
+    known = {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"}
     try:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):

@@ -1,6 +1,7 @@
 """What a run leaves behind: one record per round, a summary, and the folder that holds them.
 
 config.json      the resolved settings
+partition.json   samples and classes of every client, how skewed they are, and what the validation set is
 layers.json      the names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
 summary.json     the run in a few numbers
@@ -86,14 +87,19 @@ def refuse_taken(folder: Path) -> None:
         raise UsageError(f"run folder {folder} is taken, and nothing is overwritten; name another with --out")
 
 
-def create(folder: Path, config: Config, layers: Sequence[str] = ()) -> Path:
-    """The run's folder with its config, and the names of the layers whose shares of the score the history holds."""
+def create(
+    folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None
+) -> Path:
+    """The run's folder with its config, the names of the layers whose shares of the score the history holds, and the
+    partition in numbers."""
     refuse_taken(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "config.json", to_json(config))
         if layers:
             write_json(folder / "layers.json", list(layers))
+        if partition:
+            write_lines(folder / "partition.json", partition)
     except OSError as error:
         raise UsageError(f"cannot write the run folder {folder}: {error.strerror}; name another with --out") from None
     return folder
@@ -114,6 +120,12 @@ def read(folder: Path) -> list[Record]:
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_lines(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON with a line for each name: long lists stay readable."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 def _exceptions(schedule, metrics) -> Record:

@@ -41,7 +41,8 @@ def run(
 
     Args:
         config: settings; by default the digits demonstration.
-        data, partition, task, algorithm, weighting: replace what the config names.
+        data, partition, task, algorithm, weighting: replace what the config names; a partition may also be the rows of
+            every client, one array each, which are then split as the config says.
         callbacks: called after every round with (record, state); chunks are then one round long.
 
     Returns:
@@ -63,7 +64,8 @@ def drive(
 ) -> History:
     """Runs a simulation to its end, or to the first Ctrl-C; `on_records` hears of every chunk."""
     config = sim.config
-    folder = history.create(config.out, config, build.layer_names(config, sim.task)) if config.out else None
+    layers = build.layer_names(config, sim.task)
+    folder = history.create(config.out, config, layers, sim.statistics) if config.out else None
     programs = compile_programs(sim)
     records: list[Record] = []
     state, interrupted, begun = sim.state, False, time.perf_counter()

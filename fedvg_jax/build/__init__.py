@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -23,10 +23,12 @@ from fedvg_jax.build.pieces import (
     make_optimiser,
     make_task,
 )
+from fedvg_jax.build.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.validation import Shared
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -53,6 +55,8 @@ class Simulation(NamedTuple):
     config: Config
     arrays: Arrays
     partition: partitions.Partition
+    statistics: dict[str, Any]
+    """the partition and the shared validation set in numbers"""
     task: Task
     state: SimState
     data: Data
@@ -69,7 +73,7 @@ def simulation(
     config: Config,
     *,
     data: Arrays | None = None,
-    partition: partitions.Partition | None = None,
+    partition: partitions.Partition | Sequence[np.ndarray] | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
@@ -77,12 +81,17 @@ def simulation(
 ) -> Simulation:
     """Everything a run needs; what is given replaces what the config names.
 
+    Args:
+        partition: a `Partition`, or the rows of every client, which are then split as the config says.
+
     Raises:
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
     arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
-    parts = partition or make_partition(config, arrays, progress)
+    is_given = partition is not None
+    parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
+    shared = make_shared(config, arrays, parts)
     task = task or make_task(config, arrays)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm)
@@ -97,9 +106,10 @@ def simulation(
         config,
         arrays,
         parts,
+        describe(config, arrays, parts, shared, is_given),
         task,
         state,
-        make_data(config, arrays, parts),
+        make_data(config, arrays, parts, shared),
         hyper,
         make_schedule(config, arrays, parts, executor),
         jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0),
@@ -113,23 +123,6 @@ def traced_once(step: RoundStep) -> RoundStep:
     return chex.assert_max_traces(step, n=1)
 
 
-def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:
-    """Who holds which rows."""
-    return partitions.make(
-        arrays.y,
-        kind=config.partition,
-        num_clients=config.clients,
-        alpha=config.alpha,
-        seed=config.partition_seed,
-        min_samples=config.min_samples,
-        rule=config.min_samples_rule,
-        test_ratio=config.test_ratio,
-        val_ratio=config.val_ratio,
-        cache_dir=config.cache_dir / "partitions",
-        progress=progress,
-    )
-
-
 def make_executor(config: Config) -> Executor:
     """`lanes`: a number, all, or auto: one lane on the CPU, up to four elsewhere."""
     if config.lanes == "all":
@@ -139,20 +132,24 @@ def make_executor(config: Config) -> Executor:
     return executors.lanes(min(wanted, cohort_size(config)))
 
 
-def make_data(config: Config, arrays: Arrays, parts: partitions.Partition) -> Data:
-    """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition."""
-    val, test = np.concatenate(parts.val), np.concatenate(parts.test)
-    size = len(arrays.y)
+def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, shared: Shared | None = None) -> Data:
+    """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition.
 
-    def table(rows, ratio, batch_size, keep_single):
-        fitting = max(len(rows), int(size * ratio))
+    Args:
+        shared: D_val with the pool it is part of; made here where it is not given.
+    """
+    shared = shared or make_shared(config, arrays, parts)
+    most_test = int(len(arrays.y) * config.test_ratio)
+
+    def table(rows, most, batch_size, keep_single):
+        fitting = max(len(rows), most)
         return jnp.asarray(schedule.table(rows, batch_size, -(-fitting // batch_size), keep_single))
 
     return Data(
-        Batch(jnp.asarray(arrays.x), jnp.asarray(arrays.y)),
-        table(val, config.val_ratio, config.batch_size, keep_single=config.fedvg.mode == "eval"),
-        table(val, config.val_ratio, EVAL_BATCH, keep_single=True),
-        table(test, config.test_ratio, EVAL_BATCH, keep_single=True),
+        Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
+        table(shared.rows, shared.most, config.batch_size, keep_single=config.fedvg.mode == "eval"),
+        table(shared.rows, shared.most, EVAL_BATCH, keep_single=True),
+        table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
     )
 
 
@@ -194,6 +191,8 @@ __all__ = [
     "make_fedvg",
     "make_hyper",
     "make_optimiser",
+    "make_partition",
+    "make_shared",
     "make_task",
     "make_weighting",
     "simulation",

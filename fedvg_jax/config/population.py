@@ -104,7 +104,7 @@ def _of_partition(config: Config) -> dict[str, bool]:
     in_file, apart = config.partition == "file", config.split != "client"
     return {
         "partition file needs --partition-file FILE, a .npz or .json of rows": in_file and not config.partition_file,
-        f"partition_file {config.partition_file} is read only by --partition file; got --partition {config.partition}": (
+        f"partition_file {config.partition_file} is read by --partition file only; got {config.partition}": (
             not in_file and config.partition_file is not None
         ),
         f"split {config.split} holds rows out before there are clients, and partition {config.partition} deals all;"
@@ -149,7 +149,7 @@ def _of_corrupt(config: Config) -> dict[str, bool]:
         f"corrupt.clients {rows.clients} of {config.clients} is nobody; use > {0.5 / config.clients:g}": (
             rows.kind != "none" and round(rows.clients * config.clients) == 0
         ),
-        f"corrupt.clients {rows.clients} and attack.clients {updates.clients} must be equal: the same clients do both": (
+        f"corrupt.clients {rows.clients} and attack.clients {updates.clients} are the same clients; make them equal": (
             both and rows.clients != updates.clients
         ),
     }

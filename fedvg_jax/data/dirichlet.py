@@ -112,7 +112,7 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
 
 
 def log_shares(stream: np.random.Generator, alpha: float, num_classes: int, num_clients: int) -> np.ndarray:
-    """[C, K] logarithms of p_c ~ Dirichlet(alpha 1_K); where alpha is small nearly all shares are 0, these are finite."""
+    """[C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite even where alpha is so small that nearly all p are 0."""
     logs = _log_gamma(stream, alpha, (num_classes, num_clients)).astype(np.float64)
     return logs - np.logaddexp.reduce(logs, 1, keepdims=True)
 

@@ -103,7 +103,7 @@ def _rows(rows: Any, source: object) -> np.ndarray:
 
 
 def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:
-    if len(rows) and not (0 <= rows.min() and rows.max() < num_samples):
+    if len(rows) and not (rows.min() >= 0 and rows.max() < num_samples):
         raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {rows.min()}..{rows.max()}")
     names, counts = np.unique(rows, return_counts=True)
     if (counts > 1).any():

@@ -51,6 +51,8 @@ def proportional_order(labels: np.ndarray, stream: np.random.Generator) -> np.nd
     order = stream.permutation(len(labels))
     shuffled = np.asarray(labels)[order]
     by_class = np.argsort(shuffled, kind="stable")
-    _, first, inverse, counts = np.unique(shuffled[by_class], return_index=True, return_inverse=True, return_counts=True)
+    _, first, inverse, counts = np.unique(
+        shuffled[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
     place = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[inverse]
     return order[by_class[np.argsort(place, kind="stable")]]

@@ -41,8 +41,9 @@ def run(
 
     Args:
         config: settings; by default the digits demonstration.
-        data, partition, task, algorithm, weighting: replace what the config names; a partition may also be the rows of
-            every client, one array each, which are then split as the config says.
+        data, task, algorithm, weighting: replace what the config names.
+        partition: so too; (train, val, test), each with one array of rows per client, or a list of the rows of every
+            client, which are then split as the config says.
         callbacks: called after every round with (record, state); chunks are then one round long.
 
     Returns:

@@ -73,7 +73,7 @@ def simulation(
     config: Config,
     *,
     data: Arrays | None = None,
-    partition: partitions.Partition | Sequence[np.ndarray] | None = None,
+    partition: tuple | Sequence[np.ndarray] | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
@@ -82,7 +82,8 @@ def simulation(
     """Everything a run needs; what is given replaces what the config names.
 
     Args:
-        partition: a `Partition`, or the rows of every client, which are then split as the config says.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
 
     Raises:
         UsageError: for any setting or file that cannot work.

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedvg_jax.build.pieces import corrupt_clients
 from fedvg_jax.config import Config
-from fedvg_jax.data import corrupt, external, given, statistics, validation
+from fedvg_jax.data import corrupt, external, rows, statistics, validation
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partition import Partition
@@ -19,7 +19,7 @@ from fedvg_jax.types import UsageError
 def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
     """Who holds which rows, as the config says."""
     if config.partition == "file":
-        return _checked(config, arrays, given.read(config.partition_file), config.partition_file)
+        return _checked(config, arrays, rows.read(config.partition_file), config.partition_file)
     return partitions.make(
         arrays.y,
         kind=config.partition,
@@ -39,8 +39,8 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
     )
 
 
-def take_partition(config: Config, arrays: Arrays, partition: Partition | Sequence[np.ndarray]) -> Partition:
-    """A partition given from Python, or the rows of every client, to be split; checked."""
+def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:
+    """A partition given from Python, or a list of the rows of every client, to be split; checked."""
     return _checked(config, arrays, partition, "the partition given")
 
 
@@ -91,8 +91,8 @@ def describe(
     return told
 
 
-def _checked(config: Config, arrays: Arrays, partition: Partition | Sequence[np.ndarray], source: object) -> Partition:
-    parts = given.check(
+def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
+    parts = rows.check(
         partition,
         num_samples=len(arrays.y),
         num_clients=config.clients,
@@ -103,7 +103,7 @@ def _checked(config: Config, arrays: Arrays, partition: Partition | Sequence[np.
         seed=config.partition_seed,
     )
     needed = {"training": parts.train, "test": parts.test}
-    for name, rows in needed.items():
-        if not any(map(len, rows)):
+    for name, part in needed.items():
+        if not any(map(len, part)):
             raise UsageError(f"{source}: leaves no {name} row; at least one is needed")
     return parts

@@ -25,6 +25,9 @@ PARTITIONS = (
     "group",
     "file",
 )
+DRAWN_SIZES = ("dirichlet", "official", "quantity")
+"""Kinds whose clients' sizes are drawn, and may so be too small."""
+
 SPLITS = ("client", "global", "stratified")
 VALIDATION_SOURCES = ("clients", "cifar100", "stl10", "npz")
 CORRUPTIONS = ("none", "label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate90", "rotate")
@@ -109,6 +112,8 @@ def _of_partition(config: Config) -> dict[str, bool]:
         ),
         f"split {config.split} holds rows out before there are clients, and partition {config.partition} deals all;"
         " use --split client": apart and config.partition in ("file", "official"),
+        f"min_samples_rule top_up repairs sizes that are drawn, and partition {config.partition} draws none;"
+        " use redraw": config.min_samples_rule == "top_up" and config.partition not in DRAWN_SIZES,
         "partition balanced_client needs at least 2 clients; got 1": (
             config.partition == "balanced_client" and config.clients < 2
         ),

@@ -88,8 +88,10 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
     if x.shape[-1] not in (1, depth):
         raise UsageError(f"{source}: images have {x.shape[-1]} channels, but those of the training set have {depth}")
     if x.shape[1:3] != (height, width):
-        from PIL import Image  # only external sets of another size need it
-
+        try:
+            from PIL import Image  # only external sets of another size need it
+        except ImportError:
+            raise UsageError(f"{source}: images of another size need Pillow; pip install pillow") from None
         pictures = (Image.fromarray(i.squeeze(-1) if i.shape[-1] == 1 else i) for i in x)
         small = [np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR)) for picture in pictures]
         x = np.stack(small).reshape(len(x), height, width, -1)

@@ -242,7 +242,7 @@ def _check(spec: Spec, num_samples: int, groups: np.ndarray | None) -> None:
 
 
 def save(partition: Partition, file: Path) -> None:
-    """Rows of all clients, one after the other, and how many are each client's; `given.read` reads it too."""
+    """Rows of all clients, one after the other, and how many are each client's; `rows.read` reads it too."""
     joined = {name: np.concatenate(rows) for name, rows in partition._asdict().items()}
     sizes = {f"{name}_sizes": np.array(list(map(len, rows)), np.int64) for name, rows in partition._asdict().items()}
     np.savez(file, **joined, **sizes)

@@ -14,7 +14,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
     """Training samples and label counts of every client, with `skew`, as JSON values.
 
     Args:
-        labels: [T]; where they are not integers (regression) only sizes are counted.
+        labels: [T]; where they are not integers, or there are no names (regression), only sizes are counted.
     """
     sizes = np.array([len(rows) for rows in parts.train])
     told = {
@@ -26,7 +26,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         "size_max": int(sizes.max()),
         "size_gini": _rounded(gini(sizes)),
     }
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    if not class_names or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return told
     counts = np.array([np.bincount(labels[rows], minlength=len(class_names)) for rows in parts.train])
     about = {"class_names": list(class_names), "classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}

@@ -39,6 +39,8 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     """
     chosen = None
     if share < 1:
+        if len(parts.val) < len(parts.train):
+            raise UsageError("validation.clients chooses among clients, and these validation rows are nobody's; use 1")
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
     rows = np.concatenate([parts.val[k] for k in (range(len(parts.val)) if chosen is None else chosen)])

@@ -39,7 +39,7 @@ def read(file: Path) -> Partition | Rows:
 
 
 def check(
-    given: Partition | Rows,
+    given: Partition | tuple | Rows,
     *,
     num_samples: int,
     num_clients: int,
@@ -52,19 +52,30 @@ def check(
     """The same partition in canonical dtype; rows that are not yet split are, as `partition.split` does.
 
     Args:
-        given: a `Partition`, whose clients may lack rows; or the rows of every client, at least `min_samples` each.
+        given: a `Partition` or a tuple (train, val, test), whose clients may lack rows; or a list of the rows of every
+            client, at least `min_samples` each.
         num_samples: T, rows of the pool.
         source: what it comes from, named in every error.
 
     Raises:
         UsageError: rows that are no integers, out of range, or twice; or not `num_clients` clients.
     """
-    parts = given if isinstance(given, Partition) else Partition(list(given), [], [])
-    if len(parts.train) != num_clients:
-        raise UsageError(f"{source}: holds {len(parts.train)} clients, but clients is {num_clients}; make them equal")
-    parts = Partition(*([_rows(rows, source) for rows in part] for part in parts))
+    is_split = isinstance(given, tuple)
+    try:
+        train, val, test = given if is_split else (given, [], [])
+        parts = Partition(*([_rows(rows, source) for rows in part] for part in (train, val, test)))
+    except UsageError:
+        raise
+    except (TypeError, ValueError):
+        raise UsageError(f"{source}: must be (train, val, test), or a list, of each client's rows") from None
+    for name, part in parts._asdict().items():
+        allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
+        if len(part) not in allowed:
+            raise UsageError(
+                f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
+            )
     _refuse_overlap(np.concatenate([rows for part in parts for rows in part]), num_samples, source)
-    if isinstance(given, Partition):
+    if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)
     return split(parts.train, test_ratio, val_ratio, stream("file", seed))
@@ -77,6 +88,8 @@ def _members(file: Path) -> dict[str, np.ndarray]:
 
 def _parts(members: Any) -> Partition | Rows:
     if isinstance(members, list):
+        if not all(isinstance(rows, list) for rows in members):
+            raise TypeError("a client's rows must be a list")
         return [np.array(rows, dtype=None if rows else np.int32) for rows in members]
     if "client" in members:
         owner = np.asarray(members["client"])
@@ -99,7 +112,7 @@ def _rows(rows: Any, source: object) -> np.ndarray:
     array = np.asarray(rows)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
-    return array.astype(np.int64)
+    return array.astype(np.int32 if array.max(initial=0) < 2**31 else np.int64)
 
 
 def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:

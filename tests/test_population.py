@@ -1,5 +1,6 @@
 """Partition, validation set and corrupt rows from a config: combinations, shapes, and what a run tells of them."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -44,7 +45,7 @@ def elsewhere(tmp_path_factory):
         ({"validation.clients": 0.5, "split": "global"}, "validation.clients 0.5"),
         ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "validation.clients"),
         ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
-        ({"validation.imbalance": "official"}, "--validation.rho"),
+        ({"validation.imbalance": "cut"}, "unknown validation.imbalance"),
         ({"validation.classes": "all"}, "validation.classes all"),
         *(({f"validation.{n}": 1.5}, f"validation.{n}") for n in ("clients", "fraction", "rho", "label_noise")),
         *(({"validation.size": size}, "validation.size must be >= 2") for size in (1, -1)),
@@ -114,16 +115,16 @@ def test_corrupt_rows_leave_validation_and_test_rows_alone(tmp_path):
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-def test_a_simulation_tells_its_partition_and_validation_set(tmp_path):
+def test_what_a_run_tells_of_its_partition_and_validation_set(tmp_path):
     made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
-    sim = build.simulation(made, data=DIGITS)
-    told = sim.statistics
-    assert told["partition"] == "dirichlet" and told["clients"] == 6 == len(told["counts"])
-    clean = [np.bincount(DIGITS.y[mine], minlength=10).tolist() for mine in sim.partition.train]
+    parts = build.make_partition(made, DIGITS)
+    told = population.describe(made, DIGITS, parts, build.make_shared(made, DIGITS, parts))
+    assert told["partition"] == "dirichlet" and told["clients"] == 6
+    clean = [np.bincount(DIGITS.y[mine], minlength=10).tolist() for mine in parts.train]
     assert told["counts"] == clean  # before any label was flipped
     assert told["validation"]["samples"] == 20 == sum(told["validation"]["counts"])
     assert len(told["validation"]["clients"]) == 3
-    assert build.simulation(made, data=DIGITS, partition=sim.partition).statistics["partition"] == "given"
+    assert json.loads(json.dumps(told)) == told
 
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])

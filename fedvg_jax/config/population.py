@@ -138,9 +138,6 @@ def _of_validation(config: Config) -> dict[str, bool]:
         ),
         f"validation.size {options.size} and validation.fraction {options.fraction} are two answers to one question;"
         " give one": options.size > 0 and options.fraction < 1,
-        "validation.imbalance official says how an imbalanced set is batched; give --validation.rho too": (
-            options.imbalance == "official" and not options.rho
-        ),
         f"validation.classes all adds a class of cifar100; got --validation.source {options.source}": (
             options.classes == "all" and options.source != "cifar100"
         ),

@@ -48,6 +48,13 @@ def test_corruption_is_fixed_by_seed_and_client(kind):
         np.testing.assert_array_equal(both(0), both(0, np.array([0, 3, 4])))
 
 
+def test_two_clients_draw_apart():
+    """The same images under the same label: each client's noise is its own."""
+    x = np.full_like(X, 128)
+    found, _ = apply("pixel_noise", 0.2, x=x)
+    assert not np.array_equal(found[CLIENTS[1]], found[CLIENTS[3]])
+
+
 def test_nobody_and_no_kind_change_nothing():
     for kind, ids in (("none", IDS), ("label_flip", np.array([], int))):
         x, y = apply(kind, ids=ids)

@@ -134,6 +134,14 @@ def test_a_class_that_only_one_client_wants_is_that_clients():
     assert 4 <= pure <= 16  # about half
 
 
+def test_a_client_wants_a_rare_class_rarely():
+    """Of 900 and 100 rows, at an alpha so large that all want the same, each of 200 clients of 5 rows wants the rare
+    class with probability 1/10: two or more with 0.081, 16 clients, of a deviation below 4."""
+    labels = np.repeat([0, 1], [900, 100])
+    rare = [labels[mine].sum() for mine in equal.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
+
+
 def test_the_balanced_client_holds_equally_many_of_every_class_and_the_others_do_not():
     found = equal.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
@@ -189,6 +197,7 @@ def test_groups_stay_together_and_are_dealt_evenly():
     members = [set(GROUPS[mine]) for mine in found]
     assert sum(map(len, members)) == 40 == len(set.union(*members))
     assert {len(mine) for mine in members} == {5}
+    assert members != [set(GROUPS[mine]) for mine in held(make(kind="group", seed=43))]
     ids = held(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
     assert all(set(mine % 7) == {k} for k, mine in enumerate(ids))  # client i is group i
 
@@ -322,15 +331,15 @@ def test_an_archive_without_a_partition_is_too(tmp_path, members):
 
 def test_statistics_of_a_partition_worked_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
-    parts = partition.Partition([np.array([0, 1, 2, 3]), np.array([4, 5])], [np.array([6])], [np.array([7])])
+    parts = partition.Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
     told = statistics.describe(labels, ("a", "b", "c"), parts)
-    assert told["samples"] == [4, 2] and told["val_samples"] == [1] and told["test_samples"] == [1]
-    assert told["counts"] == [[2, 2, 0], [0, 1, 1]] and told["classes"] == [2, 2]
-    assert told["mean_label_entropy"] == round(np.log(2), 6)  # both hold two classes half and half
-    assert told["mean_effective_classes"] == 2 and told["mean_classes"] == 2
-    # union 2/6, 3/6, 1/6: distances (1/6 + 0 + 1/6) / 2 and (2/6 + 0 + 2/6) / 2
+    assert told["samples"] == [4, 1] and told["val_samples"] == [2] and told["test_samples"] == [1]
+    assert told["counts"] == [[2, 2, 0], [0, 1, 0]] and told["classes"] == [2, 1] and told["mean_classes"] == 1.5
+    assert told["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
+    assert told["mean_effective_classes"] == 1.5  # 2 and 1
+    # the union is 2/5, 3/5: distances (1/10 + 1/10) / 2 and (4/10 + 4/10) / 2
     assert told["mean_label_distance"] == 0.25
-    assert told["size_gini"] == round(2 * 2 / (2 * 2 * 6), 6)  # |4 - 2| twice, over 2 N sum
+    assert told["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
     assert json.loads(json.dumps(told)) == told
 
 

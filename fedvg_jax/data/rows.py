@@ -100,6 +100,9 @@ def _parts(members: Any) -> Partition | Rows:
 
 
 def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
+    lacking = [key for key in (name, f"{name}_sizes") if key not in members]
+    if name in lacking or (lacking and not isinstance(members[name], list)):
+        raise ValueError(f"no {lacking[0]}")
     if isinstance(members[name], list):
         return list(_parts(members[name]))
     ends = np.cumsum(members[f"{name}_sizes"])

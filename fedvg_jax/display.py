@@ -29,11 +29,12 @@ def start(sim: build.Simulation) -> str:
     config, device = sim.config, jax.devices()[0]
     where = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
     sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    sizes["val"] = sim.statistics["validation"]["samples"]
     lines = [
         f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {contents(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
-        f"clients {config.clients} at alpha {config.alpha:g}, {cohort_size(config)} a round, {config.local_epochs}"
+        f"clients {config.clients} {dealt(config)}, {cohort_size(config)} a round, {config.local_epochs}"
         f" local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters"
         + (f", from {config.pretrained} but for the head" if config.pretrained else ""),
@@ -48,6 +49,13 @@ def contents(arrays: Arrays) -> str:
     what = "images" if x.ndim == 4 and x.dtype == "uint8" else f"rows of {x.dtype}"
     of = f"{classes} classes" if classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
     return f"{len(x):,} {what} {' x '.join(map(str, x.shape[1:]))}, {of}"
+
+
+def dealt(config: Config) -> str:
+    """How the clients got their rows, in words."""
+    kind, by_name = config.partition, config.partition not in ("dirichlet", "official")
+    has_alpha = not by_name or kind in ("dirichlet_equal", "balanced_client", "quantity")
+    return " ".join([f"by {kind}"] * by_name + [f"at alpha {config.alpha:g}"] * has_alpha)
 
 
 def method(config: Config) -> str:

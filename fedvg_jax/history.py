@@ -2,6 +2,7 @@
 
 config.json      the resolved settings
 manifest.json    what it was made from: data, partition, versions, machine
+partition.json   samples and classes of every client, how skewed they are, and what the validation set is
 layers.json      the names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
@@ -115,11 +116,13 @@ def refuse_taken(folder: Path) -> None:
         )
 
 
-def begin(folder: Path, config: Config, layers: Sequence[str] = ()) -> None:
-    """The settings, and the names of the layers whose shares of the score the history holds."""
+def begin(folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> None:
+    """The settings, the names of the layers whose shares of the score the history holds, the partition in numbers."""
     write_json(folder / "config.json", to_json(config))
     if layers:
         write_json(folder / "layers.json", list(layers))
+    if partition:
+        write_lines(folder / "partition.json", partition)
 
 
 def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
@@ -160,6 +163,12 @@ def parse(text: bytes) -> list[Record]:
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, whole or not at all."""
     files.replace(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_lines(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON with a line for each name: long lists stay readable."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
+    files.replace(path, f"{{\n{lines}\n}}\n")
 
 
 def _exceptions(schedule, metrics) -> Record:

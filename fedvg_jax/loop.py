@@ -46,7 +46,8 @@ def run(
     Args:
         config: settings; by default the digits demonstration.
         data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
-        partition: (train, val, test), each with an array of row numbers per client; see `data.given.partition`.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names.
         callbacks: called after every round with (record, state); chunks are then one round long.
@@ -85,8 +86,9 @@ def drive(
     """
     config = sim.config
     layers = build.layer_names(config, sim.task) if config.out else ()
+    about = {"layers": layers, "partition": sim.statistics}
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition)
-    with recording.opened(config, sim.state, layers, sources, tell) as recorder:
+    with recording.opened(config, sim.state, about, sources, tell) as recorder:
         start = recorder.start
         if start.records:
             on_records(start.records)

@@ -65,6 +65,7 @@ FIDELITY: dict[str, dict] = {
         "elastic.sensitivity": "official",
         "elastic.rows": "rest",
         "fedvg.block": "stage",
+        "validation.imbalance": "official",
     },
 }
 """What the published code does where it departs from the papers, for `--fidelity official`."""

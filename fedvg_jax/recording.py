@@ -11,7 +11,7 @@ import importlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,13 +134,13 @@ class Recorder:
 
 @contextlib.contextmanager
 def opened(
-    config: Config, state: SimState, layers: Sequence[str], sources: Callable[[], dict[str, str]], tell: Tell
+    config: Config, state: SimState, about: Mapping[str, Any], sources: Callable[[], dict[str, str]], tell: Tell
 ) -> Iterator[Recorder]:
     """Holds the run's folder, a new one or that of the run that goes on.
 
     Args:
         state: of the simulation before its first round.
-        layers: names, for layers.json.
+        about: what else `history.begin` writes, by name.
         sources: digests of data and partition; called once.
         tell: hears, a line each, of what is not as it should be.
 
@@ -161,7 +161,7 @@ def opened(
         else:
             history.refuse_taken(config.out)
             with creating(config.out):
-                history.begin(config.out, config, layers)
+                history.begin(config.out, config, **about)
             writing = pool.submit(_write_manifest, config.out, sources, 0)
             yield Recorder(config, Start(state, []), pool)
             writing.result()

@@ -51,31 +51,6 @@ def test_data_that_cannot_be_trained_on_are_one_line(data, said):
     assert "\n" not in str(error.value)
 
 
-def test_a_partition_is_rows_by_client():
-    found = given.partition(PARTS, 6, 2)
-    assert [[rows.tolist() for rows in part] for part in found] == list(PARTS)
-    assert all(rows.dtype == np.int32 for part in found for rows in part)
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        (PARTS[:2], "must be .train, val, test."),
-        (7, "must be .train, val, test."),
-        (([[0.5], [1]], *PARTS[1:]), "must be .train, val, test."),
-        ((PARTS[0], PARTS[1], [[4]]), "test has 1 clients, the config 2"),
-        ((PARTS[0], [[], []], PARTS[2]), "val holds no row"),
-        ((PARTS[0], PARTS[1], [[], [6]]), r"rows must be 0..5, those of data; got 0..6"),
-        ((PARTS[0], PARTS[1], [[], [-1]]), r"got -1..3"),
-        ((PARTS[0], PARTS[1], [[], [2]]), "row 2 is held 2 times"),
-    ],
-)
-def test_a_partition_that_cannot_be_is_one_line(parts, said):
-    with pytest.raises(UsageError, match=said) as error:
-        given.partition(parts, 6, 2)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("data", "settings", "said"),
     [
@@ -84,7 +59,7 @@ def test_a_partition_that_cannot_be_is_one_line(parts, said):
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((np.zeros((6, 8, 8, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "1 or 3 channels"),
-        ((IMAGES, LABELS), {"clients": 3}, "partition: train has 2 clients"),
+        ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
 )
 def test_settings_that_the_data_do_not_allow_are_one_line(tmp_path, data, settings, said):

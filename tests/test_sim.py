@@ -57,7 +57,9 @@ def test_a_run_tells_what_it_runs_and_how_it_ended(runs):
 
 def test_the_run_folder_holds_what_scripts_read(runs):
     folder = runs[0][0]
-    assert {"config.json", "history.jsonl", "summary.json"} <= {path.name for path in folder.iterdir()}
+    assert {"config.json", "history.jsonl", "summary.json", "partition.json"} <= {
+        path.name for path in folder.iterdir()
+    }
     records = history.read(folder)
     always = {"round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"}
     judged = {f"{p}_{m}" for p in ("val", "test") for m in ("loss", "accuracy", "balanced_accuracy", "macro_f1")}
@@ -72,6 +74,8 @@ def test_the_run_folder_holds_what_scripts_read(runs):
     assert set(names.split()) <= set(summary)
     assert summary["test_accuracy_final"] == records[-1]["test_accuracy"]
     assert json.loads((folder / "config.json").read_text())["rounds"] == 3
+    partition = json.loads((folder / "partition.json").read_text())
+    assert sum(partition["samples"]) == 1185 and len(partition["counts"]) == 20 and partition["size_min"] > 0
     layers = json.loads((folder / "layers.json").read_text())
     shares = records[0]["layer_shares"]
     assert {len(row) for row in shares} == {len(layers)} and "classifier/kernel" in layers

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedvg_jax.config.population import Corrupt, Validation
+
 
 @dataclass(frozen=True)
 class FedVG:
@@ -184,7 +186,7 @@ class Config:
     """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, native (the
     algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
     alpha: float = 0.05
-    """Dirichlet concentration of the clients' labels: small is skewed."""
+    """Dirichlet concentration of the clients' labels (partition quantity: of their sizes): small is skewed."""
     clients: int = 20
     """Number of clients N."""
     join_ratio: float = 0.5
@@ -214,7 +216,18 @@ class Config:
     seed: int = 0
     """Seed of the model, the cohorts and the minibatches."""
     partition: str = "dirichlet"
-    """How clients get their rows: dirichlet (bulk draws) or official (the published stream, draw for draw)."""
+    """How clients get their rows: dirichlet (bulk draws), official (the published stream, draw for draw),
+    dirichlet_equal (equal sizes), balanced_client (so too, client 0 balanced), quantity, iid, shards, classes, group,
+    or file."""
+    shards_per_client: int = 2
+    """Partition shards: pieces of the rows sorted by label that every client gets."""
+    classes_per_client: int = 2
+    """Partition classes: different classes that every client holds."""
+    partition_file: Path | None = None
+    """Partition file: a .npz or .json of every client's rows."""
+    split: str = "client"
+    """Validation and test rows are held out inside each client (client, published), or of the whole set before it is
+    partitioned (global, the paper's text; stratified, the same with every class in proportion)."""
     cohorts: str = "seeded"
     """Who plays: seeded, from (seed, round); or official, the published stream, draw for draw."""
     server_stats: str = "averaged"
@@ -228,7 +241,7 @@ class Config:
     test_ratio: float = 0.25
     """Share of every client's rows that joins the test set."""
     val_ratio: float = 0.1
-    """Share of every client's rows that joins the shared validation set."""
+    """Share of every client's rows that joins the shared validation set; 0 where that is external."""
     eval_every: int = 5
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"
@@ -262,6 +275,8 @@ class Config:
     robust: Robust = field(default_factory=Robust)
     attack: Attack = field(default_factory=Attack)
     tuning: Tuning = field(default_factory=Tuning)
+    validation: Validation = field(default_factory=Validation)
+    corrupt: Corrupt = field(default_factory=Corrupt)
 
 
 def default_cache_dir() -> Path:
@@ -280,5 +295,6 @@ def cohort_size(config: Config) -> int:
 
 
 def num_corrupt(config: Config) -> int:
-    """How many of the N clients are corrupt."""
-    return 0 if config.attack.kind == "none" else round(config.attack.clients * config.clients)
+    """How many of the N clients are corrupt, in their updates or their rows."""
+    kinds = (config.attack, config.corrupt)
+    return max(round(kind.clients * config.clients) if kind.kind != "none" else 0 for kind in kinds)

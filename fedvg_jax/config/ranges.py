@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.settings import flatten, suggestion
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
@@ -42,7 +43,6 @@ ALGORITHMS = (
     "fedadagrad",
     "fednova",
 )
-PARTITIONS = ("dirichlet", "official")
 MIN_SAMPLES_RULES = ("redraw", "top_up")
 CONVS = ("auto", "lax", "gemm", "planes")
 PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
@@ -96,6 +96,7 @@ def check(config: Config) -> Config:
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
     _check_robust(config)
     _check_model(config)
+    population.check_population(config)
     return config
 
 
@@ -162,7 +163,6 @@ _NAMES = {
     "normalise": PIXEL_STATISTICS,
     "augment": AUGMENTATIONS,
     "algorithm": ALGORITHMS,
-    "partition": PARTITIONS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
     "fedvg.signal": SIGNALS,
@@ -186,6 +186,7 @@ _NAMES = {
     "elastic.rows": ("all", "rest"),
     "robust.rule": RULES,
     "attack.kind": ATTACKS,
+    **population.NAMES,
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -199,7 +200,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
-    "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
+    "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
     **dict.fromkeys(("checkpoint_every", "keep"), (lambda v: v >= 0, ">= 0")),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
@@ -218,6 +219,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("robust.num_bad", "tuning.steps"), (lambda v: v >= 0, ">= 0")),
     **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
+    **population.RANGES,
 }
 
 

@@ -26,6 +26,8 @@ class Arrays(NamedTuple):
     """[C]"""
     num_train: int
     """the first rows were the official training set"""
+    groups: np.ndarray | None = None
+    """int32 [T], whose row it is (user, patient, lesion), numbered in sorted order; None where that is not known"""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
@@ -100,6 +102,22 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
 def reason(error: Exception) -> str:
     """What another library's error says, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
+    """`arrays` with their groups numbered.
+
+    Args:
+        groups: [T] or [T, 1], integers or strings.
+
+    Raises:
+        UsageError: another dtype, or not one for every image.
+    """
+    flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
+    if flat.dtype.kind not in "iuSU" or flat.shape != arrays.y.shape:
+        got = f"{groups.dtype} {list(groups.shape)}"
+        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per image, got {got}")
+    return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
 
 
 def _images(x: np.ndarray, source: object) -> np.ndarray:

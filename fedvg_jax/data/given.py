@@ -1,14 +1,11 @@
-"""Data and partitions given from Python: arrays of any rank and dtype, and who holds which rows."""
+"""Data given from Python: arrays of any rank and dtype."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partition import Partition
 from fedvg_jax.types import UsageError
 
 _MAX_CLASSES = 2**16
@@ -45,39 +42,6 @@ def arrays(data: Arrays | tuple) -> Arrays:
             raise UsageError(f"data: labels must be 0..{most}, as many as names; got {labels.min()}..{labels.max()}")
         data = data._replace(y=labels)
     return data
-
-
-def partition(parts: Partition | Sequence, num_rows: int, num_clients: int) -> Partition:
-    """A partition from Python.
-
-    Args:
-        parts: `Partition`, or a triple (train, val, test); each a sequence of N arrays of row numbers, one per client.
-            A client may hold none; no row may be held twice; rows that nobody holds are left out.
-
-    Raises:
-        UsageError: another number of clients, rows that are no rows or held twice, or no row to validate or test on.
-
-    >>> partition(([[0, 1], [2]], [[3], []], [[], [4]]), 5, 2).train[0].tolist()
-    [0, 1]
-    """
-    try:
-        train, val, test = ([_rows(mine) for mine in part] for part in parts)
-    except (TypeError, ValueError):
-        raise UsageError(
-            "partition must be (train, val, test), each with one array of row numbers per client"
-        ) from None
-    for name, part in {"train": train, "val": val, "test": test}.items():
-        if len(part) != num_clients:
-            raise UsageError(f"partition: {name} has {len(part)} clients, the config {num_clients}; set clients to it")
-    for name, part in {"val": val, "test": test}.items():
-        if not any(map(len, part)):
-            raise UsageError(f"partition: {name} holds no row; the shared validation and test sets need 1 or more")
-    held, counts = np.unique(np.concatenate(train + val + test), return_counts=True)
-    if held[0] < 0 or held[-1] >= num_rows:
-        raise UsageError(f"partition: rows must be 0..{num_rows - 1}, those of data; got {held[0]}..{held[-1]}")
-    if counts.max() > 1:
-        raise UsageError(f"partition: row {held[counts.argmax()]} is held {counts.max()} times; once is allowed")
-    return Partition(train, val, test)
 
 
 def class_labels(arrays: Arrays, who: str, instead: str) -> np.ndarray:
@@ -121,13 +85,6 @@ def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """0..max where y can be class labels, else none."""
     labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < _MAX_CLASSES
     return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
-
-
-def _rows(mine) -> np.ndarray:
-    rows = np.asarray(mine)
-    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-        raise TypeError
-    return rows.astype(np.int32)
 
 
 def _kind(data) -> str:

@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large
+from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
 from fedvg_jax.types import UsageError
 
 KEYS = (
@@ -31,7 +31,8 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     """The set in the .npz file `path`, or in the only .npz file of the folder `path`.
 
     Args:
-        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`.
+        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`;
+            optional `groups` [T], whose row it is, of all splits in the order train, val, test.
         cache_dir: where the decoded set is kept.
 
     Raises:
@@ -44,7 +45,7 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
 
 def decode(file: Path, name: str, class_names: Sequence[str] | None = None, without: Collection[str] = ()) -> Arrays:
     """The splits of `file` pooled in the order train, val, test, but those `without`; `class_names` if it has none."""
-    members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names"})
+    members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"})
     members = {key: array for key, array in members.items() if key.split("_")[0] not in without}
     pairs = next((layout for layout in KEYS if all(key in members for key in layout[0])), None)
     if pairs is None:
@@ -52,7 +53,8 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
     splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
     if "class_names" in members:
         class_names = _texts(members)
-    return pool(name, splits, class_names, file)
+    arrays = pool(name, splits, class_names, file)
+    return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
 
 def find(path: Path, layout: str) -> Path:

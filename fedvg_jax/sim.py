@@ -18,7 +18,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,13 @@ PROG = "python -m fedvg_jax.sim"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for what the user has to mend, told in one line; 130 after Ctrl-C, 143 after SIGTERM."""
+    return guarded(lambda: simulate(parse(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command, whatever ends it."""
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
-        return simulate(config)
+        return command()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -143,7 +147,7 @@ def simulate(config: Config) -> int:
             tell("no run of these settings to go on with: a new one")
         config = dataclasses.replace(config, out=config.out or history.default_folder(config))
         history.refuse_taken(config.out)
-    _start_jax(config)
+    start_jax(config)
     from fedvg_jax import build, checkpoint, display, interrupts, loop
 
     def farewell() -> str:
@@ -166,7 +170,7 @@ def simulate(config: Config) -> int:
     return interrupts.exit_code(finished.summary["stopped_by"])
 
 
-def _start_jax(config: Config) -> None:
+def start_jax(config: Config) -> None:
     """The back end, every core of a CPU a device; and the cache that makes a second start fast, which also keeps what
     was tuned for a GPU."""
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):

@@ -16,13 +16,14 @@ FLOORS = [  # a folder is one room
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume"},
     {"recording", "loop", "display"},
-    {"sim", "prepare"},
+    {"sim", "prepare", "bounds"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
     ("groups", "tree"),
     ("weighting", "signals"),
     ("prepare", "sim"),
+    ("bounds", "sim"),
     ("robust", "weighting"),
     ("provenance", "data"),
     ("loop", "recording"),

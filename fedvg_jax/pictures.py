@@ -73,12 +73,17 @@ def contact_sheet(arrays: Arrays):
     return figure
 
 
+def counts_by_part(arrays: Arrays, partition: Partition) -> dict[str, np.ndarray]:
+    """[N, C] images by client and class of training, validation and test; rows held out from all belong to nobody."""
+    parts = {name: rows for name, rows in partition._asdict().items() if len(rows) == len(partition.train)}
+    return {name: class_counts(rows, arrays.y, len(arrays.class_names)) for name, rows in parts.items()}
+
+
 def clients(arrays: Arrays, partition: Partition, title: str):
     """Classes by clients: a bubble's area, or a cell's colour, is the number of images; bars are the sums."""
     from matplotlib.figure import Figure
 
-    num_classes = len(arrays.class_names)
-    parts = {name: class_counts(rows, arrays.y, num_classes) for name, rows in partition._asdict().items()}
+    num_classes, parts = len(arrays.class_names), counts_by_part(arrays, partition)
     held = sum(parts.values())
     num_clients, bubbles = len(held), num_classes <= _MAX_ROWS and len(held) <= 120
     wide = float(np.clip(0.13 * num_clients, 5.5, 14))

@@ -128,7 +128,7 @@ def sizes(arrays, partition) -> list[str]:
 
     from fedvg_jax import pictures
 
-    held = sum(pictures.class_counts(rows, arrays.y, len(arrays.class_names)) for rows in partition)
+    held = sum(pictures.counts_by_part(arrays, partition).values())
     size, num = held.sum(1), (held > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [

@@ -33,7 +33,7 @@ def start(sim: build.Simulation) -> str:
         f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {len(sim.arrays.y):,} images {shape}, {len(sim.arrays.class_names)} classes;"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
-        f"clients {config.clients} {dealt(config)}, {cohort_size(config)} a round, {config.local_epochs}"
+        f"clients {config.clients} {dealt(sim.statistics['partition'], config.alpha)}, {cohort_size(config)} a round, {config.local_epochs}"
         f" local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters",
         f"method  {method(config)}",
@@ -41,11 +41,11 @@ def start(sim: build.Simulation) -> str:
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits"))
 
 
-def dealt(config: Config) -> str:
+def dealt(partition: str, alpha: float) -> str:
     """How the clients got their rows, in words."""
-    kind, by_name = config.partition, config.partition not in ("dirichlet", "official")
-    has_alpha = not by_name or kind in ("dirichlet_equal", "balanced_client", "quantity")
-    return " ".join([f"by {kind}"] * by_name + [f"at alpha {config.alpha:g}"] * has_alpha)
+    by_name = partition not in ("dirichlet", "official")
+    has_alpha = not by_name or partition in ("dirichlet_equal", "balanced_client", "quantity")
+    return " ".join([f"by {partition}"] * by_name + [f"at alpha {alpha:g}"] * has_alpha)
 
 
 def method(config: Config) -> str:

@@ -33,8 +33,8 @@ def start(sim: build.Simulation) -> str:
         f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {len(sim.arrays.y):,} images {shape}, {len(sim.arrays.class_names)} classes;"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
-        f"clients {config.clients} {dealt(sim.statistics['partition'], config.alpha)}, {cohort_size(config)} a round, {config.local_epochs}"
-        f" local epochs of batches of {config.batch_size} at lr {config.lr:g}",
+        f"clients {config.clients} {dealt(sim.statistics['partition'], config.alpha)}, {cohort_size(config)} a round,"
+        f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters",
         f"method  {method(config)}",
     ]

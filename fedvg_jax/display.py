@@ -28,14 +28,15 @@ def start(sim: build.Simulation) -> str:
     """Backend and device, data with counts, model with its size, method."""
     config, device = sim.config, jax.devices()[0]
     where = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
+    shared = f", cohorts shared by {build.num_devices(config)}" if build.num_devices(config) > 1 else ""
     sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     lines = [
-        f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}), jax {jax.__version__}",
+        f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({where}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {contents(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
-        f"clients {config.clients} {dealt(config)}, {cohort_size(config)} a round, {config.local_epochs}"
-        f" local epochs of batches of {config.batch_size} at lr {config.lr:g}",
+        f"clients {config.clients} {dealt(sim.statistics['partition'], config.alpha)}, {cohort_size(config)} a round,"
+        f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters"
         + (f", from {config.pretrained} but for the head" if config.pretrained else ""),
         f"method  {method(config)}",
@@ -51,18 +52,20 @@ def contents(arrays: Arrays) -> str:
     return f"{len(x):,} {what} {' x '.join(map(str, x.shape[1:]))}, {of}"
 
 
-def dealt(config: Config) -> str:
+def dealt(partition: str, alpha: float) -> str:
     """How the clients got their rows, in words."""
-    kind, by_name = config.partition, config.partition not in ("dirichlet", "official")
-    has_alpha = not by_name or kind in ("dirichlet_equal", "balanced_client", "quantity")
-    return " ".join([f"by {kind}"] * by_name + [f"at alpha {config.alpha:g}"] * has_alpha)
+    by_name = partition not in ("dirichlet", "official")
+    has_alpha = not by_name or partition in ("dirichlet_equal", "balanced_client", "quantity")
+    return " ".join([f"by {partition}"] * by_name + [f"at alpha {alpha:g}"] * has_alpha)
 
 
 def method(config: Config) -> str:
     """Algorithm and weighting in words."""
     vg = config.fedvg
     options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
-    return f"{config.algorithm}, weights {config.weighting}{options}"
+    native = build.ALGORITHMS[config.algorithm](config).native_weighting
+    own = f", which are {native}" if "native" in config.weighting else ""
+    return f"{config.algorithm}, weights {config.weighting}{own}{options}"
 
 
 @contextlib.contextmanager

@@ -249,6 +249,7 @@ __all__ = [
     "make_task",
     "make_variables",
     "make_weighting",
+    "num_devices",
     "simulation",
     "traced_once",
 ]

@@ -2,35 +2,20 @@
 
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from files import png, says
 
 from fedvg_jax import data
 from fedvg_jax.data import tfds
-from fedvg_jax.types import UsageError
 
 RNG = np.random.default_rng(2)
 X = RNG.integers(0, 256, (9, 8, 10, 3), np.uint8)
 SPLITS = {"test": range(7, 9), "train": range(0, 5), "validation": range(5, 7)}
-
-
-def says(*parts):
-    """A UsageError of one line that contains `parts` in this order."""
-    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
-
-
-def png(array) -> io.BytesIO:
-    import PIL.Image
-
-    file = io.BytesIO()
-    PIL.Image.fromarray(array).save(file, "PNG")
-    file.seek(0)
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +30,7 @@ def prepare(library, folder: Path, *, version="1.0.0", form="array_record", feat
         "image": library.features.Image(shape=(None, None, 3), encoding_format="png"),
         "label": library.features.ClassLabel(names=["ant", "bee", "cat"]),
     }
-    example = example or (lambda i: {"id": str(i), "image": png(X[i]), "label": i % 3})
+    example = example or (lambda i: {"id": str(i), "image": io.BytesIO(png(X[i])), "label": i % 3})
 
     class Tiny(library.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = library.core.Version(version)
@@ -100,7 +85,7 @@ def test_a_size_may_be_asked_for(prepared):
 
 def test_the_newest_version_is_read_unless_one_is_named(library, tmp_path):
     for version, shift in (("1.9.0", 0), ("1.10.0", 1)):
-        made = [{"id": "", "image": png(image), "label": (i + shift) % 3} for i, image in enumerate(X)]
+        made = [{"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3} for i, image in enumerate(X)]
         prepare(library, tmp_path, version=version, example=made.__getitem__)
     newest, named, old = (data.load(f"tfds:tiny{v}", tmp_path) for v in ("", ":1.10.0", ":1.9.0"))
     np.testing.assert_array_equal(newest.y, named.y)
@@ -125,7 +110,12 @@ def test_grey_images_stay_grey(library, tmp_path):
         "image": library.features.Image(shape=(8, 10, 1), encoding_format="png"),
         "label": library.features.ClassLabel(num_classes=3),
     }
-    prepare(library, tmp_path, features=features, example=lambda i: {"image": png(X[i, ..., 0]), "label": i % 3})
+    prepare(
+        library,
+        tmp_path,
+        features=features,
+        example=lambda i: {"image": io.BytesIO(png(X[i, ..., :1])), "label": i % 3},
+    )
     assert data.load("tfds:tiny", tmp_path).x.shape == (9, 8, 10, 1)
 
 

@@ -15,7 +15,7 @@ SIZE = (244, 224)
 LAYOUT = f"four folders of images, one per class (there or in its only folder), or {npy.LAYOUT}"
 SOURCE = (
     '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
-    " https://doi.org/10.17632/9xkhgts2s6, unpacked"
+    " https://doi.org/10.17632/9xkhgts2s6"
 )
 
 
@@ -40,7 +40,7 @@ def load(
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
     if not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: no such folder; it must hold {LAYOUT}: {SOURCE}")
+        raise UsageError(f"{data_dir}: no folder; it must hold {LAYOUT}; unpack {SOURCE} there")
     if npy.found(data_dir):
         if size:
             raise UsageError(f"{data_dir}: the arrays in xdata.npy have their size; leave --image-size out")
@@ -49,7 +49,7 @@ def load(
     folders = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(folders) != NUM_CLASSES:
         got = ", ".join(folders[:6]) or "none"
-        raise UsageError(f"{root}: holds {len(folders)} folders ({got}); it must hold {LAYOUT}: {SOURCE}")
+        raise UsageError(f"{root}: holds {len(folders)} folders ({got}); it must hold {LAYOUT}; unpack {SOURCE} there")
     return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
 
 

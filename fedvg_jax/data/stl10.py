@@ -17,7 +17,7 @@ SHAPE = (3, 96, 96)
 """Of an image in the file: channels, then COLUMNS, then rows."""
 
 LAYOUT = f"{', '.join(FILES)} (there or in {FOLDER}/)"
-SOURCE = "stl10_binary.tar.gz of https://cs.stanford.edu/~acoates/stl10/, unpacked"
+SOURCE = "stl10_binary.tar.gz of https://cs.stanford.edu/~acoates/stl10/"
 
 
 def load(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
@@ -42,22 +42,22 @@ def _find(data_dir: Path) -> list[Path]:
         if not missing:
             return [folder / name for name in FILES]
         if len(missing) < len(FILES):
-            raise UsageError(f"{folder}: {', '.join(missing)} missing: {SOURCE} there again")
-    raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
+            raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {SOURCE} there again")
+    raise UsageError(f"{data_dir}: holds no {LAYOUT}; unpack {SOURCE} there")
 
 
 def _decode(files: list[Path]) -> Arrays:
     splits = [(_images(x), _labels(y)) for x, y in (files[:2], files[2:])]
     for (x, y), file in zip(splits, files[1::2], strict=True):
         if len(x) != len(y):
-            raise UsageError(f"{file}: {len(y)} labels for {len(x)} images; {SOURCE} again")
+            raise UsageError(f"{file}: {len(y)} labels for {len(x)} images; unpack {SOURCE} again")
     return pool("stl10", splits, CLASS_NAMES, files[0].parent)
 
 
 def _images(file: Path) -> np.ndarray:
     data, size = np.frombuffer(cache.contents(file), np.uint8), int(np.prod(SHAPE))
     if not data.size or data.size % size:
-        raise UsageError(f"{file}: {data.size} bytes is no whole number of {size}-byte images; {SOURCE} again")
+        raise UsageError(f"{file}: {data.size} bytes is no whole number of {size}-byte images; unpack {SOURCE} again")
     return data.reshape(-1, *SHAPE).transpose(0, 3, 2, 1)
 
 
@@ -65,5 +65,5 @@ def _labels(file: Path) -> np.ndarray:
     labels = np.frombuffer(cache.contents(file), np.uint8)
     wrong = labels[(labels < 1) | (labels > len(CLASS_NAMES))]
     if wrong.size:
-        raise UsageError(f"{file}: labels must be 1..{len(CLASS_NAMES)}, got {wrong[0]}; {SOURCE} again")
+        raise UsageError(f"{file}: labels must be 1..{len(CLASS_NAMES)}, got {wrong[0]}; unpack {SOURCE} again")
     return labels - 1

@@ -12,7 +12,7 @@ from fedvg_jax.types import UsageError
 
 FOLDER = "tiny-imagenet-200"
 LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {FOLDER}/)"
-SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked"
+SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 def load(
@@ -58,7 +58,7 @@ def _find(data_dir: Path) -> Path:
     for root in (data_dir, data_dir / FOLDER):
         if (root / "wnids.txt").is_file():
             return root
-    raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
+    raise UsageError(f"{data_dir}: holds no {LAYOUT}; unpack {SOURCE} there")
 
 
 def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
@@ -67,13 +67,13 @@ def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     for label, wnid in enumerate(wnids):
         of_class = root / "train" / wnid
         if not of_class.is_dir():
-            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; {SOURCE} again")
+            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; unpack {SOURCE} again")
         files = folder.images_in(of_class)
         fewest.setdefault(len(files), of_class)
         rows += [(file, label) for file in files]
     if len(fewest) > 1:
         least, most = min(fewest), max(fewest)
-        raise UsageError(f"{fewest[least]}: {least} images, but other classes have {most}; {SOURCE} again")
+        raise UsageError(f"{fewest[least]}: {least} images, but other classes have {most}; unpack {SOURCE} again")
     return rows
 
 
@@ -86,12 +86,12 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise UsageError(
-                f"{annotations}: {name} is of class {wnid!r}, which wnids.txt does not name; {SOURCE} again"
+                f"{annotations}: {name} is of class {wnid!r}, which wnids.txt does not name; unpack {SOURCE} again"
             )
         labels[name] = number[wnid]
     files = folder.images_in(val)
     if odd := sorted({file.name for file in files} ^ set(labels)):
-        raise UsageError(f"{annotations}: {odd[0]} is only in one of it and images/; {SOURCE} again")
+        raise UsageError(f"{annotations}: {odd[0]} is only in one of it and images/; unpack {SOURCE} again")
     return [(file, labels[file.name]) for file in files]
 
 
@@ -109,7 +109,7 @@ def _lines(file: Path) -> list[str]:
     try:
         lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: no text file; {SOURCE} again") from error
+        raise UsageError(f"{file}: no text file; unpack {SOURCE} again") from error
     if not lines:
-        raise UsageError(f"{file}: empty; {SOURCE} again")
+        raise UsageError(f"{file}: empty; unpack {SOURCE} again")
     return lines

@@ -42,6 +42,11 @@ def guarded(command: Callable[[], int]) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped at once; what is in the run folder is whole", file=sys.stderr)
         return 130

@@ -1,5 +1,6 @@
 """The round where clients drop out, diverge or straggle, and the clients' optimisers."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -180,11 +181,15 @@ def poisoned(tmp_path_factory):
     return simulation, int(who)
 
 
-def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned):
+def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned, tmp_path):
     """And what went wrong is told before it stops."""
     (simulation, who), told = poisoned, []
+    out = tmp_path / "run"
+    made = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.drive(simulation("raise"), on_records=told.extend)
+        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
     assert [record["diverged"] for record in told] == [[who]]
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said

@@ -59,6 +59,8 @@ def check(config: Config) -> Config:
         _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
     for name, allowed in _NAMES.items():
         _one_of(name, flatten(config)[name], allowed)
+    for name, value in flatten(config).items():
+        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
     check_weighting(config)
     epochs_range(config)
     for name, (holds, allowed) in _RANGES.items():
@@ -71,7 +73,8 @@ def check(config: Config) -> Config:
         "below 1, so that rows are left to train on",
     )
     _require(
-        config.lanes in ("auto", "all") or (config.lanes.isdecimal() and int(config.lanes) > 0),
+        config.lanes in ("auto", "all")
+        or (config.lanes.isdecimal() and len(config.lanes) < 10 and int(config.lanes) > 0),
         "lanes",
         config.lanes,
         "auto, all, or a number >= 1",
@@ -104,7 +107,7 @@ def epochs_range(config: Config) -> tuple[int, int]:
     """Fewest and most local epochs."""
     fewest, _, most = str(config.local_epochs).partition(":")
     numbers = [fewest, most or fewest]
-    proper = all(n.isdecimal() for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
+    proper = all(n.isdecimal() and len(n) < 10 for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
     _require(proper, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
     return int(numbers[0]), int(numbers[1])
 
@@ -190,7 +193,7 @@ _NAMES = {
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "alpha": (lambda v: 0 < v < math.inf, "> 0; 0.05 is very skewed, 100 almost even"),
+    "alpha": (lambda v: 0 < v <= 1e6, "> 0 and at most 1e6; 0.05 is very skewed, 100 almost even"),
     "clients": (lambda v: v >= 1, ">= 1"),
     "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "rounds": (lambda v: v >= 1, ">= 1"),

@@ -68,7 +68,7 @@ def pool(
         UsageError: as `check`, for each split and for the whole; or image sizes that differ between splits.
     """
     names = tuple(class_names or _numbers(splits, source))
-    parts = [check(Arrays(name, x, y, names, len(x)), source) for x, y in splits]
+    parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
     sizes = sorted({part.x.shape[1:] for part in parts})
     if len(sizes) > 1:
         raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")

@@ -16,6 +16,7 @@ import fedvg_jax
 from fedvg_jax import build, tree
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.dryrun import Prediction
 from fedvg_jax.history import History, Record, judged
 
 DEMONSTRATION = (
@@ -142,6 +143,22 @@ def end(history: History) -> Table:
     if summary["resumed_from"] is not None:
         table.add_row("in parts", f"{summary['parts']}, the last from round {summary['resumed_from']} on")
     table.add_row("run folder", str(history.folder))
+    return table
+
+
+def plan(prediction: Prediction) -> Table:
+    """What a run will take."""
+    p = prediction
+    table = Table(show_header=False, title="plan")
+    table.add_row("local steps a round, all clients", f"{p.steps_per_round:,.0f}")
+    table.add_row(
+        "images a round: trained on, scored", f"{p.train_images_per_round:,.0f}, {p.scoring_images_per_round:,}"
+    )
+    table.add_row("evaluations, images of each", f"{p.evaluations:,}, {p.eval_images:,}")
+    table.add_row("compiling", f"{p.compile_seconds:.1f} s")
+    table.add_row("a round", f"{p.seconds_per_round:.3g} s")
+    table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
+    table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
     return table
 
 

@@ -7,11 +7,13 @@ progress, interrupts and time left stay live.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -108,11 +110,13 @@ def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_re
         recorder.summarise(summary)
         return summary
 
-    with interrupts.noted(farewell) as heard:
+    with interrupts.noted(farewell) as heard, _traced(sim.config.profile) as stop_tracing:
         for state, new in chunks(sim, programs, start.state, len(records), single=bool(callbacks)):
             records += new
             recorder.add(new)
             on_records(new)
+            if len(records) > len(new):  # the first chunk is one round
+                stop_tracing()
             for callback in callbacks:
                 callback(new[-1], state)
             if diverged := _diverged(sim.config, new):
@@ -127,6 +131,15 @@ def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_re
         recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
         recorder.settle()
     return History(records, summarise(stopped_by), state.variables, sim.config.out)
+
+
+@contextlib.contextmanager
+def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
+    """Traces to `folder` until told to stop, or to the end."""
+    with contextlib.ExitStack() as tracing:
+        if folder is not None:
+            tracing.enter_context(jax.profiler.trace(folder))
+        yield tracing.close
 
 
 class _Clock(NamedTuple):
@@ -183,7 +196,7 @@ def chunks(
         pace = (time.perf_counter() - begun) / len(now)
         records = _records(done - len(now), now, metrics, pace)
         if _until_evaluation(sim.config, done - 1) == 1:
-            records[-1] |= _evaluate(sim, programs, state)
+            records[-1] |= evaluated(sim, programs, state)
         yield state, records
 
 
@@ -224,7 +237,8 @@ def _diverged(config: Config, records: list[Record]) -> str:
     return ""
 
 
-def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
+def evaluated(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
+    """The record entries of an evaluation."""
     tables = {"val": sim.data.val, "test": sim.data.test}
     sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables.items()}
     found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}

@@ -14,7 +14,19 @@ from fedvg_jax.types import UsageError
 AUTO = "auto"
 
 FREE = frozenset(
-    {"rounds", "out", "resume", "checkpoint_every", "keep", "cache_dir", "data_dir", "config", "nonfinite"}
+    {
+        "rounds",
+        "out",
+        "resume",
+        "dry_run",
+        "profile",
+        "checkpoint_every",
+        "keep",
+        "cache_dir",
+        "data_dir",
+        "config",
+        "nonfinite",
+    }
 )
 """What may change when a run goes on. Data may move: their digest is compared. `nonfinite` says when to stop, not what
 to compute. Not `lanes` or `conv`, which agree to rounding but not to the bit; not `eval_every`, for an even history."""

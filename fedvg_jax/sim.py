@@ -144,6 +144,8 @@ def simulate(config: Config) -> int:
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
+    if config.dry_run:
+        return _plan(config, console)
     wanted, config = config.resume, resume.resolve(config)
     if config.resume:
         tell(f"going on with {config.out}")
@@ -173,6 +175,20 @@ def simulate(config: Config) -> int:
         return 0
     tell(f"go on with: {PROG} --resume {config.out}")
     return interrupts.exit_code(finished.summary["stopped_by"])
+
+
+def _plan(config: Config, console) -> int:
+    """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
+    start_jax(config)
+    from fedvg_jax import build, display, dryrun
+
+    with display.draws(console) as progress, display.reads(console) as reading:
+        sim = build.simulation(config, progress=progress, reading=reading)
+    console.print(display.start(sim), highlight=False, soft_wrap=True)
+    with console.status("compiling, and timing a sample of each part"):
+        prediction = dryrun.predict(sim)
+    console.print(display.plan(prediction))
+    return 0
 
 
 def start_jax(config: Config) -> None:

@@ -15,7 +15,7 @@ FLOORS = [  # a folder is one room
     | {"robust", "attacks", "tuning", "controls"}
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume"},
-    {"recording", "loop", "display"},
+    {"recording", "loop", "dryrun", "display"},
     {"sim", "prepare", "bounds"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -27,6 +27,8 @@ STAIRS = {
     ("robust", "weighting"),
     ("provenance", "data"),
     ("loop", "recording"),
+    ("dryrun", "loop"),
+    ("display", "dryrun"),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
 }

@@ -19,7 +19,7 @@ from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedpr
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, layout, lenet, mlp, pixels, pretrained, resnet, vit
+from fedvg_jax.models import cnn, conv, layout, lenet, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
@@ -76,7 +76,8 @@ def make_task(config: Config, arrays: Arrays) -> Task:
     classes = len(arrays.class_names)
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](classes, config.conv, **options)
-    return tasks.classification(module, classes, shape, block_of(config), config.normalise)
+    task = tasks.classification(module, classes, shape, block_of(config), config.normalise)
+    return precision.compute_in(task, config.precision)
 
 
 def make_variables(config: Config, task: Task) -> Variables:

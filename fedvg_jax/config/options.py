@@ -251,6 +251,13 @@ class Config:
     conv: str = "auto"
     """Convolution: gemm (live-tap patches and one matmul), planes (the same with the images of a batch innermost, for
     tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform, model and size)."""
+    precision: str = "default"
+    """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
+    throughout), or bfloat16; parameters, norms and averages stay float32."""
+    dry_run: bool = False
+    """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
+    profile: Path | None = None
+    """Folder for a trace of the first chunks of rounds, for TensorBoard or Perfetto."""
     out: Path | None = None
     """Run folder; default runs/<time>-<method>."""
     resume: str | None = None

@@ -168,6 +168,7 @@ _NAMES = {
     "algorithm": ALGORITHMS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
+    "precision": ("default", "highest", "bfloat16"),
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,
     "fedvg.layer": ("tensor", "module"),

@@ -12,6 +12,7 @@ from jax import Array
 
 from fedvg_jax import tree
 from fedvg_jax.models import pixels
+from fedvg_jax.models.norm import wide
 from fedvg_jax.types import Batch, Task, Tree, Variables
 
 
@@ -34,7 +35,7 @@ def classification(
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
         x = pixels.scale(x, tree.dtype(params), normalise)
         logits, new = module.apply({"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"])
-        return logits, new.get("batch_stats", stats)
+        return wide(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
         x = pixels.scale(jnp.zeros((1, *image_shape)), jnp.float32, normalise)

@@ -198,7 +198,8 @@ def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: in
         return 0
 
     owns = [folder / f"worker-{i}" for i in range(workers)]
-    started = [start(lambda own=own: chains(own, random.Random(rng.random()))) for own in owns]
+    seeds = [rng.random() for _ in owns]
+    started = [start(lambda own=o, seed=s: chains(own, random.Random(seed))) for o, s in zip(owns, seeds, strict=True)]
     for child, own in zip(started, owns, strict=True):
         assert waited(child) == 0, f"{own} failed"
         counts += Counts(json.loads((own / "found.json").read_text()))

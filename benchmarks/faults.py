@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import importlib
 import io
 import itertools
 import json
@@ -58,8 +59,8 @@ def main() -> int:
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ and (disk := compile_disk()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_PRELOAD": str(disk)})
-    import orbax.checkpoint  # noqa: F401  before the forks, so that each of them is fast
-
+    for name in ("fedvg_jax.loop", "fedvg_jax.display", "orbax.checkpoint", "sklearn.datasets", "tyro"):
+        importlib.import_module(name)  # once, so that every fork is fast
     warnings.simplefilter("ignore")  # jax's of forks; its threads begin in the children
     rng, begun, found = random.Random(options.seed), time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
@@ -148,7 +149,12 @@ def arrays(number: int) -> dict[str, np.ndarray]:
 
 def forked(work: Callable[[], int], seconds: float = float("inf")) -> int:
     """The exit code of `work` in a process of its own, killed after so many seconds; or minus the signal it died of."""
-    begun, child = time.monotonic(), os.fork()
+    return waited(start(work), seconds)
+
+
+def start(work: Callable[[], int]) -> int:
+    """The number of a process that does `work` and nothing else."""
+    child = os.fork()
     if not child:
         code = 7
         try:
@@ -158,6 +164,11 @@ def forked(work: Callable[[], int], seconds: float = float("inf")) -> int:
             code = work()
         finally:
             os._exit(code)
+    return child
+
+
+def waited(child: int, seconds: float = float("inf")) -> int:
+    begun = time.monotonic()
     while time.monotonic() - begun < seconds:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -170,25 +181,42 @@ def forked(work: Callable[[], int], seconds: float = float("inf")) -> int:
 # --- real runs, killed
 
 
-def kills(folder: Path, count: int, rounds: int, rng: random.Random) -> Counts:
+def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: int = 4) -> Counts:
     """Chains of processes in one folder, each killed at a random instant of its life, until one ends."""
-    counts, cache = Counts(), folder / "cache"
-    alone = folder / "alone"
+    cache, alone, warm = (folder / name for name in ("cache", "alone", "warm"))
     assert simulated(alone, cache, rounds) == 0, "the run that is left alone does not end"
     begun = time.monotonic()
-    assert simulated(folder / "warm", cache, rounds) == 0
+    assert simulated(warm, cache, rounds) == 0
     life, known = time.monotonic() - begun, outcome(alone, rounds)
-    counts["survived" if outcome(folder / "warm", rounds) == known else "lost"] += 1  # the same bits in any process
-    for chain in itertools.count():
-        if counts["killed"] >= count:
-            return counts
-        out = folder / f"chain-{chain}"
-        while (code := simulated(out, cache, rounds, rng.uniform(0.1, 1.1) * life)) == -signal.SIGKILL:
+    counts = Counts(survived=int(outcome(warm, rounds) == known))  # the same bits in any process
+    counts["lost"] = 1 - counts["survived"]
+
+    def chains(own: Path, rng: random.Random) -> int:
+        own.mkdir()
+        found = chain(own, cache, rounds, rng, count // workers, life, known)
+        (own / "found.json").write_text(json.dumps(found))
+        return 0
+
+    owns = [folder / f"worker-{i}" for i in range(workers)]
+    seeds = [rng.random() for _ in owns]
+    started = [start(lambda own=o, seed=s: chains(own, random.Random(seed))) for o, s in zip(owns, seeds, strict=True)]
+    for child, own in zip(started, owns, strict=True):
+        assert waited(child) == 0, f"{own} failed"
+        counts += Counts(json.loads((own / "found.json").read_text()))
+    return counts
+
+
+def chain(folder: Path, cache: Path, rounds: int, rng: random.Random, count: int, life: float, known: tuple) -> Counts:
+    """As many chains as it takes to kill `count` processes."""
+    counts = Counts()
+    for number in itertools.count():
+        out = folder / f"chain-{number}"
+        while (code := simulated(out, cache, rounds, rng.uniform(0.1, 1.5) * life)) == -signal.SIGKILL:
             counts["killed"] += 1
             counts[f"killed after {where(out)}"] += 1
-        ended = code == 0 and outcome(out, rounds) == known
-        counts["survived" if ended else "lost"] += 1
-        shutil.rmtree(out, ignore_errors=True)
+        counts["survived" if code == 0 and outcome(out, rounds) == known else "lost"] += 1
+        if counts["killed"] >= count:
+            return counts
 
 
 def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf")) -> int:

@@ -211,6 +211,15 @@ def test_a_history_that_makes_no_sense_is_one_line(tmp_path, text):
         history.read(tmp_path)
 
 
+def test_settings_that_changed_on_the_disk_do_not_begin_another_run(tiny, run):
+    """The checkpoints know those of the run."""
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
+    with pytest.raises(UsageError, match=r"lr 0\.1 -> 0\.3; its config\.json was changed"):
+        tiny().run(run, resume=str(run), lr=0.3, tell=print)
+    assert len(history.read(run)) == 6
+
+
 def test_other_data_are_refused(tiny, run):
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["runs"][0]["from_round"] == 1 and manifest["runs"][0]["versions"]["jax"] == jax.__version__

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedvg_jax.config import Config
     from fedvg_jax.history import History
     from fedvg_jax.loop import run
+    from fedvg_jax.models.adapt import linen_task, nnx_task
     from fedvg_jax.signals import gradient_norms, validation_gradients
     from fedvg_jax.types import UsageError
     from fedvg_jax.weighting import aggregate, inverse_norm_weights
@@ -25,6 +26,8 @@ __all__ = [
     "aggregate",
     "gradient_norms",
     "inverse_norm_weights",
+    "linen_task",
+    "nnx_task",
     "run",
     "validation_gradients",
 ]
@@ -36,6 +39,8 @@ _HOME = {
     "aggregate": "weighting",
     "gradient_norms": "signals",
     "inverse_norm_weights": "weighting",
+    "linen_task": "models.adapt",
+    "nnx_task": "models.adapt",
     "run": "loop",
     "validation_gradients": "signals",
 }

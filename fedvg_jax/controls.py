@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from fedvg_jax import signals, tree
 from fedvg_jax.types import Data, Hyper, Report, Returns, Task, Tree, Variables, Weighting
-from fedvg_jax.weighting import aggregate, by_scalar, everywhere, no_detail, shares
+from fedvg_jax.weighting import aggregate, by_scalar, everywhere, inverse, no_detail, shares
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -42,7 +42,7 @@ def val_loss(task: Task) -> Weighting:
     """In proportion to 1 / (loss on D_val + eps); `eps` is read from `hyper["eps"]`. Its score is the loss."""
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
-        return everywhere(shares(1 / (loss + hyper["eps"]), returns.present), returns)
+        return everywhere(shares(inverse(loss + hyper["eps"]), returns.present), returns)
 
     return Weighting(signals.validation_loss(task), weigh, score=lambda loss: loss, detail=no_detail)
 

@@ -1,8 +1,11 @@
 """What a run leaves behind: one record per round, a summary, and the folder that holds them.
 
 config.json      the resolved settings
+manifest.json    what it was made from: data, partition, versions, machine
+partition.json   samples and classes of every client, how skewed they are, and what the validation set is
 layers.json      the names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
+checkpoints/     the newest states of the simulation
 summary.json     the run in a few numbers
 """
 
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvg_jax import files
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.types import UsageError, Variables
 
@@ -28,7 +32,8 @@ class History(NamedTuple):
 
     records: list[Record]
     """One per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`, `seconds`, and at
-    evaluations `val_*` and `test_*`: loss, accuracy, balanced_accuracy, macro_f1."""
+    evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy, balanced_accuracy,
+    macro_f1."""
     summary: dict[str, Any]
     variables: Variables
     """The final global model."""
@@ -51,26 +56,49 @@ def record(number: int, schedule, metrics, seconds: float) -> Record:
 
 
 def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
-    """Named metrics of one part ("val" or "test") as record entries."""
+    """Named metrics of one part ("val" or "test") as record entries.
+
+    Raises:
+        UsageError: if the task has no `loss` among them, or one that is no number.
+    """
+    if "loss" not in metrics:
+        raise UsageError(f"task.metrics must give loss, whatever else; got {', '.join(metrics) or 'nothing'}")
+    for name, value in metrics.items():
+        if np.ndim(value):
+            raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")
     return {f"{part}_{name}": _number(value) for name, value in metrics.items()}
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
-    """Test accuracy three ways: of the final round, of the round best on validation, and the maximum.
+    """Test accuracy three ways: of the final round, of the round best on validation, and the maximum; of a task
+    without accuracy its loss, and the minimum.
 
     The maximum is selected on the test set itself: it is what the published code reports, and optimistic.
     """
-    evaluated = [r for r in records if "test_accuracy" in r]
+    evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
         return {}
-    best = max(evaluated, key=lambda r: r["val_accuracy"] or 0)
-    return {
-        "test_accuracy_final": evaluated[-1]["test_accuracy"],
-        "test_accuracy_at_best_val": best["test_accuracy"],
+    name, sign, extreme = judged(evaluated[-1])
+
+    def good(record: Record, part: str) -> float:
+        value = record[f"{part}_{name}"]
+        return -math.inf if value is None else sign * value
+
+    best, most = (max(evaluated, key=lambda r, part=part: good(r, part)) for part in ("val", "test"))
+    final = evaluated[-1]
+    summary = {
+        f"test_{name}_final": final[f"test_{name}"],
+        f"test_{name}_at_best_val": best[f"test_{name}"],
         "best_val_round": best["round"],
-        "test_accuracy_max": max(r["test_accuracy"] or 0 for r in evaluated),
-        "majority_accuracy": evaluated[-1]["test_majority_accuracy"],
+        f"test_{name}_{extreme}": most[f"test_{name}"],
     }
+    majority = {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
+    return summary | majority
+
+
+def judged(record: Record) -> tuple[str, int, str]:
+    """What an evaluation is judged by: (name, 1 if more is better or -1, what the best is called)."""
+    return ("accuracy", 1, "max") if "test_accuracy" in record else ("loss", -1, "min")
 
 
 def default_folder(config: Config) -> Path:
@@ -82,38 +110,65 @@ def default_folder(config: Config) -> Path:
 
 def refuse_taken(folder: Path) -> None:
     """UsageError if the folder already holds anything: nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"run folder {folder} is taken, and nothing is overwritten; name another with --out")
+    if folder.exists() and (not folder.is_dir() or any(path.name != files.LOCK for path in folder.iterdir())):
+        raise UsageError(
+            f"run folder {folder} is taken, and nothing is overwritten; name another with --out, or go on with --resume"
+        )
 
 
-def create(folder: Path, config: Config, layers: Sequence[str] = ()) -> Path:
-    """The run's folder with its config, and the names of the layers whose shares of the score the history holds."""
-    refuse_taken(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "config.json", to_json(config))
-        if layers:
-            write_json(folder / "layers.json", list(layers))
-    except OSError as error:
-        raise UsageError(f"cannot write the run folder {folder}: {error.strerror}; name another with --out") from None
-    return folder
+def begin(folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> None:
+    """The settings, the names of the layers whose shares of the score the history holds, the partition in numbers."""
+    write_json(folder / "config.json", to_json(config))
+    if layers:
+        write_json(folder / "layers.json", list(layers))
+    if partition:
+        write_lines(folder / "partition.json", partition)
 
 
-def append(folder: Path | None, records: Sequence[Record]) -> None:
-    """Adds lines to history.jsonl."""
-    if folder is not None and records:
-        with (folder / "history.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(r) + "\n" for r in records)
+def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
+    """Adds lines to history.jsonl, and returns them."""
+    text = "".join(json.dumps(r) + "\n" for r in records)
+    files.append(folder / "history.jsonl", text, is_first)
+    return text.encode()
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a run folder."""
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    """The records of a run folder; a last line that a crash cut short is left out.
+
+    Raises:
+        UsageError: there is no history, or it is damaged.
+    """
+    try:
+        return parse((folder / "history.jsonl").read_bytes())
+    except OSError as error:
+        raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"{folder / 'history.jsonl'} is damaged: {files.reason(error)}") from None
+
+
+def count(folder: Path) -> int:
+    """Lines of the history, 0 where there is none; they are not looked at."""
+    path = folder / "history.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def parse(text: bytes) -> list[Record]:
+    """The records in whole lines; ValueError if they are not those of rounds 1, 2, 3 ..."""
+    records = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
+        raise ValueError("its lines are not rounds 1, 2, 3 ...")
+    return records
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    """Readable JSON, whole or not at all."""
+    files.replace(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_lines(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON with a line for each name: long lists stay readable."""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
+    files.replace(path, f"{{\n{lines}\n}}\n")
 
 
 def _exceptions(schedule, metrics) -> Record:

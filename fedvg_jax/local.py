@@ -12,10 +12,12 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax import tree
-from fedvg_jax.types import Algorithm, Anchor, Client, Data, Hyper, Schedule, SimState, Task, Tree
+from fedvg_jax.types import Algorithm, Anchor, Augment, Client, Data, Hyper, Schedule, SimState, Task, Tree
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
+
+_AUGMENT = 2  # domain of the random stream: 0 and 1 are the halves that `jax.random.split` makes of the key
 
 
 class Carry(NamedTuple):
@@ -66,8 +68,10 @@ def make_client(
     schedule: Schedule,
     data: Data,
     hyper: Hyper,
+    augment: Augment | None = None,
 ) -> Client:
-    """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch."""
+    """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch,
+    which `augment` may change before, by a key of its own."""
     rule = optimiser(hyper, state.round)
 
     def init(k) -> Carry:
@@ -77,6 +81,8 @@ def make_client(
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
+        if augment is not None:
+            batch = augment(minibatch_key(schedule, k, minibatch), batch)
         gradient = jax.value_and_grad(task.loss, has_aux=True)
         (loss, stats), grads = gradient(carry.params, carry.stats, batch, mask, True)
         grads = algorithm.correct(hyper, grads, carry.params, tree.params_of(anchor(state, schedule, k)))
@@ -84,3 +90,12 @@ def make_client(
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 
     return Client(init, step)
+
+
+def minibatch_key(schedule: Schedule, k: Array, minibatch: Array) -> Array:
+    """The key of one step of a client, from (seed, round, client id, step): the same wherever its lane and its rows
+    lie."""
+    key = jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
+    for number in (_AUGMENT, schedule.clients[k], minibatch - schedule.start[k]):
+        key = jax.random.fold_in(key, number)
+    return key

@@ -1,28 +1,34 @@
 """A whole run: chunks of rounds on the device, evaluations between them, records on the host.
 
 The device works on a chunk without reading anything back; meanwhile the host plans the next. A chunk ends at an
-evaluation, at a callback, when its table of minibatches is full, or after about two seconds, so that progress,
-interrupts and time left stay live.
+evaluation, a checkpoint or a callback, when its table of minibatches is full, or after about two seconds, so that
+progress, interrupts and time left stay live.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
+import functools
+import logging
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, history
+from fedvg_jax import build, history, interrupts, provenance, recording, resume
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
 from fedvg_jax.history import History, Record
 from fedvg_jax.types import Metrics, Schedule, SimState, UsageError
 
 CHUNK_SECONDS = 2.0
+
+_tell = logging.getLogger(__name__).warning
 
 Callback = Callable[[Record, SimState], None]
 
@@ -41,7 +47,11 @@ def run(
 
     Args:
         config: settings; by default the digits demonstration.
-        data, partition, task, algorithm, weighting: replace what the config names.
+        data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
+        task: a model and its loss, e.g. of `linen_task`, in place of the config's.
+        algorithm, weighting: replace what the config names.
         callbacks: called after every round with (record, state); chunks are then one round long.
 
     Returns:
@@ -50,9 +60,12 @@ def run(
     Raises:
         UsageError: for settings or files that cannot work, before anything is computed.
     """
-    config = Config() if config is None else config
+    config = resume.resolve(Config() if config is None else config)
     sim = build.simulation(config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting)
-    return drive(sim, callbacks=callbacks)
+    finished = drive(sim, callbacks=callbacks)
+    if finished.summary["stopped_by"] == "SIGTERM":  # everything is safe; now it may do what it does
+        signal.raise_signal(signal.SIGTERM)
+    return finished
 
 
 def drive(
@@ -60,26 +73,84 @@ def drive(
     *,
     callbacks: Sequence[Callback] = (),
     on_records: Callable[[list[Record]], None] = lambda records: None,
+    tell: Callable[[str], None] = _tell,
+    farewell: Callable[[], str] | None = None,
 ) -> History:
-    """Runs a simulation to its end, or to the first Ctrl-C; `on_records` hears of every chunk."""
+    """Runs a simulation to its end, or until it is asked to stop.
+
+    Args:
+        on_records: hears of every chunk; first of the rounds before a resumed run's checkpoint, if there are any.
+        tell: hears what is to be known of a resumed run, a line each.
+        farewell: see `interrupts.noted`.
+
+    Raises:
+        UsageError: a client diverged where it must not, or the run folder cannot be used.
+    """
     config = sim.config
-    folder = history.create(config.out, config, build.layer_names(config, sim.task)) if config.out else None
-    programs = compile_programs(sim)
-    records: list[Record] = []
-    state, interrupted, begun = sim.state, False, time.perf_counter()
-    try:
-        for state, new in chunks(sim, programs, single=bool(callbacks)):
+    layers = build.layer_names(config, sim.task) if config.out else ()
+    about = {"layers": layers, "partition": sim.statistics}
+    sources = functools.partial(provenance.sources, sim.arrays, sim.partition)
+    with recording.opened(config, sim.state, about, sources, tell) as recorder:
+        start = recorder.start
+        if start.records:
+            on_records(start.records)
+        if len(start.records) == config.rounds and (known := recorder.known_summary()):
+            return History(start.records, known, start.state.variables, config.out)
+        return _drive(sim, recorder, callbacks, on_records, farewell)
+
+
+def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_records, farewell) -> History:
+    start, stopped_by = recorder.start, None
+    state, records = start.state, list(start.records)
+    programs = compile_programs(sim) if len(records) < sim.config.rounds else None
+    clock = _Clock(start.seconds, programs.seconds if programs else 0.0, time.perf_counter())
+
+    def summarise(stopped_by: str | None) -> dict[str, Any]:
+        summary = _summary(sim.config, records, start, clock.read(), stopped_by)
+        recorder.summarise(summary)
+        return summary
+
+    with interrupts.noted(farewell) as heard, _traced(sim.config.profile) as stop_tracing:
+        for state, new in chunks(sim, programs, start.state, len(records), single=bool(callbacks)):
             records += new
-            history.append(folder, new)
+            recorder.add(new)
             on_records(new)
+            if len(records) > len(new):  # the first chunk is one round
+                stop_tracing()
             for callback in callbacks:
                 callback(new[-1], state)
-    except KeyboardInterrupt:
-        interrupted = True
-    summary = _summary(config, records, programs.seconds, time.perf_counter() - begun, interrupted)
-    if folder:
-        history.write_json(folder / "summary.json", summary)
-    return History(records, summary, state.variables, folder)
+            if diverged := _diverged(sim.config, new):
+                summarise("diverged")
+                raise UsageError(diverged)
+            if heard:
+                break
+            recorder.checkpoint(state, records[-1], clock.read())
+    if heard and len(records) < sim.config.rounds:
+        stopped_by = heard[0]
+    if records:
+        recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
+        recorder.settle()
+    return History(records, summarise(stopped_by), state.variables, sim.config.out)
+
+
+@contextlib.contextmanager
+def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
+    """Traces to `folder` until told to stop, or to the end."""
+    with contextlib.ExitStack() as tracing:
+        if folder is not None:
+            tracing.enter_context(jax.profiler.trace(folder))
+        yield tracing.close
+
+
+class _Clock(NamedTuple):
+    """Seconds of compiling and running, over all parts of a run; of a clock that nobody can set."""
+
+    before: tuple[float, float]
+    compiling: float
+    begun: float
+
+    def read(self) -> tuple[float, float]:
+        return self.before[0] + self.compiling, self.before[1] + time.perf_counter() - self.begun
 
 
 class Programs(NamedTuple):
@@ -106,13 +177,15 @@ def compile_programs(sim: build.Simulation) -> Programs:
     return Programs(chunk, evaluate, time.perf_counter() - begun)
 
 
-def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterator[tuple[SimState, list[Record]]]:
-    """The state and the new records after every chunk."""
-    state, done, planned = jax.tree.map(jnp.copy, sim.state), 0, []  # a chunk takes over the memory of its state
+def chunks(
+    sim: build.Simulation, programs: Programs, state: SimState, done: int, *, single: bool
+) -> Iterator[tuple[SimState, list[Record]]]:
+    """The state and the new records after every chunk, from a state after `done` rounds."""
+    state, planned = jax.tree.map(jnp.copy, state), []  # a chunk takes over the memory of its state
     pace = CHUNK_SECONDS  # seconds a round; the first chunk is one round
     while done < sim.config.rounds:
         count = 1 if single else max(1, int(CHUNK_SECONDS / pace))
-        planned = _plan(sim, planned, done, min(count, _until_evaluation(sim.config, done)))
+        planned = _plan(sim, planned, done, min(count, _until_pause(sim.config, done)))
         begun = time.perf_counter()
         rounds = schedules.stack(planned, build.MAX_ROUNDS)
         state, metrics = programs.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
@@ -123,9 +196,8 @@ def chunks(sim: build.Simulation, programs: Programs, *, single: bool) -> Iterat
         pace = (time.perf_counter() - begun) / len(now)
         records = _records(done - len(now), now, metrics, pace)
         if _until_evaluation(sim.config, done - 1) == 1:
-            records[-1] |= _evaluate(sim, programs, state)
+            records[-1] |= evaluated(sim, programs, state)
         yield state, records
-        _check_finite(sim.config, records)  # after the history has the round that went wrong
 
 
 def _plan(sim: build.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:
@@ -140,6 +212,12 @@ def _until_evaluation(config: Config, done: int) -> int:
     return min(config.eval_every - done % config.eval_every, config.rounds - done)
 
 
+def _until_pause(config: Config, done: int) -> int:
+    """Rounds from here to the next evaluation or checkpoint."""
+    every = config.checkpoint_every
+    return min(_until_evaluation(config, done), every - done % every if every else config.rounds)
+
+
 def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
     per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
     return [
@@ -148,16 +226,19 @@ def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: floa
     ]
 
 
-def _check_finite(config: Config, records: list[Record]) -> None:
+def _diverged(config: Config, records: list[Record]) -> str:
+    """What to say of the first round in which a client diverged, where that ends the run."""
     for r in records:
         if config.nonfinite == "raise" and "diverged" in r:
-            raise UsageError(
-                f"round {r['round']}: clients {r['diverged']} diverged (model or loss not finite);"
+            return (
+                f"round {r['round']}: clients {r['diverged']} diverged (model, loss or score not finite);"
                 " use a smaller --lr, or --nonfinite skip to leave them out"
             )
+    return ""
 
 
-def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
+def evaluated(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
+    """The record entries of an evaluation."""
     tables = {"val": sim.data.val, "test": sim.data.test}
     sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables.items()}
     found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
@@ -165,18 +246,26 @@ def _evaluate(sim: build.Simulation, programs: Programs, state: SimState) -> Rec
 
 
 def _summary(
-    config: Config, records: list[Record], compile_seconds: float, run_seconds: float, interrupted: bool
+    config: Config,
+    records: list[Record],
+    start: recording.Start,
+    seconds: tuple[float, float],
+    stopped_by: str | None,
 ) -> dict[str, Any]:
-    device = jax.devices()[0]
+    """`resumed_from` is the round of the last checkpoint gone on from; seconds are those of all parts."""
+    compiling, running = seconds
     return {
         "rounds": len(records),
-        "interrupted": interrupted,
+        "interrupted": stopped_by in ("SIGINT", "SIGTERM"),
+        "stopped_by": stopped_by,
+        "resumed_from": start.resumed_from,
+        "parts": start.parts,
         **history.summarise(records),
         "corrupt_clients": build.corrupt_clients(config).tolist(),
-        "compile_seconds": round(compile_seconds, 3),
-        "run_seconds": round(run_seconds, 3),
-        "rounds_per_second": round(len(records) / run_seconds, 3),
+        "compile_seconds": round(compiling, 3),
+        "run_seconds": round(running, 3),
+        "rounds_per_second": round(len(records) / running, 3),
         "backend": jax.default_backend(),
-        "device": device.device_kind,
-        "versions": {name: importlib.metadata.version(name) for name in ("fedvg_jax", "jax", "flax", "optax", "numpy")},
+        "device": jax.devices()[0].device_kind,
+        "versions": provenance.versions(),
     }

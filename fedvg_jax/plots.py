@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy over rounds, and every client's weight in every round."""
+"""Pictures of a run: accuracy (or loss) over rounds, and every client's weight in every round."""
 
 from __future__ import annotations
 
@@ -11,31 +11,49 @@ from fedvg_jax.history import Record
 
 
 def write(folder: Path, records: Sequence[Record], num_clients: int) -> None:
-    """`accuracy.png` and `weights.png` in a run's folder."""
+    """`accuracy.png`, or `loss.png` of a task without accuracy, and `weights.png` in a run's folder."""
     import matplotlib
 
     matplotlib.use("Agg")
     if any(r.get("test_accuracy") is not None for r in records):
         _save(accuracy(records), folder / "accuracy.png")
+    elif any(r.get("test_loss") is not None for r in records):
+        _save(loss(records), folder / "loss.png")
     if records:
         _save(weights(records, num_clients), folder / "weights.png")
 
 
 def accuracy(records: Sequence[Record]):
     """Test and validation accuracy, percent, over rounds."""
+    figure, axes = _curves(records, "accuracy", 100)
+    majority = [r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
+    if majority:
+        axes.axhline(100 * majority[-1], color="0.6", lw=1, label="largest class")
+    axes.set(ylabel="accuracy (%)", ylim=(0, 100))
+    axes.legend(frameon=False, loc="center right")
+    return figure
+
+
+def loss(records: Sequence[Record]):
+    """Test and validation loss over rounds."""
+    figure, axes = _curves(records, "loss", 1)
+    axes.set(ylabel="loss")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _curves(records: Sequence[Record], metric: str, unit: float):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    evaluated = [r for r in records if r.get("test_accuracy") is not None]
     for part, style in {"test": "-", "val": "--"}.items():
-        percent = [100 * r[f"{part}_accuracy"] for r in evaluated]
-        axes.plot([r["round"] for r in evaluated], percent, style, label={"val": "validation"}.get(part, part))
-    axes.axhline(100 * evaluated[-1]["test_majority_accuracy"], color="0.6", lw=1, label="largest class")
-    axes.set(xlabel="round", ylabel="accuracy (%)", ylim=(0, 100), xlim=(0, records[-1]["round"]))
+        known = [r for r in records if r.get(f"{part}_{metric}") is not None]
+        values = [unit * r[f"{part}_{metric}"] for r in known]
+        axes.plot([r["round"] for r in known], values, style, label={"val": "validation"}.get(part, part))
+    axes.set(xlabel="round", xlim=(0, records[-1]["round"]))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="center right")
-    return figure
+    return figure, axes
 
 
 def weights(records: Sequence[Record], num_clients: int):

@@ -15,6 +15,7 @@ from fedvg_jax import attacks, local, robust, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.types import (
     Algorithm,
+    Augment,
     Client,
     Cohort,
     Data,
@@ -42,13 +43,16 @@ def init(
     hyper: Hyper,
     stats_too: bool = False,
     kept: local.Optimiser | None = None,
+    variables: Variables | None = None,
 ) -> SimState:
     """The state before the first round.
 
     Args:
         kept: the clients' optimiser, where its memory outlives a round.
+        variables: where to start, if that is not the task's to draw.
     """
-    variables, begin = jax.jit(task.init)(key), jnp.zeros((), jnp.int32)
+    begin = jnp.zeros((), jnp.int32)
+    variables = jax.jit(task.init)(key) if variables is None else variables
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, begin).init(variables.params) if kept else ()
     return SimState(begin, variables, server, *(tree.repeat(memory, num_clients) for memory in (client, optimiser)))
@@ -65,17 +69,19 @@ def make_round(
     aggregate: robust.Rule = robust.mean,
     disturb: attacks.Disturb = attacks.none,
     refine: tuning.Refine = tuning.none,
+    augment: Augment | None = None,
     stats_too: bool = False,
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
-    A client that drops out, or returns anything that is not finite, counts as if it had returned the global model,
-    with weight 0, and keeps the memory it had.
+    A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
+    counts as if it had returned the global model, with weight 0, and keeps the memory it had.
 
     Args:
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
         disturb: what corrupt clients return in place of what they trained.
         refine: what the server does to the new model at the end of the round.
+        augment: what is done to a minibatch before a client trains on it; probes and scores see the rows as they are.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
     """
@@ -85,7 +91,7 @@ def make_round(
 
     def client(shared: Tree, schedule: Schedule) -> Client:
         state, data, hyper = shared
-        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
+        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment)
 
     def probe(shared: Tree, k: jax.Array) -> Tree:
         state, schedule, data, hyper = shared
@@ -109,7 +115,12 @@ def make_round(
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, schedule.num_samples, deltas)
         measured = executor.map(measure, (hyper, data), reports)
+        sound = _all_finite(measured, cohort) | ~present
+        present = present & sound
         weights = weighting_.weigh(hyper, measured, Returns(state.variables, clients, schedule.shuffle, data, present))
+        sound = sound & (_all_finite(weights, cohort) | ~present)
+        finite, present = finite & sound, present & sound
+        clients = tree.where(present, clients, tree.repeat(state.variables, len(cohort)))
         weights = weighting.among(present, weights)
         averaged = aggregate(hyper, rule_key, state.variables, clients, weights)
 
@@ -165,6 +176,11 @@ def _kept(state: SimState, schedule: Schedule, present: jax.Array, optimisers: T
     """The optimisers' memories; that of a client that diverged or dropped out stays as it was."""
     known = tree.take(state.optimisers, schedule.clients)
     return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, known))
+
+
+def _all_finite(measured: Tree, cohort: jax.Array) -> jax.Array:
+    """[K] of which clients all scalars are finite; a rule may measure nothing."""
+    return tree.is_finite((measured, cohort))
 
 
 def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:

@@ -18,12 +18,12 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax import presets
+from fedvg_jax import presets, resume
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError
 
@@ -31,15 +31,24 @@ PROG = "python -m fedvg_jax.sim"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's, told in one line; 130 after Ctrl-C."""
+    """Exit code 0; 2 for what the user has to mend, told in one line; 130 after Ctrl-C, 143 after SIGTERM."""
+    return guarded(lambda: simulate(parse(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command, whatever ends it."""
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
-        return simulate(config)
+        return command()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("interrupted before the first round", file=sys.stderr)
+        print("stopped at once; what is in the run folder is whole", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,11 +60,15 @@ def parse(argv: Sequence[str]) -> Config:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=Path, nargs="?")
     early.add_argument("--dataset", nargs="?")
+    early.add_argument("--resume", nargs="?")
     known, _ = early.parse_known_args(argv)
     shorthands, argv = _take(argv)
     file = configs.read_toml(known.config) if known.config else {}
+    going_on = known.resume or file.get("resume", resume.AUTO)
     dataset = known.dataset or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.DATASETS.get(dataset, {}), f"preset {dataset}")
+    config = configs.apply(Config(), presets.of_dataset(dataset), f"preset {dataset}")
+    if going_on != resume.AUTO:  # with the settings of that run, which need not be repeated
+        config = dataclasses.replace(resume.stored(Path(going_on)), out=Path(going_on), resume=going_on)
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, _meaning(in_file) | file, str(known.config))
     config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
@@ -126,30 +139,66 @@ def simulate(config: Config) -> int:
 
     from fedvg_jax import history
 
-    config = dataclasses.replace(config, out=config.out or history.default_folder(config))
-    history.refuse_taken(config.out)
-    _start_jax(config.cache_dir)
-    from fedvg_jax import build, display, loop
-
     console = Console()
-    with display.draws(console) as progress:
-        sim = build.simulation(config, progress=progress)
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    if config.dry_run:
+        return _plan(config, console)
+    wanted, config = config.resume, resume.resolve(config)
+    if config.resume:
+        tell(f"going on with {config.out}")
+    else:
+        if wanted:
+            tell("no run of these settings to go on with: a new one")
+        config = dataclasses.replace(config, out=config.out or history.default_folder(config))
+        history.refuse_taken(config.out)
+    start_jax(config)
+    from fedvg_jax import build, checkpoint, display, interrupts, loop
+
+    def farewell() -> str:
+        done = checkpoint.newest(config.out)
+        return f"stopped at once; round {done} is saved: {PROG} --resume {config.out}"
+
+    with display.draws(console) as progress, display.reads(console) as reading:
+        sim = build.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim), highlight=False, soft_wrap=True)
     with display.rounds(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show)
+        finished = loop.drive(sim, on_records=show, tell=tell, farewell=farewell)
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax import plots
 
         plots.write(finished.folder, finished.records, config.clients)
     console.print(display.end(finished))
-    return 130 if finished.summary["interrupted"] else 0
+    if not finished.summary["interrupted"]:
+        return 0
+    tell(f"go on with: {PROG} --resume {config.out}")
+    return interrupts.exit_code(finished.summary["stopped_by"])
 
 
-def _start_jax(cache_dir: Path) -> None:
-    """The back end, every core of a CPU a device; and the cache that makes a second start fast."""
-    if "XLA_FLAGS" not in os.environ:
+def _plan(config: Config, console) -> int:
+    """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
+    start_jax(config)
+    from fedvg_jax import build, display, dryrun
+
+    with display.draws(console) as progress, display.reads(console) as reading:
+        sim = build.simulation(config, progress=progress, reading=reading)
+    console.print(display.start(sim), highlight=False, soft_wrap=True)
+    with console.status("compiling, and timing a sample of each part"):
+        prediction = dryrun.predict(sim)
+    console.print(display.plan(prediction))
+    return 0
+
+
+def start_jax(config: Config) -> None:
+    """The back end, every core of a CPU a device; and the cache that makes a second start fast, which also keeps what
+    was tuned for a GPU."""
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+    if config.deterministic:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
     import jax
 
     try:
@@ -158,7 +207,7 @@ def _start_jax(cache_dir: Path) -> None:
         asked, said = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={asked!r}): {said or 'none answers'}") from None
     if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(config.cache_dir / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -51,7 +51,8 @@ class Task(NamedTuple):
     measure: Callable[[Tree, Tree, Tree, Array], Tree]
     """(params, stats, batch, mask) -> sums over the real rows, to be added over batches."""
     metrics: Callable[[Tree], dict[str, float]]
-    """added sums, on the host -> named metrics; `loss` and `accuracy` are what progress and summaries show."""
+    """added sums, on the host -> named metrics: `loss`, and any others; progress and summaries show `accuracy`, or the
+    loss of a task that has none."""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its block."""
 
@@ -60,10 +61,14 @@ class Task(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Examples: `x` uint8 [..., H, W, D], `y` int32 [...]; pixels are scaled inside the program."""
+    """Examples: for images `x` uint8 [..., H, W, D] and `y` int32 [...]; pixels are scaled inside the program."""
 
     x: Vector
     y: Vector
+
+
+Augment = Callable[["Array", Tree], Tree]
+"""(key, batch) -> batch, what a client sees of a minibatch while it trains; nothing else ever goes through it."""
 
 
 class Data(NamedTuple):

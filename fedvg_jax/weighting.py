@@ -164,12 +164,24 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
 
 
 def shares(raw: Array, present: Array | bool = True) -> Array:
-    """raw_k / sum_j raw_j among the clients that are there, [K]; equal shares where all raw are 0."""
+    """raw_k / sum_j raw_j among the clients that are there, [K]; equal shares where all raw are 0.
+
+    What is not finite gives NaN, which the round finds and tells of.
+    """
     there = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
     raw = jnp.where(present, raw, 0)
-    raw = jnp.where(raw.sum() > 0, raw, there)
+    raw = raw * jnp.where(raw.sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
+    raw = jnp.where(raw.sum() == 0, there, raw)
     total = raw.sum()
-    return raw / jnp.where(total > 0, total, 1)
+    return raw / jnp.where(total == 0, 1, total)
+
+
+def inverse(score: Array) -> Array:
+    """1 / score, for scores >= 0: bounded, so that no score, 0 or denormal, weighs more than all, or NaN.
+
+    Below 1e-30 scores count as equal; the sum of 1e8 clients then still fits single precision.
+    """
+    return 1 / jnp.maximum(score, 1e-30)
 
 
 def among(present: Array, weights: Variables) -> Variables:
@@ -208,7 +220,7 @@ def _inverse(joined: Joined, by_group: Variables, eps, present: Array | bool = T
     for group, found in members.items():
         mean = _mean([layer.factor * norm for layer, norm in found])
         # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
-        weights[group] = shares(1 / (jnp.where(loudest[group] > noise, mean, 1) + eps), present)
+        weights[group] = shares(inverse(jnp.where(loudest[group] > noise, mean, 1) + eps), present)
     return jax.tree.map(lambda group: weights[group], by_group)
 
 

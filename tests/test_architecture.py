@@ -10,26 +10,32 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config"},
+    {"tree", "norms", "groups", "config", "files", "interrupts", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"robust", "attacks", "tuning", "controls"}
-    | {"data", "models", "history"},
-    {"build", "presets", "plots"},
-    {"loop", "display"},
-    {"sim", "prepare"},
+    | {"data", "models", "history", "checkpoint", "provenance"},
+    {"build", "presets", "plots", "pictures", "resume"},
+    {"recording", "loop", "dryrun", "display"},
+    {"sim", "prepare", "bounds"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
     ("groups", "tree"),
     ("weighting", "signals"),
+    ("prepare", "sim"),
+    ("bounds", "sim"),
     ("robust", "weighting"),
+    ("provenance", "data"),
+    ("loop", "recording"),
+    ("dryrun", "loop"),
+    ("display", "dryrun"),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
 }
 """Imports within a floor that are meant: a round is made of these."""
 
-ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots"}}
-NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets"}}
+ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots", "pictures"}}
+NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}}
 
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))

@@ -134,7 +134,7 @@ def test_the_cohort_is_the_floor_and_at_least_one(clients, ratio, expected):
 
 
 def test_every_setting_has_help_text():
-    source = (ROOT / "fedvg_jax/config/options.py").read_text()
+    source = "\n".join(path.read_text() for path in sorted((ROOT / "fedvg_jax/config").glob("*.py")))
     for name in config.flatten(Config()):
         declared = source.index(f"\n    {name.split('.')[-1]}: ")
         assert source[source.index("\n", declared + 1) :].lstrip().startswith('"""'), name

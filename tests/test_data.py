@@ -96,7 +96,7 @@ def test_an_npz_may_name_its_classes_and_be_a_training_set_alone(tmp_path):
 
 
 def test_the_unknown_and_the_missing_are_told_with_what_to_do(tmp_path):
-    with says("digits, cifar10, npz", "'mnist'"):
+    with says("digits, cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
     with says("cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"):
         data.load("cifar10")

@@ -107,7 +107,7 @@ def test_the_official_stream_gives_the_published_rows(num_clients, alpha, seed):
         ({"num_clients": 71}, ["71 clients", "10 samples need 710", "700", "fewer clients"]),
         ({"min_samples": 0}, ["min_samples must be >= 1"]),
         ({"seed": -1}, ["seed must be 0..4294967295", "-1"]),
-        ({"kind": "iid"}, ["dirichlet or official", "'iid'"]),
+        ({"kind": "dirichle"}, ["one of dirichlet, official", "group", "'dirichle'"]),
         ({"rule": "drop"}, ["redraw or top_up", "'drop'"]),
         ({"val_ratio": 1.0}, ["validation ratio must be", "1.0"]),
         ({"test_ratio": -0.1}, ["test ratio must be", "-0.1"]),

@@ -84,7 +84,7 @@ def test_the_command_line_s_method_and_flags_override_the_file(file):
 
 def test_a_method_stands_above_the_data_set_s_preset():
     made = parse("--dataset", "cifar10", "--method", "fedavgm")
-    assert (made.algorithm, made.model, made.clients, made.fedavgm.momentum) == ("fedavgm", "lenet5", 100, 0.9)
+    assert (made.algorithm, made.model, made.clients, made.fedavgm.momentum) == ("fedavgm", "resnet18", 100, 0.9)
 
 
 # --- what the published code does

@@ -349,6 +349,63 @@ def test_the_first_tensor_that_does_not_fit_is_named(tmp_path, case, change, sai
     assert "\n" not in str(error.value) and "model.safetensors" in str(error.value)
 
 
+# --- and written
+
+
+SAVED = {"resnet": "resnet18", "timm": "vit_s16", "torchvision": "vit_b16"}
+
+
+@every_case
+def test_what_is_saved_has_torch_s_names_and_loads_with_the_same_bits(tmp_path, case):
+    """Names, shapes and values of the torch library's own state dictionary, whose counters alone start at 0."""
+    architecture, path = SAVED[CASES[case][0]], tmp_path / "saved.safetensors"
+    variables = loaded(case, tmp_path / "model.safetensors")
+    pretrained.save(path, variables, architecture)
+    found, expected = pretrained.read(path), tensors(case)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], 0 if "num_batches" in name else value, strict=False)
+        assert found[name].shape == np.shape(value)
+    again = pretrained.load(path, abstract(case), architecture, head=True)
+    assert jax.tree.structure(again) == jax.tree.structure(variables)
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    fresh = pretrained.load(path, abstract(case), architecture).params["classifier"]
+    assert fresh == abstract(case).params["classifier"], "for another task it is a file like any other"
+
+
+def test_the_safetensors_package_reads_what_is_saved(tmp_path):
+    library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    pretrained.save(tmp_path / "saved.safetensors", loaded("basic", tmp_path / "model.safetensors"), "resnet18")
+    found = library.load_file(tmp_path / "saved.safetensors")
+    np.testing.assert_array_equal(found["fc.weight"], tensors("basic")["fc.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_model_comes_back_with_the_same_bits(tmp_path, dtype):
+    params = {"a": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}, "scale": jnp.ones(()),
+              "conv": {"kernel": jnp.arange(24.0).reshape(1, 2, 3, 4)}, "classifier": {"kernel": jnp.ones((3, 2))},
+              "table": {"embedding": jnp.arange(10.0).reshape(5, 2)}}  # fmt: skip
+    variables = jax.tree.map(lambda leaf: leaf.astype(dtype), Variables(params, {"bn": {"mean": jnp.ones(2)}}))
+    path = tmp_path / "own.safetensors"
+    pretrained.save(path, variables, "own")
+    found = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
+    jax.tree.map(np.testing.assert_array_equal, found, variables)
+    assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("params", "where", "said"),
+    [
+        ({"a": {"kernel": jnp.ones(2), "scale": jnp.ones(2)}}, "saved.safetensors", "two tensors of own.*one name"),
+        ({"a": jnp.ones(2)}, "no/such/folder.safetensors", "cannot write .*No such file"),
+    ],
+)
+def test_what_cannot_be_saved_is_one_line_and_leaves_no_file(tmp_path, params, where, said):
+    with pytest.raises(UsageError, match=said):
+        pretrained.save(tmp_path / where, Variables(params, {}), "own")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_without_published_weights_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no pretrained weights exist for model lenet5"):
         pretrained.load(write(tmp_path / "model.safetensors", {}), abstract("basic"), "lenet5")

@@ -1,5 +1,6 @@
 """The round where clients drop out, diverge or straggle, and the clients' optimisers."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -9,9 +10,9 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import build, config, data, local, loop, tree
+from fedvg_jax import build, config, data, local, loop, tree, weighting
 from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError
+from fedvg_jax.types import UsageError, Weighting
 
 WORLD = worlds.uneven(cohort_size=5)
 TASK = worlds.QUADRATIC
@@ -132,6 +133,31 @@ def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
     assert told.finite.tolist() == [client != 0 for client in schedule.clients]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["signal", "weight"])
+def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x64, where, bad):
+    """The one of most rows, whose model and loss are finite; in every bit as if it had dropped out."""
+    schedule, algorithm = schedule_of(0), worlds.algorithm("scaffold")
+    position = int(np.argmax(schedule.num_samples))
+    most = int(schedule.num_samples[position])
+
+    def signal(hyper, report, data):
+        rows = report.num_samples.astype(float)
+        return jnp.where((report.num_samples == most) & (where == "signal"), bad, rows)
+
+    def weigh(hyper, raw, returns):
+        found = weighting.everywhere(weighting.shares(raw, returns.present), returns)
+        spoilt = (jnp.arange(5) == position) & returns.present & (where == "weight")
+        return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
+
+    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
+    found, told = one_round(algorithm, schedule, rule)
+    expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
+    worlds.assert_close(found, expected, 1e-12)
+    np.testing.assert_allclose(told.weights, expected_told.weights, rtol=1e-12)
+    assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
+
+
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory):
     """Two rounds on digits; the loss is NaN on one white image, which one client of the first round trains on."""
@@ -155,11 +181,15 @@ def poisoned(tmp_path_factory):
     return simulation, int(who)
 
 
-def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned):
+def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned, tmp_path):
     """And what went wrong is told before it stops."""
     (simulation, who), told = poisoned, []
+    out = tmp_path / "run"
+    made = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.drive(simulation("raise"), on_records=told.extend)
+        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
     assert [record["diverged"] for record in told] == [[who]]
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import history, sim
+from fedvg_jax import checkpoint, history, sim
 from fedvg_jax.config import Config
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -57,7 +57,8 @@ def test_a_run_tells_what_it_runs_and_how_it_ended(runs):
 
 def test_the_run_folder_holds_what_scripts_read(runs):
     folder = runs[0][0]
-    assert {"config.json", "history.jsonl", "summary.json"} <= {path.name for path in folder.iterdir()}
+    always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
+    assert always <= {path.name for path in folder.iterdir()}
     records = history.read(folder)
     always = {"round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"}
     judged = {f"{p}_{m}" for p in ("val", "test") for m in ("loss", "accuracy", "balanced_accuracy", "macro_f1")}
@@ -72,6 +73,8 @@ def test_the_run_folder_holds_what_scripts_read(runs):
     assert set(names.split()) <= set(summary)
     assert summary["test_accuracy_final"] == records[-1]["test_accuracy"]
     assert json.loads((folder / "config.json").read_text())["rounds"] == 3
+    partition = json.loads((folder / "partition.json").read_text())
+    assert sum(partition["samples"]) == 1185 and len(partition["counts"]) == 20 and partition["size_min"] > 0
     layers = json.loads((folder / "layers.json").read_text())
     shares = records[0]["layer_shares"]
     assert {len(row) for row in shares} == {len(layers)} and "classifier/kernel" in layers
@@ -125,11 +128,12 @@ def test_ctrl_c_leaves_a_readable_folder(shell):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[0].decode()
-    assert process.returncode == 130 and "interrupted" in said
+    assert process.returncode == 130 and "interrupted" in said and f"--resume {out}" in said
     records = history.read(out)
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"] and summary["rounds"] == len(records)
+    assert checkpoint.newest(out) == len(records)
 
 
 def test_help_names_every_setting_and_imports_no_jax(shell):
@@ -139,6 +143,7 @@ def test_help_names_every_setting_and_imports_no_jax(shell):
     assert done.returncode == 0, done.stderr
     flags = "--alpha --clients --join-ratio --rounds --local-epochs --batch-size --lr --seed --partition-seed --dataset"
     flags += " --data-dir --model --algorithm --weighting --lanes --conv --config --out --eval-every --fedvg.norm"
+    flags += " --resume --checkpoint-every --keep --deterministic"
     assert all(flag in done.stdout for flag in flags.split())
 
 
@@ -154,6 +159,9 @@ def test_help_names_every_setting_and_imports_no_jax(shell):
         (["stray"], "unknown argument stray"),
         (["--config", "/no/such.toml"], "/no/such.toml"),
         (["--config"], "--config"),
+        (["--resume", "/no/such"], "/no/such is no run folder"),
+        (["--keep", "-1"], "keep must be >= 0"),
+        (["--rounds", "9" * 400], "rounds must be below 2**32"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(capsys, args, said):

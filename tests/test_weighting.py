@@ -1,5 +1,6 @@
 """Laws of the aggregation weights, over every weighting, norm and granularity."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -126,6 +127,42 @@ def test_a_cohort_without_rows_has_finite_weights():
     """Where every row is probed and none is left to train on, n_k is 0 for all."""
     weights = weigh(make("samples", "modelwise"), jnp.zeros(K))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights))
+
+
+EXTREMES = [
+    *([0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0], [1e-45, 0.0, 1e-40, 1.0, 1e30]),
+    *([1e-45] * 5, [1e-38] * 5, [3e38] * 5, [3e38, 1.0, 1e-45, 0.0, 1e-30], [1.0, 1.0, 1.0, 1.0, 1e-45]),
+]
+"""Scores of five clients in single precision: zero, denormal, so large that their sum overflows."""
+
+
+def test_no_score_takes_a_weight_above_one_or_nan():
+    """Of every rule, tensor by tensor, under any eps; and equal clients stay equal."""
+    rules = [make(name, granularity) for name, granularity in CASES]
+    forms = [jax.tree.structure(measured(rule)) for rule in rules]
+    model = worlds.variables()
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    def weights(scores, eps):
+        signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
+        hyper = worlds.hyper(eps=eps)
+        found = [rule.weigh(hyper, signal, returns) for rule, signal in zip(rules, signals, strict=True)]
+        return jnp.stack(jax.tree.leaves(found))
+
+    found = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
+    assert (found >= 0).all() and (found <= 1).all()
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+    alike = [len(set(scores)) == 1 for scores in EXTREMES]
+    np.testing.assert_array_equal(np.ptp(found[alike], -1), 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_made_into_weights_in_silence(bad):
+    """So that the round can find it."""
+    assert np.isnan(weighting.shares(jnp.array([1.0, bad]))).any()
 
 
 # --- those who are there

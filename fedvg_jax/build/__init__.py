@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax import evaluate, executors, round, schedule
+from fedvg_jax.build.checks import check_task
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
@@ -22,11 +23,16 @@ from fedvg_jax.build.pieces import (
     make_hyper,
     make_optimiser,
     make_task,
+    make_variables,
 )
+from fedvg_jax.build.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
+from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.images import parse_size
+from fedvg_jax.data.validation import Shared
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -57,6 +63,8 @@ class Simulation(NamedTuple):
     config: Config
     arrays: Arrays
     partition: partitions.Partition
+    statistics: dict[str, Any]
+    """the partition and the shared validation set in numbers"""
     task: Task
     state: SimState
     data: Data
@@ -72,39 +80,53 @@ class Simulation(NamedTuple):
 def simulation(
     config: Config,
     *,
-    data: Arrays | None = None,
-    partition: partitions.Partition | None = None,
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence[np.ndarray] | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
     progress: Callable[[int, int], None] | None = None,
+    reading: Callable[[int, int], None] | None = None,
 ) -> Simulation:
     """Everything a run needs; what is given replaces what the config names.
+
+    Args:
+        data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.given.arrays`.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
+        progress, reading: hear of drawn partitions, and of decoded images: (done, all).
 
     Raises:
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
-    parts = partition or make_partition(config, arrays, progress)
-    task = task or make_task(config, arrays)
+    arrays = given.arrays(load_data(config, reading) if data is None else data)
+    given.for_augmentation(arrays, config)
+    is_given = partition is not None
+    parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
+    shared = make_shared(config, arrays, parts)
+    task = check_task(task, arrays, config.batch_size) if task else make_task(config, arrays)
+    variables = make_variables(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    if "val_accuracy" in config.weighting and not weighting:
+        given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     weighting = weighting or make_weighting(config, task, algorithm)
     executor = make_executor(config)
     hyper = make_hyper(config)
     stats_too = config.server_stats == "official"
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept)
+    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
     hooks = make_hooks(config, task) | {"stats_too": stats_too}
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
         config,
         arrays,
         parts,
+        describe(config, arrays, parts, shared, is_given),
         task,
         jax.device_put(state, executor.placement),
-        jax.device_put(make_data(config, arrays, parts), executor.placement),
+        jax.device_put(make_data(config, arrays, parts, shared), executor.placement),
         hyper,
         make_schedule(config, arrays, parts, executor),
         jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0, out_shardings=executor.placement),
@@ -118,20 +140,15 @@ def traced_once(step: RoundStep) -> RoundStep:
     return chex.assert_max_traces(step, n=1)
 
 
-def make_partition(config: Config, arrays: Arrays, progress=None) -> partitions.Partition:
-    """Who holds which rows."""
-    return partitions.make(
-        arrays.y,
-        kind=config.partition,
-        num_clients=config.clients,
-        alpha=config.alpha,
-        seed=config.partition_seed,
-        min_samples=config.min_samples,
-        rule=config.min_samples_rule,
-        test_ratio=config.test_ratio,
-        val_ratio=config.val_ratio,
-        cache_dir=config.cache_dir / "partitions",
-        progress=progress,
+def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+    """The data set the config names."""
+    return datasets.load(
+        config.dataset,
+        config.data_dir,
+        config.cache_dir / "data",
+        size=parse_size(config.image_size),
+        splits=config.splits,
+        progress=reading,
     )
 
 
@@ -168,20 +185,24 @@ def num_devices(config: Config) -> int:
     return wanted
 
 
-def make_data(config: Config, arrays: Arrays, parts: partitions.Partition) -> Data:
-    """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition."""
-    val, test = np.concatenate(parts.val), np.concatenate(parts.test)
-    size = len(arrays.y)
+def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, shared: Shared | None = None) -> Data:
+    """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition.
 
-    def table(rows, ratio, batch_size, keep_single):
-        fitting = max(len(rows), int(size * ratio))
+    Args:
+        shared: D_val with the pool it is part of; made here where it is not given.
+    """
+    shared = shared or make_shared(config, arrays, parts)
+    most_test = int(len(arrays.y) * config.test_ratio)
+
+    def table(rows, most, batch_size, keep_single):
+        fitting = max(len(rows), most)
         return jnp.asarray(schedule.table(rows, batch_size, -(-fitting // batch_size), keep_single))
 
     return Data(
-        Batch(jnp.asarray(arrays.x), jnp.asarray(arrays.y)),
-        table(val, config.val_ratio, config.batch_size, keep_single=config.fedvg.mode == "eval"),
-        table(val, config.val_ratio, EVAL_BATCH, keep_single=True),
-        table(test, config.test_ratio, EVAL_BATCH, keep_single=True),
+        Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
+        table(shared.rows, shared.most, config.batch_size, keep_single=config.fedvg.mode == "eval"),
+        table(shared.rows, shared.most, EVAL_BATCH, keep_single=True),
+        table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
     )
 
 
@@ -223,8 +244,12 @@ __all__ = [
     "make_fedvg",
     "make_hyper",
     "make_optimiser",
+    "make_partition",
+    "make_shared",
     "make_task",
+    "make_variables",
     "make_weighting",
+    "num_devices",
     "simulation",
     "traced_once",
 ]

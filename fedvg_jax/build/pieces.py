@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,14 +17,16 @@ from fedvg_jax import (
 )
 from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
 from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, layout, lenet, mlp, resnet, vit
+from fedvg_jax.models import cnn, conv, layout, lenet, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
     Hyper,
     Task,
     UsageError,
+    Variables,
 )
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
@@ -48,13 +51,13 @@ MODELS: dict[str, Callable] = {
     "mlp": lambda classes, name: mlp.MLP(classes),
     "cnn": lambda classes, name: cnn.CNN(classes, layout.by_name(name)),
     "lenet5": lambda classes, name: lenet.LeNet5(classes, layout.by_name(name)),
-    "resnet18": lambda classes, name: resnet.resnet18(classes, conv.by_name(name)),
-    "resnet34": lambda classes, name: resnet.resnet34(classes, conv.by_name(name)),
-    "resnet50": lambda classes, name: resnet.resnet50(classes, conv.by_name(name)),
+    "resnet18": lambda classes, name, **options: resnet.resnet18(classes, conv.by_name(name), **options),
+    "resnet34": lambda classes, name, **options: resnet.resnet34(classes, conv.by_name(name), **options),
+    "resnet50": lambda classes, name, **options: resnet.resnet50(classes, conv.by_name(name), **options),
     "vit_s16": lambda classes, name: vit.vit_s16(classes),
     "vit_b16": lambda classes, name: vit.vit_b16(classes),
 }
-"""name -> (number of classes, name of the convolution) -> module"""
+"""name -> (number of classes, name of the convolution; for a ResNet stem and norm) -> module"""
 
 SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
 """Pixels a side below which a model has nothing left to flatten."""
@@ -62,6 +65,7 @@ SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
     """The named model for this data set's images and classes."""
+    given.for_model(arrays, config)
     shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
     if min(shape[:2]) < least:
         fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
@@ -70,8 +74,20 @@ def make_task(config: Config, arrays: Arrays) -> Task:
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
         )
     classes = len(arrays.class_names)
-    module = MODELS[config.model](classes, config.conv)
-    return tasks.classification(module, classes, shape, block_of(config))
+    options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
+    module = MODELS[config.model](classes, config.conv, **options)
+    task = tasks.classification(module, classes, shape, block_of(config), config.normalise)
+    return precision.compute_in(task, config.precision)
+
+
+def make_variables(config: Config, task: Task) -> Variables:
+    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head."""
+    key = jax.random.key(config.seed)
+    if config.pretrained is None:
+        return jax.jit(task.init)(key)
+    read = pretrained.load(config.pretrained, jax.eval_shape(task.init, key), config.model)
+    head = jax.jit(lambda key: task.init(key).params[pretrained.HEAD])(key)
+    return read._replace(params={**read.params, pretrained.HEAD: head})
 
 
 def block_of(config: Config) -> Callable[[str], str]:
@@ -82,11 +98,12 @@ def block_of(config: Config) -> Callable[[str], str]:
 
 
 def make_hooks(config: Config, task: Task) -> dict[str, Callable]:
-    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps."""
+    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps, augmentation."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": tuning.sgd(task, config.tuning.steps) if config.tuning.steps else tuning.none,
+        "augment": pixels.AUGMENTATIONS[config.augment],
     }
 
 

@@ -17,6 +17,7 @@ from fedvg_jax.config.options import (
     method_name,
     num_corrupt,
 )
+from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
 from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, RULES, check, epochs_range
 from fedvg_jax.config.settings import apply, flatten, read_toml, suggestion, to_json
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, WEIGHTINGS, parse_weighting
@@ -25,16 +26,20 @@ __all__ = [
     "ALGORITHMS",
     "ATTACKS",
     "CONVS",
+    "CORRUPTIONS",
     "DATASETS",
     "GRANULARITIES",
     "MODELS",
     "NORMS",
+    "PARTITIONS",
     "RULES",
     "SCORING_MODES",
     "SIGNALS",
+    "VALIDATION_SOURCES",
     "WEIGHTINGS",
     "Attack",
     "Config",
+    "Corrupt",
     "Elastic",
     "FedAvgM",
     "FedDyn",
@@ -44,6 +49,7 @@ __all__ = [
     "Robust",
     "Scaffold",
     "Tuning",
+    "Validation",
     "apply",
     "check",
     "cohort_size",

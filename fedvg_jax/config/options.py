@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedvg_jax.config.population import Corrupt, Validation
+
 
 @dataclass(frozen=True)
 class FedVG:
@@ -158,18 +160,33 @@ class Config:
     """One federated run."""
 
     dataset: str = "digits"
-    """Data set: digits (built in), cifar10, or npz (any .npz of arrays)."""
+    """Data set: digits (built in), cifar10, cifar100, stl10, organamnist, dermamnist, tinyimagenet, covid19; npz (any
+    .npz of arrays), encoded (of JPEG bytes), folder (a sub-folder per class), or tfds:NAME (prepared by TFDS)."""
     data_dir: Path | None = None
     """Folder (or file) with the raw data set."""
+    image_size: str = ""
+    """Images of S or HxW pixels: which MedMNIST file is read; what image files are resized to. Default: the set's."""
+    splits: str = "all"
+    """Splits pooled: all, or official, as the published code: DermaMNIST without its validation split."""
     model: str = "mlp"
     """Model: mlp, tinycnn (8x8 images), cnn, lenet5, resnet18, resnet34, resnet50, vit_s16, vit_b16."""
+    pretrained: Path | None = None
+    """A .safetensors file of ImageNet weights, torchvision's or timm's names: ResNets and ViTs, under a fresh head."""
+    stem: str = "imagenet"
+    """A ResNet's first convolution: imagenet (7x7, stride 2, max-pool; published) or cifar (3x3)."""
+    norm: str = "batch"
+    """A ResNet's normalisation layers: batch (published) or group."""
+    normalise: str = "none"
+    """Pixels: / 255 only (none, as published), then by mean and deviation of ImageNet (imagenet) or 1/2 (half)."""
+    augment: str = "none"
+    """In training, images are shown: as they are (none, as published), flip, crop (pad 4), or flip_crop."""
     algorithm: str = "fedavg"
     """Algorithm: fedavg, fedavgm, fedprox, scaffold, feddyn, elastic, fedadam, fedyogi, fedadagrad, fednova."""
     weighting: str = "fedvg"
     """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, native (the
     algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
     alpha: float = 0.05
-    """Dirichlet concentration of the clients' labels: small is skewed."""
+    """Dirichlet concentration of the clients' labels (partition quantity: of their sizes): small is skewed."""
     clients: int = 20
     """Number of clients N."""
     join_ratio: float = 0.5
@@ -199,7 +216,18 @@ class Config:
     seed: int = 0
     """Seed of the model, the cohorts and the minibatches."""
     partition: str = "dirichlet"
-    """How clients get their rows: dirichlet (bulk draws) or official (the published stream, draw for draw)."""
+    """How clients get their rows: dirichlet (bulk draws), official (the published stream, draw for draw),
+    dirichlet_equal (equal sizes), balanced_client (so too, client 0 balanced), quantity, iid, shards, classes, group,
+    or file."""
+    shards_per_client: int = 2
+    """Partition shards: pieces of the rows sorted by label that every client gets."""
+    classes_per_client: int = 2
+    """Partition classes: different classes that every client holds."""
+    partition_file: Path | None = None
+    """Partition file: a .npz or .json of every client's rows."""
+    split: str = "client"
+    """Validation and test rows are held out inside each client (client, published), or of the whole set before it is
+    partitioned (global, the paper's text; stratified, the same with every class in proportion)."""
     cohorts: str = "seeded"
     """Who plays: seeded, from (seed, round); or official, the published stream, draw for draw."""
     server_stats: str = "averaged"
@@ -213,7 +241,7 @@ class Config:
     test_ratio: float = 0.25
     """Share of every client's rows that joins the test set."""
     val_ratio: float = 0.1
-    """Share of every client's rows that joins the shared validation set."""
+    """Share of every client's rows that joins the shared validation set; 0 where that is external."""
     eval_every: int = 5
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"
@@ -223,8 +251,23 @@ class Config:
     conv: str = "auto"
     """Convolution: gemm (live-tap patches and one matmul), planes (the same with the images of a batch innermost, for
     tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform, model and size)."""
+    precision: str = "default"
+    """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
+    throughout), or bfloat16; parameters, norms and averages stay float32."""
+    dry_run: bool = False
+    """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
+    profile: Path | None = None
+    """Folder for a trace of the first chunks of rounds, for TensorBoard or Perfetto."""
     out: Path | None = None
     """Run folder; default runs/<time>-<method>."""
+    resume: str | None = None
+    """Continue the run in this folder; or auto: the last run begun with these settings, or a new one."""
+    checkpoint_every: int = 0
+    """Save the state every so many rounds; 0: about once a minute. The last round, and a stop, are saved anyway."""
+    keep: int = 2
+    """Newest checkpoints kept, each with the model best on validation; 0 writes none."""
+    deterministic: bool = False
+    """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
     cache_dir: Path | None = None
     """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
     config: Path | None = None
@@ -239,6 +282,8 @@ class Config:
     robust: Robust = field(default_factory=Robust)
     attack: Attack = field(default_factory=Attack)
     tuning: Tuning = field(default_factory=Tuning)
+    validation: Validation = field(default_factory=Validation)
+    corrupt: Corrupt = field(default_factory=Corrupt)
 
 
 def default_cache_dir() -> Path:
@@ -257,5 +302,6 @@ def cohort_size(config: Config) -> int:
 
 
 def num_corrupt(config: Config) -> int:
-    """How many of the N clients are corrupt."""
-    return 0 if config.attack.kind == "none" else round(config.attack.clients * config.clients)
+    """How many of the N clients are corrupt, in their updates or their rows."""
+    kinds = (config.attack, config.corrupt)
+    return max(round(kind.clients * config.clients) if kind.kind != "none" else 0 for kind in kinds)

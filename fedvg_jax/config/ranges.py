@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.settings import flatten, suggestion
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
 from fedvg_jax.types import UsageError
 
-DATASETS = ("digits", "cifar10", "npz")
+DATASETS = (
+    "digits",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "organamnist",
+    "dermamnist",
+    "tinyimagenet",
+    "covid19",
+    "npz",
+    "encoded",
+    "folder",
+)
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
+STEMS = ("imagenet", "cifar")
+NORMALISERS = ("batch", "group")
+PIXEL_STATISTICS = ("none", "imagenet", "half")
+AUGMENTATIONS = ("none", "flip", "crop", "flip_crop")
 ALGORITHMS = (
     "fedavg",
     "fedavgm",
@@ -25,7 +43,6 @@ ALGORITHMS = (
     "fedadagrad",
     "fednova",
 )
-PARTITIONS = ("dirichlet", "official")
 MIN_SAMPLES_RULES = ("redraw", "top_up")
 CONVS = ("auto", "lax", "gemm", "planes")
 PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
@@ -38,8 +55,12 @@ ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 def check(config: Config) -> Config:
     """`config` itself, or a UsageError for the first setting out of range."""
+    if not config.dataset.startswith("tfds:"):
+        _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
     for name, allowed in _NAMES.items():
         _one_of(name, flatten(config)[name], allowed)
+    for name, value in flatten(config).items():
+        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
     check_weighting(config)
     epochs_range(config)
     for name, (holds, allowed) in _RANGES.items():
@@ -52,7 +73,8 @@ def check(config: Config) -> Config:
         "below 1, so that rows are left to train on",
     )
     _require(
-        config.lanes in ("auto", "all") or (config.lanes.isdecimal() and int(config.lanes) > 0),
+        config.lanes in ("auto", "all")
+        or (config.lanes.isdecimal() and len(config.lanes) < 10 and int(config.lanes) > 0),
         "lanes",
         config.lanes,
         "auto, all, or a number >= 1",
@@ -65,10 +87,19 @@ def check(config: Config) -> Config:
     )
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         raise UsageError(f"lanes all is one vmap on one device, got devices {config.devices}; use --lanes auto")
+    sized = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII)
+    _require(
+        sized is not None,
+        "image_size",
+        config.image_size,
+        "a number of pixels below 10000, or HEIGHTxWIDTH such as 244x224",
+    )
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
     _check_robust(config)
+    _check_model(config)
+    population.check_population(config)
     return config
 
 
@@ -76,9 +107,25 @@ def epochs_range(config: Config) -> tuple[int, int]:
     """Fewest and most local epochs."""
     fewest, _, most = str(config.local_epochs).partition(":")
     numbers = [fewest, most or fewest]
-    proper = all(n.isdecimal() for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
+    proper = all(n.isdecimal() and len(n) < 10 for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
     _require(proper, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
     return int(numbers[0]), int(numbers[1])
+
+
+def _check_model(config: Config) -> None:
+    """UsageError for an option that the model has not."""
+    is_resnet = config.model.startswith("resnet")
+    for name in ("stem", "norm"):
+        value, default = getattr(config, name), getattr(Config, name)
+        if value != default and not is_resnet:
+            raise UsageError(
+                f"--{name} {value} is for ResNets, and model {config.model} has no choice of {name}; drop it"
+            )
+    if config.pretrained and not (is_resnet or config.model.startswith("vit")):
+        raise UsageError(
+            f"no pretrained weights exist for model {config.model}; drop --pretrained, or use --model"
+            f" {', '.join(name for name in MODELS if name.startswith(('resnet', 'vit')))}"
+        )
 
 
 def _check_robust(config: Config) -> None:
@@ -112,12 +159,16 @@ def _check_robust(config: Config) -> None:
 
 
 _NAMES = {
-    "dataset": DATASETS,
+    "splits": ("all", "official"),
     "model": MODELS,
+    "stem": STEMS,
+    "norm": NORMALISERS,
+    "normalise": PIXEL_STATISTICS,
+    "augment": AUGMENTATIONS,
     "algorithm": ALGORITHMS,
-    "partition": PARTITIONS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
+    "precision": ("default", "highest", "bfloat16"),
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,
     "fedvg.layer": ("tensor", "module"),
@@ -139,10 +190,11 @@ _NAMES = {
     "elastic.rows": ("all", "rest"),
     "robust.rule": RULES,
     "attack.kind": ATTACKS,
+    **population.NAMES,
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "alpha": (lambda v: 0 < v < math.inf, "> 0; 0.05 is very skewed, 100 almost even"),
+    "alpha": (lambda v: 0 < v <= 1e6, "> 0 and at most 1e6; 0.05 is very skewed, 100 almost even"),
     "clients": (lambda v: v >= 1, ">= 1"),
     "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "rounds": (lambda v: v >= 1, ">= 1"),
@@ -152,8 +204,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
-    "val_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
+    "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
+    **dict.fromkeys(("checkpoint_every", "keep"), (lambda v: v >= 0, ">= 0")),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "dropout": (lambda v: 0 <= v < 1, "in [0, 1)"),
     **dict.fromkeys(("momentum", "fedavgm.momentum"), (lambda v: 0 <= v < 1, "in [0, 1)")),
@@ -170,6 +223,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("robust.num_bad", "tuning.steps"), (lambda v: v >= 0, ">= 0")),
     **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
+    **population.RANGES,
 }
 
 

@@ -44,7 +44,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return _dotted(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the config file {path}: {_reason(error)}; check --config") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
         raise UsageError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -75,14 +75,19 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return value
-    if float in allowed and type(value) is int:
+    if float in allowed and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if Path in allowed and type(value) is str:
         return Path(value)
     if str in allowed and type(value) is int:
         return str(value)
     names = " or ".join(t.__name__ for t in allowed if t is not type(None))
-    raise UsageError(f"{where} must be a {names}; got {value!r}")
+    raise UsageError(f"{where} must be a {names}; got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Python refuses to write an int of thousands of digits."""
+    return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

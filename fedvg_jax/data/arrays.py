@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,8 @@ class Arrays(NamedTuple):
     """[C]"""
     num_train: int
     """the first rows were the official training set"""
+    groups: np.ndarray | None = None
+    """int32 [T], whose row it is (user, patient, lesion), numbered in sorted order; None where that is not known"""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
@@ -64,12 +68,56 @@ def pool(
         UsageError: as `check`, for each split and for the whole; or image sizes that differ between splits.
     """
     names = tuple(class_names or _numbers(splits, source))
-    parts = [check(Arrays(name, x, y, names, len(x)), source) for x, y in splits]
+    parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
     sizes = sorted({part.x.shape[1:] for part in parts})
     if len(sizes) > 1:
         raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")
     x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
     return Arrays(name, x, y, names, len(parts[0].x))
+
+
+def numbers(largest: int) -> list[str]:
+    """The names 0..largest; bounded, so that a stray label is an error and not a huge model."""
+    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
+
+
+def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
+    """An array for images, uint8, not yet filled.
+
+    Raises:
+        UsageError: this machine's memory cannot hold it.
+    """
+    refuse_too_large(math.prod(shape), f"{source}: images {list(shape)}")
+    return np.empty(shape, np.uint8)
+
+
+def refuse_too_large(num_bytes: int, source: object) -> None:
+    """UsageError where this machine's memory cannot hold so much, as far as it tells."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if num_bytes > memory:
+        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
+        raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
+
+
+def reason(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
+    """`arrays` with their groups numbered.
+
+    Args:
+        groups: [T] or [T, 1], integers or strings.
+
+    Raises:
+        UsageError: another dtype, or not one for every image.
+    """
+    flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
+    if flat.dtype.kind not in "iuSU" or flat.shape != arrays.y.shape:
+        got = f"{groups.dtype} {list(groups.shape)}"
+        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per image, got {got}")
+    return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
 
 
 def _images(x: np.ndarray, source: object) -> np.ndarray:
@@ -87,6 +135,5 @@ def _labels(y: np.ndarray, source: object) -> np.ndarray:
 
 
 def _numbers(splits: Sequence[tuple[np.ndarray, np.ndarray]], source: object) -> list[str]:
-    """Names 0..max for labels that come without; bounded, so that a stray label is an error and not a huge model."""
-    largest = max(int(_labels(y, source).max(initial=0)) for _, y in splits)
-    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
+    """Names 0..max for labels that come without."""
+    return numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits))

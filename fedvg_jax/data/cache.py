@@ -23,19 +23,19 @@ import numpy as np
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.types import UsageError
 
-VERSION = 1
+VERSION = 2
 """Of the format of the entries below; part of their names."""
 
 _STALE = 24 * 3600
 """Seconds after which a writer's scratch folder cannot belong to a living writer."""
 
 
-def cached(reader: str, sources: Sequence[Path], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
+def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
     """`decode()`, done once per content of the source files.
 
     Args:
         reader: who decodes; the same bytes may mean something else to another.
-        sources: the files `decode` reads, in order.
+        sources: the files `decode` reads, in order, and in words whatever else its outcome depends on.
         decode: reads them.
         cache_dir: folder of the entries, made if need be; None keeps nothing.
 
@@ -110,7 +110,7 @@ def _unreadable(file: Path, error: OSError) -> UsageError:
 
 def _save(arrays: Arrays, entry: Path) -> None:
     entry.mkdir()
-    files = {"x.npy": arrays.x, "y.npy": arrays.y}
+    files = {"x.npy": arrays.x, "y.npy": arrays.y} | ({} if arrays.groups is None else {"groups.npy": arrays.groups})
     for name, array in files.items():
         np.save(entry / name, array, allow_pickle=False)
     manifest = {
@@ -128,8 +128,10 @@ def _load(entry: Path) -> Arrays | None:
         manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
         if any(_seal(entry / name) != seal for name, seal in manifest["files"].items()):
             return None
-        x, y = (np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in ("x.npy", "y.npy"))
-        return Arrays(manifest["name"], x, np.array(y), tuple(manifest["class_names"]), manifest["num_train"])
+        found = {name: np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in manifest["files"]}
+        y, groups = (np.array(found[name]) if name in found else None for name in ("y.npy", "groups.npy"))
+        about = tuple(manifest["class_names"]), manifest["num_train"]
+        return Arrays(manifest["name"], found["x.npy"], y, *about, groups)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 

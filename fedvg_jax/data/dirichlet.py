@@ -111,6 +111,12 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
     return [np.array(pile, np.int64) for pile in piles]
 
 
+def log_shares(stream: np.random.Generator, alpha: float, num_classes: int, num_clients: int) -> np.ndarray:
+    """[C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite even where alpha is so small that nearly all p are 0."""
+    logs = _log_gamma(stream, alpha, (num_classes, num_clients)).astype(np.float64)
+    return logs - np.logaddexp.reduce(logs, 1, keepdims=True)
+
+
 def _members(labels: np.ndarray) -> list[np.ndarray]:
     """The rows of each label, in increasing order; int64, the width NumPy shuffles fastest."""
     ends = np.cumsum(np.bincount(labels))

@@ -32,6 +32,8 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, features)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
         running_var = self.variable("batch_stats", "var", jnp.ones, features)
+        narrow, x = x.dtype, wide(x)  # statistics of halved numbers would be worth little
+        scale, bias = wide(scale), wide(bias)
         if train:
             mean, var, count = _statistics(x, mask, self.rows, self.channels)
             if not self.is_initializing():
@@ -42,7 +44,7 @@ class BatchNorm(nn.Module):
         else:
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
-        return x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)
+        return (x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)).astype(narrow)
 
 
 class GroupNorm(nn.Module):
@@ -61,10 +63,16 @@ class GroupNorm(nn.Module):
         features = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, features)
         bias = self.param("bias", nn.initializers.zeros, features)
+        narrow, x, scale, bias = x.dtype, wide(x), wide(scale), wide(bias)
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
-        return y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)
+        return (y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)).astype(narrow)
+
+
+def wide(x: Array) -> Array:
+    """At least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array, Array, Array]:

@@ -1,17 +1,18 @@
-"""Pretrained weights from a `.safetensors` file with torchvision's or timm's names; never pickle.
+"""Weights from and to a `.safetensors` file with torchvision's or timm's names; never pickle.
 
 timm's models are published as such files. A torchvision `.pth` is exported where torch and safetensors are installed by
 
     python -c "import sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in
     torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])" resnet18-f37072fd.pth resnet18.safetensors
 
-(one line). The format is read here, in a page: 8 bytes with the length of a JSON header, the header, the tensors.
+(one line). The format is handled here, in a page: 8 bytes with the length of a JSON header, the header, the tensors.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -49,27 +50,34 @@ _TORCHVISION = [
     ("/fc2/", "/mlp/3/"),
 ]
 
-_NOT_READ = re.compile(r"(fc|head|heads)\.|.*\.num_batches_tracked$")
-"""The file's own head, and the counters of its BatchNorms, which nothing uses."""
+HEAD = "classifier"
+"""What every model calls its last layer."""
+
+_COUNTER = re.compile(r".*\.num_batches_tracked$")
+"""The counters of BatchNorms, which nothing uses."""
+
+_ITS_HEAD = re.compile(r"(fc|head|heads)\.")
 
 
-def load(path: Path, variables: Variables, architecture: str) -> Variables:
-    """`variables` with every tensor but those of the head, `classifier`, from a file.
+def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
+    """`variables` with the tensors of a file.
 
     Kernels OIHW -> HWIO and transposed, BatchNorm's running statistics, fused queries, keys and values; position
     embeddings are not resampled.
 
     Args:
-        variables: the model's, whose head stays as it is.
+        variables: the model's.
         architecture: the model's name, "resnet.." or "vit.."; a ViT's file may have timm's or torchvision's names.
+        head: whether the head, `classifier`, is read too, as from a file of `save`; any model then will do. Otherwise
+            it stays as it is, and the file's own is left out.
 
     Raises:
         UsageError: naming the first tensor that is missing, has another shape, or is not of this model.
     """
     found = read(path)
-    renames = _renames(architecture, found)
+    renames = _head_names(architecture, found) if head else _renames(architecture, found)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
-    names = {ours: _name(ours, renames) for ours in leaves if not ours.startswith("classifier/")}
+    names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in found:
@@ -77,10 +85,54 @@ def load(path: Path, variables: Variables, architecture: str) -> Variables:
         if found[name].shape != shape:
             raise UsageError(f"{path}: tensor {name} is {list(found[name].shape)}, {architecture} needs {list(shape)}")
     for name, tensor in found.items():
-        if name not in names.values() and not _NOT_READ.match(name):
+        if name not in names.values() and not (_COUNTER.match(name) or (_ITS_HEAD.match(name) and not head)):
             raise UsageError(f"{path} has a tensor {name}, {list(tensor.shape)}, which {architecture} has not")
-    filled = [_from_torch(found[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
+    filled = [_from_torch(ours, found[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
+
+
+def save(path: Path, variables: Variables, architecture: str) -> None:
+    """Writes a model, head and all, so that `load(path, variables, architecture, head=True)` has the same bits.
+
+    A ResNet's tensors have torchvision's names and shapes, `vit_b16`'s torchvision's, other ViTs' timm's: torch's
+    `load_state_dict` takes them. Those of other models have their paths' names, kernels OIHW and [out, in]. A file that
+    is there is replaced, whole or not at all.
+
+    Raises:
+        UsageError: if the file cannot be written, or two tensors would have one name.
+    """
+    renames = _head_names(architecture, {"class_token": None} if architecture == "vit_b16" else {})
+    leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
+    pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]
+    tensors = dict(pairs)
+    if len(tensors) < len(pairs):
+        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name")
+    counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
+    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)))
+
+
+def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A safetensors file.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    code = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": code[tensor.dtype], "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.writelines(np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -126,6 +178,15 @@ def _renames(architecture: str, found: dict[str, np.ndarray]) -> list[tuple[str,
     raise UsageError(f"no pretrained weights exist for model {architecture}; they do for ResNets and ViTs")
 
 
+def _head_names(architecture: str, found: dict[str, np.ndarray]) -> list[tuple[str, str]]:
+    """With the head's name; a model without an architecture map keeps its own names."""
+    if not architecture.startswith(("resnet", "vit")):
+        return []
+    renames = _renames(architecture, found)
+    head = "fc/" if renames is _RESNET else "heads/head/" if renames is _TORCHVISION else "head/"
+    return [*renames, (f"^{HEAD}/", head)]
+
+
 def _name(path: str, renames: list[tuple[str, str]]) -> str:
     """block_3/norm1/scale -> blocks.3.norm1.weight"""
     for pattern, new in (*_LEAVES, *renames):
@@ -138,16 +199,27 @@ def _paths(variables: Variables) -> list[str]:
 
 
 def _torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of our [h, w, i, o], [i, o], or patch embedding [h w 3, o]."""
-    if path == "patch_embed/kernel":
-        side = math.isqrt(shape[0] // 3)
-        return shape[1], 3, side, side
-    if path.endswith("/kernel"):
-        return (shape[3], shape[2], *shape[:2]) if len(shape) == 4 else shape[::-1]
-    return shape
+    shape = _spatial(path, shape)
+    return tuple(shape[i] for i in _axes(path, len(shape)))
 
 
-def _from_torch(array: np.ndarray, leaf: Array) -> Array:
+def _to_torch(path: str, leaf: np.ndarray) -> np.ndarray:
+    array = leaf.reshape(_spatial(path, leaf.shape))
+    return array.transpose(_axes(path, array.ndim))
+
+
+def _from_torch(path: str, array: np.ndarray, leaf: Array) -> Array:
     """In the shape and dtype of `leaf`. A copy: the file may change, and the engine donates its buffers."""
-    axes = {4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim, range(array.ndim))
-    return jnp.array(array.transpose(axes).reshape(leaf.shape), leaf.dtype, copy=True)
+    array = array.transpose(np.argsort(_axes(path, array.ndim)))
+    return jnp.array(array.reshape(leaf.shape), leaf.dtype, copy=True)
+
+
+def _spatial(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A patch embedding's [h w 3, o] is torch's convolution, here [h, w, 3, o]."""
+    side = math.isqrt(shape[0] // 3) if path == "patch_embed/kernel" else 0
+    return (side, side, 3, shape[1]) if side else shape
+
+
+def _axes(path: str, ndim: int) -> tuple[int, ...]:
+    """HWIO -> OIHW, [in, out] -> [out, in]; what is no kernel stays."""
+    return {4: (3, 2, 0, 1), 2: (1, 0)}.get(ndim, tuple(range(ndim))) if path.endswith("kernel") else tuple(range(ndim))

@@ -11,26 +11,35 @@ import optax
 from jax import Array
 
 from fedvg_jax import tree
+from fedvg_jax.models import pixels
+from fedvg_jax.models.norm import wide
 from fedvg_jax.types import Batch, Task, Tree, Variables
 
 
 def classification(
-    module: nn.Module, num_classes: int, image_shape: Sequence[int], block_of: Callable[[str], str] | None = None
+    module: nn.Module,
+    num_classes: int,
+    image_shape: Sequence[int],
+    block_of: Callable[[str], str] | None = None,
+    normalise: str = "none",
 ) -> Task:
-    """Cross-entropy of `module(x, mask, train) -> logits [B, C]` on uint8 images, scaled to [0, 1] and nothing else.
+    """Cross-entropy of `module(x, mask, train) -> logits [B, C]` on uint8 images, scaled to [0, 1]; numbers of other
+    dtypes are taken as they are.
 
     Args:
-        image_shape: (H, W, D).
+        image_shape: (H, W, D), or of whatever else the module takes.
         block_of: path of a tensor -> block; by default the head `classifier` and the rest, `base`.
+        normalise: statistics that pixels in [0, 1] are normalised by, of `pixels.STATISTICS`; by default none.
     """
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
-        x = x.astype(tree.dtype(params)) / 255
+        x = pixels.scale(x, tree.dtype(params), normalise)
         logits, new = module.apply({"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"])
-        return logits, new.get("batch_stats", stats)
+        return wide(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
-        variables = module.init(key, jnp.zeros((1, *image_shape), jnp.float32), jnp.ones(1, bool), False)
+        x = pixels.scale(jnp.zeros((1, *image_shape)), jnp.float32, normalise)
+        variables = module.init(key, x, jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
     def losses(logits: Array, batch: Batch, mask: Array) -> Array:

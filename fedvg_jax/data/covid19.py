@@ -1,0 +1,59 @@
+"""Reader of the COVID-19 chest X-rays: four folders of images, or the arrays the published code reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedvg_jax.data import folder, images, npy
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.types import UsageError
+
+NUM_CLASSES = 4
+SIZE = (244, 224)
+"""Height and width of the published arrays; 244 is no slip."""
+
+LAYOUT = f"four folders of images, one per class (there or in its only folder), or {npy.LAYOUT}"
+SOURCE = (
+    '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
+    " https://doi.org/10.17632/9xkhgts2s6"
+)
+
+
+def load(
+    data_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    size: images.Size | None = None,
+    progress: images.Progress | None = None,
+) -> Arrays:
+    """Chest X-rays of four classes: x uint8 [T, 244, 224, 3] of images, or of the size the arrays have.
+
+    Args:
+        data_dir: a folder holding `LAYOUT`.
+        cache_dir: where the decoded set is kept.
+        size: (H, W) images are resized to; by default `SIZE`.
+        progress: called with (images done, all images).
+
+    Raises:
+        UsageError: files missing or damaged, or another number of classes.
+
+    Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
+    """
+    if not data_dir.is_dir():
+        raise UsageError(f"{data_dir}: no folder; it must hold {LAYOUT}; unpack {SOURCE} there")
+    if npy.found(data_dir):
+        if size:
+            raise UsageError(f"{data_dir}: the arrays in xdata.npy have their size; leave --image-size out")
+        return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(NUM_CLASSES)])
+    root = _only_folder(data_dir)
+    folders = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(folders) != NUM_CLASSES:
+        got = ", ".join(folders[:6]) or "none"
+        raise UsageError(f"{root}: holds {len(folders)} folders ({got}); it must hold {LAYOUT}; unpack {SOURCE} there")
+    return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
+
+
+def _only_folder(data_dir: Path) -> Path:
+    """What an archive unpacks to is often one folder around all others."""
+    inner = [path for path in data_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return inner[0] if len(inner) == 1 else data_dir

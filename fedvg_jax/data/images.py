@@ -1,0 +1,135 @@
+"""Image files and encoded bytes to pixels, by Pillow: only this page needs it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from fedvg_jax.data.arrays import allocate, reason
+from fedvg_jax.types import UsageError
+
+Progress = Callable[[int, int], None]
+"""(images done, all images) -> None"""
+
+Size = tuple[int, int]
+"""Height and width, pixels."""
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+
+MAX_PIXELS = 2**26
+"""Of one image, 8,192 x 8,192; a file that claims more is a mistake or a decompression bomb."""
+
+_BLOCK = 64
+"""Images a thread decodes at a time."""
+
+_DEEP = ("I", "F")
+"""Pillow's modes of more than 8 bits a channel, whose conversion to 8 would clip."""
+
+_MODES = {1: "L", 3: "RGB"}
+
+
+def decode(data: bytes, source: object, size: Size | None = None, channels: int = 3) -> np.ndarray:
+    """One image.
+
+    Args:
+        data: bytes of a file of one of `FORMATS`.
+        source: its name in errors.
+        size: (H, W) to resize to, bilinear with antialiasing; None keeps its own.
+        channels: 1 (grey) or 3.
+
+    Returns:
+        uint8 [H, W, channels]
+
+    Raises:
+        UsageError: no such image, a damaged one, or one of absurd size or more than 8 bits a channel.
+    """
+    pillow = _pillow()
+    try:
+        with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise UsageError(f"{source}: image of {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
+            if image.mode.startswith(_DEEP):
+                raise UsageError(f"{source}: more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+            pixels = image.convert(_MODES[channels])
+            if size and (height, width) != size:
+                pixels = pixels.resize(size[::-1], pillow.Image.Resampling.BILINEAR)
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged image raises what its first bad byte leads to
+        unknown = isinstance(error, pillow.UnidentifiedImageError)
+        said = f"none of {', '.join(FORMATS)}" if unknown else reason(error)
+        raise UsageError(f"{source}: not a complete image ({said}); fetch it again, or remove it") from error
+    return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
+
+
+def stack(
+    num: int,
+    read: Callable[[int], tuple[bytes, object]],
+    *,
+    size: Size | None = None,
+    channels: int = 3,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Images as one array, decoded by several threads.
+
+    Args:
+        num: how many, >= 1.
+        read: number -> bytes of the image, and its name in errors.
+        size: as `decode`; where it is None, all images must have one size.
+        progress: told while it works.
+
+    Returns:
+        uint8 [num, H, W, channels]
+
+    Raises:
+        UsageError: the first image (in order) that `decode` refuses or whose size differs; or too many for the memory.
+    """
+    data, first = read(0)
+    shape = decode(data, first, size, channels).shape
+    x = allocate((num, *shape), first)
+
+    def fill(begin: int) -> int:
+        end = min(begin + _BLOCK, num)
+        for i in range(begin, end):
+            data, source = read(i)
+            pixels = decode(data, source, size, channels)
+            if pixels.shape != shape:
+                has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
+                raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW")
+            x[i] = pixels
+        return end
+
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for done in threads.map(fill, range(0, num, _BLOCK)):
+            if progress:
+                progress(done, num)
+    finally:  # after an error or Ctrl-C, the blocks not yet begun are given up
+        threads.shutdown(cancel_futures=True)
+    return x
+
+
+def parse_size(text: str) -> Size | None:
+    """(H, W) of "HxW", or of a number for both; None of "".
+
+    >>> parse_size("244x224"), parse_size("28"), parse_size("")
+    ((244, 224), (28, 28), None)
+    """
+    if not text:
+        return None
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)
+
+
+def _pillow():
+    try:
+        import PIL.Image  # only readers of images need it
+    except ImportError:
+        raise UsageError("images need Pillow: pip install 'fedvg_jax[images]', or pip install pillow") from None
+    return PIL

@@ -1,0 +1,127 @@
+"""Partitions that are given: a file of rows, or arrays from Python; checked, since nothing vouches for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvg_jax.data.partition import Partition, refuse_small, split, stream
+from fedvg_jax.types import UsageError
+
+LAYOUT = (
+    ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]."
+    ' .json: a list of N lists of rows; or {"train": N lists, "val": .., "test": ..}'
+)
+"""What a file may hold. Rows count from 0 in the pool: training set first. A row may be left out."""
+
+Rows = Sequence[np.ndarray]
+
+
+def read(file: Path) -> Partition | Rows:
+    """The partition in a file, or the rows of each client, to be split; unchecked.
+
+    Raises:
+        UsageError: the file cannot be read, or does not hold `LAYOUT`.
+    """
+    try:
+        members = json.loads(file.read_text("utf-8")) if file.suffix == ".json" else _members(file)
+    except Exception as error:  # a damaged archive raises what its first bad byte leads to
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UsageError(f"{file}: cannot be read as a partition ({reason}); it must hold {LAYOUT}") from None
+    try:
+        return _parts(members)
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
+
+
+def check(
+    given: Partition | tuple | Rows,
+    *,
+    num_samples: int,
+    num_clients: int,
+    source: object,
+    min_samples: int = 1,
+    test_ratio: float = 0.25,
+    val_ratio: float = 0.1,
+    seed: int = 42,
+) -> Partition:
+    """The same partition in canonical dtype; rows that are not yet split are, as `partition.split` does.
+
+    Args:
+        given: a `Partition` or a tuple (train, val, test), whose clients may lack rows; or a list of the rows of every
+            client, at least `min_samples` each.
+        num_samples: T, rows of the pool.
+        source: what it comes from, named in every error.
+
+    Raises:
+        UsageError: rows that are no integers, out of range, or twice; or not `num_clients` clients.
+    """
+    is_split = isinstance(given, tuple)
+    try:
+        train, val, test = given if is_split else (given, [], [])
+        parts = Partition(*([_rows(rows, source) for rows in part] for part in (train, val, test)))
+    except UsageError:
+        raise
+    except (TypeError, ValueError):
+        raise UsageError(f"{source}: must be (train, val, test), or a list, of each client's rows") from None
+    for name, part in parts._asdict().items():
+        allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
+        if len(part) not in allowed:
+            raise UsageError(
+                f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
+            )
+    _refuse_overlap(np.concatenate([rows for part in parts for rows in part]), num_samples, source)
+    if is_split:
+        return parts
+    refuse_small(parts.train, min_samples, source)
+    return split(parts.train, test_ratio, val_ratio, stream("file", seed))
+
+
+def _members(file: Path) -> dict[str, np.ndarray]:
+    with file.open("rb") as source, np.load(source, allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _parts(members: Any) -> Partition | Rows:
+    if isinstance(members, list):
+        if not all(isinstance(rows, list) for rows in members):
+            raise TypeError("a client's rows must be a list")
+        return [np.array(rows, dtype=None if rows else np.int32) for rows in members]
+    if "client" in members:
+        owner = np.asarray(members["client"])
+        if owner.ndim != 1 or not np.issubdtype(owner.dtype, np.integer) or owner.max(initial=-1) >= len(owner):
+            raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and must be ids [T]")
+        return [np.flatnonzero(owner == k) for k in range(owner.max(initial=-1) + 1)]
+    return Partition(*(_part(members, name) for name in Partition._fields))
+
+
+def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
+    lacking = [key for key in (name, f"{name}_sizes") if key not in members]
+    if name in lacking or (lacking and not isinstance(members[name], list)):
+        raise ValueError(f"no {lacking[0]}")
+    if isinstance(members[name], list):
+        return list(_parts(members[name]))
+    ends = np.cumsum(members[f"{name}_sizes"])
+    if ends[-1] != len(members[name]):
+        raise ValueError(f"{name}_sizes add up to {ends[-1]}, but {name} has {len(members[name])} rows")
+    return np.split(members[name], ends[:-1])
+
+
+def _rows(rows: Any, source: object) -> np.ndarray:
+    array = np.asarray(rows)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
+        raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
+    return array.astype(np.int32 if array.max(initial=0) < 2**31 else np.int64)
+
+
+def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:
+    if len(rows) and not (rows.min() >= 0 and rows.max() < num_samples):
+        raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {rows.min()}..{rows.max()}")
+    names, counts = np.unique(rows, return_counts=True)
+    if (counts > 1).any():
+        row = names[counts.argmax()]
+        raise UsageError(f"{source}: row {row} is there {counts.max()} times; every row may be in one place only")

@@ -1,0 +1,241 @@
+"""A `Task` from a user's own module, Linen or NNX, and a loss of one example: no images and no classes assumed.
+
+    task = linen_task(Net(), lambda output, y: (output - y) ** 2, x[:1])
+
+The module is called as `module(x)`, x [B, ...], or with whichever of these its `__call__` names: `mask` [B] bool, the
+real rows; `train` or `training`; `deterministic` or `use_running_average`, their opposite.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax import tree
+from fedvg_jax.types import Batch, Task, Tree, UsageError, Variables
+
+PerExample = Callable[[Tree, Array], Array]
+"""(the module's output for one example, its y) -> scalar"""
+
+Apply = Callable[[Tree, Tree, Array, Array, bool], tuple[Tree, Tree]]
+"""(params, stats, x, mask, train) -> (outputs [B, ...], new stats)"""
+
+
+def linen_task(
+    module: nn.Module,
+    loss: PerExample,
+    example,
+    *,
+    metrics: Mapping[str, PerExample] | None = None,
+    block_of: Callable[[str], str] | None = None,
+) -> Task:
+    """A Linen module and a loss as a `Task`: the mean of loss(module(x)_i, y_i) over the real rows of a batch.
+
+    Args:
+        module: x [B, ...] -> outputs, a pytree with leading axis B. Collections: params, and batch_stats.
+        loss: of one example, a scalar.
+        example: x of one example or more, [B, ...], for shape and dtype: e.g. `x[:1]`.
+        metrics: name -> scalar of one example, whose mean evaluations show beside the loss. One that is called
+            `accuracy` is what progress and summaries show.
+        block_of: path of a tensor -> block; by default every top-level module is one.
+
+    Raises:
+        UsageError: for a module with another collection, with batch statistics that would include padding, or with
+            random numbers in training; for outputs without the leading axis B.
+
+    >>> task = linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 3)))
+    >>> variables = task.init(jax.random.key(0))
+    >>> batch = Batch(jnp.zeros((4, 3)), jnp.full(4, 2.0))
+    >>> float(task.loss(*variables, batch, jnp.arange(4) < 3, True)[0])
+    4.0
+    """
+    call = _caller(module)
+
+    def init(key: Array) -> Variables:
+        x = jnp.zeros(jnp.shape(example), jnp.asarray(example).dtype)
+        drawn = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
+        others = drawn.keys() - {"params", "batch_stats"}
+        if others:
+            raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
+        return Variables(drawn.get("params", {}), drawn.get("batch_stats", {}))
+
+    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
+        known = {"params": params, "batch_stats": stats}
+        try:
+            outputs, new = call(
+                lambda *x, **modes: module.apply(known, *x, **modes, mutable=["batch_stats"]), x, mask, train
+            )
+        except flax.errors.InvalidRngError:
+            raise _random(module) from None
+        return outputs, new.get("batch_stats", stats)
+
+    return _task(module, init, apply, example, loss, metrics, block_of)
+
+
+def nnx_task(
+    make: Callable[[Any], Any],
+    loss: PerExample,
+    example,
+    *,
+    metrics: Mapping[str, PerExample] | None = None,
+    block_of: Callable[[str], str] | None = None,
+) -> Task:
+    """An NNX module and a loss as a `Task`, as `linen_task`.
+
+    Args:
+        make: nnx.Rngs -> the module, e.g. `lambda rngs: Net(rngs=rngs)`. Its Params are trained, its BatchStats
+            averaged; in training it is `module.train()`, otherwise `module.eval()`.
+
+    Raises:
+        UsageError: as `linen_task`; a module with Dropout keeps the state of random numbers, and is refused.
+
+    >>> from flax import nnx
+    >>> task = nnx_task(lambda rngs: nnx.Linear(3, 1, rngs=rngs), lambda out, y: (out[0] - y) ** 2, jnp.ones((1, 3)))
+    >>> tree.paths(task.init(jax.random.key(0)).params)
+    ['bias', 'kernel']
+    """
+    from flax import nnx
+
+    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graph, *states, rest = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
+    others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
+    if any(name.startswith("Rng") for name in others):
+        raise _random(abstract)
+    if others:
+        raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat")
+    call = _caller(abstract)
+
+    def init(key: Array) -> Variables:
+        _, *drawn = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return Variables(*map(nnx.to_pure_dict, drawn))
+
+    def filled(state, values: Tree):
+        state = jax.tree.map(lambda leaf: leaf, state)  # a copy, for it is filled in place
+        nnx.replace_by_pure_dict(state, values)
+        return state
+
+    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
+        module = nnx.merge(graph, *map(filled, states, (params, stats)))
+        module.train() if train else module.eval()
+        outputs = call(module, x, mask, train)
+        return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+
+    return _task(abstract, init, apply, example, loss, metrics, block_of)
+
+
+def _task(
+    module: Any,
+    init: Callable[[Array], Variables],
+    apply: Apply,
+    example,
+    loss: PerExample,
+    metrics: Mapping[str, PerExample] | None,
+    block_of: Callable[[str], str] | None,
+) -> Task:
+    metrics = dict(metrics or {})
+    if "loss" in metrics:
+        raise UsageError("metrics must have another name than loss, which is always there")
+
+    def outputs_of(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
+        outputs, stats = apply(params, stats, x, mask, train)
+        _check_rows(_name(module), outputs, len(mask))
+        return outputs, stats
+
+    def mean_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+        batch = _as_params(params, batch)
+        outputs, stats = outputs_of(params, stats, batch.x, mask, train)
+        total = jnp.where(mask, _rows("loss", loss, outputs, batch.y), 0).sum()
+        return total / jnp.maximum(mask.sum(), 1).astype(total.dtype), stats
+
+    def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
+        batch = _as_params(params, batch)
+        return outputs_of(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
+
+    def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
+        outputs, batch = predict(params, stats, batch), _as_params(params, batch)
+        rows = {name: _rows(name, f, outputs, batch.y) for name, f in {"loss": loss, **metrics}.items()}
+        totals = {name: jnp.where(mask, values.astype(tree.dtype(params)), 0).sum() for name, values in rows.items()}
+        return {"totals": totals, "rows": mask.sum()}
+
+    def means(sums: Tree) -> dict[str, float]:
+        return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
+
+    task = Task(init, mean_loss, predict, measure, means, block_of or (lambda path: path.split("/")[0]))
+    _check_module(module, init, outputs_of, example)
+    return task
+
+
+def _check_module(module: Any, init: Callable, outputs_of: Apply, example) -> None:
+    """What can be known of a module before there is data; nothing is computed."""
+    variables = jax.eval_shape(init, jax.random.key(0))
+    if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
+        raise UsageError(
+            f"{_name(module)} has batch statistics, which padded rows must not enter: let its __call__ take mask, bool"
+            " [B], and call BatchNorm with it, as mask=mask[:, None] for x [B, C]"
+        )
+    mask = jnp.ones(3, bool)
+    x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
+    for train in (True, False):
+        jax.eval_shape(lambda v, x, train=train: outputs_of(*v, x, mask, train)[0], variables, x)
+
+
+def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:
+    for path, leaf in zip(tree.paths(outputs), jax.tree.leaves(outputs), strict=True):
+        if jnp.shape(leaf)[:1] != (batch_size,):
+            raise UsageError(
+                f"{name} must return one output per example, shape [{batch_size}, ...] for a batch of {batch_size};"
+                f" got {list(jnp.shape(leaf))}" + (f" at {path}" if path else "")
+            )
+
+
+def _rows(name: str, of_one: PerExample, outputs: Tree, y: Array) -> Array:
+    """[B] of every example."""
+    values = jax.vmap(of_one)(outputs, y)
+    if not isinstance(values, jax.Array) or values.ndim != 1:
+        got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(values)]
+        given = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(outputs)]
+        raise UsageError(
+            f"{name} of one example must be a scalar, shape []; got {', '.join(map(str, got)) or 'nothing'} from an"
+            f" output {', '.join(map(str, given))} and y {list(y.shape[1:])}"
+        )
+    return values
+
+
+def _as_params(params: Tree, batch: Batch) -> Batch:
+    """Floating data in the precision of the model; tokens and labels stay."""
+    dtype = tree.dtype(params)
+    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, batch)
+
+
+def _caller(module: Any) -> Callable:
+    """call(f, x, mask, train): f(x) with the modes that the module's `__call__` names."""
+    names = _signature(module)
+
+    def call(f: Callable, x: Array, mask: Array, train: bool):
+        modes = {"mask": mask, "train": train, "training": train}
+        modes |= dict.fromkeys(("deterministic", "use_running_average"), not train)
+        return f(x, **{name: value for name, value in modes.items() if name in names})
+
+    return call
+
+
+def _signature(module: Any) -> set[str]:
+    return set(inspect.signature(type(module).__call__).parameters)
+
+
+def _name(module: Any) -> str:
+    return type(module).__name__
+
+
+def _random(module: Any) -> UsageError:
+    return UsageError(
+        f"{_name(module)} draws random numbers while it trains (Dropout?), but a loss is a function of parameters and"
+        " batch alone here: leave them out"
+    )

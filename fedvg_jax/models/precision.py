@@ -1,0 +1,53 @@
+"""Number formats of a model's arithmetic; parameters, running statistics, norms and averages stay float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedvg_jax import tree
+from fedvg_jax.types import Task, Tree
+
+NAMES = ("default", "highest", "bfloat16")
+"""default: float32, whose products a GPU rounds as it sees fit (TF32); highest: float32 throughout; bfloat16."""
+
+
+def compute_in(task: Task, name: str) -> Task:
+    """`task` with its forward and backward pass in that format; losses and statistics come out in float32.
+
+    Args:
+        name: one of `NAMES`.
+    """
+    if name == "default":
+        return task
+    narrow = _to_bfloat16 if name == "bfloat16" else _unchanged
+    products = _highest if name == "highest" else contextlib.nullcontext
+
+    def loss(params: Tree, stats: Tree, batch: Tree, mask, train: bool) -> tuple[jax.Array, Tree]:
+        with products():
+            value, new = task.loss(narrow(params), stats, batch, mask, train)
+        return value.astype(tree.dtype(params)), jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
+
+    def in_format(f: Callable) -> Callable:
+        def run(params: Tree, *args):
+            with products():
+                return f(narrow(params), *args)
+
+        return run
+
+    return task._replace(loss=loss, predict=in_format(task.predict), measure=in_format(task.measure))
+
+
+def _highest():
+    return jax.default_matmul_precision("highest")
+
+
+def _to_bfloat16(params: Tree) -> Tree:
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+
+def _unchanged(params: Tree) -> Tree:
+    return params

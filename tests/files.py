@@ -1,0 +1,57 @@
+"""What tests of readers share: random pixels, files, and errors of one line."""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvg_jax import data
+from fedvg_jax.types import UsageError
+
+RNG = np.random.default_rng(1)
+
+
+def pixels(*shape):
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def says(*parts):
+    """A UsageError of one line that contains `parts` in this order."""
+    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
+
+
+def twice(name, where, **options):
+    """The set as decoded, and then as read from its cache; both the same."""
+    first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))
+    np.testing.assert_array_equal(first.x, second.x)
+    np.testing.assert_array_equal(first.y, second.y)
+    assert second.x.dtype == np.uint8 and second.y.dtype == np.int32
+    assert first[3:] == second[3:] and first.name == second.name
+    return second
+
+
+def png(array) -> bytes:
+    """A file of exactly these pixels."""
+    import PIL.Image
+
+    file = io.BytesIO()
+    PIL.Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(file: Path, content: bytes) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def write_folder(root: Path, counts: dict, side=6, inner=""):
+    """PNG files per class; returns what they hold, in sorted order."""
+    x = [pixels(side, side, 3) for _ in range(sum(counts.values()))]
+    y = [label for label, count in enumerate(counts.values()) for _ in range(count)]
+    files = (root / name / inner / f"{i:02}.png" for name, count in counts.items() for i in range(count))
+    for file, image in zip(files, x, strict=True):
+        write(file, png(image))
+    return np.array(x), np.array(y)

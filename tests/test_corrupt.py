@@ -1,0 +1,114 @@
+"""Corrupt training rows: only theirs, each kind as it says, fixed by the seed."""
+
+import numpy as np
+import pytest
+
+from fedvg_jax import config
+from fedvg_jax.data import corrupt
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (60, 5, 5, 1), np.uint8), RNG.integers(0, 4, 60).astype(np.int32)
+CLIENTS = [np.arange(k, 60, 6) for k in range(5)]  # the last sixth of the rows is nobody's
+IDS = np.array([1, 3])
+KINDS = (*corrupt.LABELS, *corrupt.IMAGES)
+
+
+def apply(kind, strength=1.0, seed=0, x=X, y=Y, clients=CLIENTS, ids=IDS):
+    return corrupt.apply(kind, x, y, clients, ids=ids, strength=strength, num_classes=4, seed=seed)
+
+
+def test_the_config_names_the_kinds_there_are():
+    assert set(config.CORRUPTIONS) == {"none", *KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_rows_of_corrupt_clients_change_and_the_data_stay_as_they_were(kind):
+    before = X.copy(), Y.copy()
+    x, y = apply(kind)
+    theirs = np.concatenate([CLIENTS[k] for k in IDS])
+    others = np.setdiff1d(np.arange(60), theirs)
+    np.testing.assert_array_equal(x[others], X[others])
+    np.testing.assert_array_equal(y[others], Y[others])
+    changed = (y != Y) if kind in corrupt.LABELS else (x != X).any((1, 2, 3))
+    assert changed[theirs].mean() > 0.9
+    assert (x is X) == (kind in corrupt.LABELS) and (y is Y) == (kind in corrupt.IMAGES)
+    assert x.dtype == np.uint8 and y.dtype == np.int32 and x.shape == X.shape
+    np.testing.assert_array_equal(X, before[0])
+    np.testing.assert_array_equal(Y, before[1])
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "label_flip"])  # a flip of all labels leaves no choice
+def test_corruption_is_fixed_by_seed_and_client(kind):
+    def both(seed, ids=IDS):
+        return np.concatenate([part[CLIENTS[3]].ravel() for part in apply(kind, seed=seed, ids=ids)])
+
+    np.testing.assert_array_equal(both(0), both(0))
+    assert any(not np.array_equal(both(0), both(seed)) for seed in (1, 2, 3, 4))
+    if kind != "feature_noise":  # whose level is the client's place among the corrupt
+        np.testing.assert_array_equal(both(0), both(0, np.array([0, 3, 4])))
+
+
+def test_two_clients_draw_apart():
+    """The same images under the same label: each client's noise is its own."""
+    x = np.full_like(X, 128)
+    found, _ = apply("pixel_noise", 0.2, x=x)
+    assert not np.array_equal(found[CLIENTS[1]], found[CLIENTS[3]])
+
+
+def test_nobody_and_no_kind_change_nothing():
+    for kind, ids in (("none", IDS), ("label_flip", np.array([], int))):
+        x, y = apply(kind, ids=ids)
+        assert x is X and y is Y
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_flip_is_the_opposite_label_in_so_many_rows(share):
+    _, y = apply("label_flip", share)
+    for client in IDS:
+        mine = CLIENTS[client]
+        hit = y[mine] != Y[mine]
+        assert hit.sum() == int(share * len(mine))  # of four classes none is its own opposite
+        np.testing.assert_array_equal(y[mine][hit], 3 - Y[mine][hit])
+
+
+def test_label_noise_is_uniform_over_the_wrong_labels():
+    y = np.full(3000, 2, np.int32)
+    found = np.bincount(corrupt.label_noise(y, 1.0, 4, np.random.default_rng(0)), minlength=4)
+    assert found[2] == 0 and found.sum() == 3000
+    assert np.all(np.abs(found[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
+
+
+def test_pixel_noise_has_its_deviation_and_stays_in_range():
+    x = np.full((100, 10, 10, 1), 128, np.uint8)
+    error = corrupt.pixel_noise(x, 0.1, np.random.default_rng(0)).astype(float) - 128
+    n = error.size  # a deviation estimated of n has the standard error s / sqrt(2 n)
+    assert abs(error.mean()) < 4.5 * 25.5 / np.sqrt(n) and abs(error.std() - 25.5) < 4.5 * 25.5 / np.sqrt(2 * n) + 0.01
+    strong = corrupt.pixel_noise(x, 1.0, np.random.default_rng(0))
+    assert strong.min() == 0 and strong.max() == 255
+
+
+def test_feature_noise_grows_from_client_to_client():
+    x = np.full((4000, 2, 2, 1), 128, np.uint8)
+    clients = np.split(np.arange(4000), 4)
+    found, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
+    deviations = [found[mine].astype(float).std() / 255 for mine in clients]
+    np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)  # the last is clipped at 2.5 deviations
+
+
+def test_quarter_turns_are_a_clients_own_and_never_none():
+    turns = []
+    for seed in range(12):
+        x, _ = apply("rotate90", seed=seed)
+        for client in IDS:
+            mine = CLIENTS[client]
+            turns += [t for t in (1, 2, 3) if np.array_equal(x[mine], np.rot90(X[mine], t, (1, 2)))]
+    assert len(turns) == 24 and set(turns) == {1, 2, 3}
+    wide = X.reshape(60, 25, 1, 1)
+    np.testing.assert_array_equal(apply("rotate90", x=wide)[0][CLIENTS[1]], wide[CLIENTS[1], ::-1])
+
+
+def test_a_small_angle_turns_little_and_leaves_the_centre():
+    x, _ = apply("rotate", 1e-6)
+    np.testing.assert_allclose(x.astype(int), X.astype(int), atol=1)
+    x, _ = apply("rotate", 1.0)
+    np.testing.assert_allclose(x[:, 2, 2].astype(int), X[:, 2, 2].astype(int), atol=1)

@@ -1,0 +1,113 @@
+"""Files whole or not at all, folders held by one, and being asked to stop."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from fedvg_jax import files, interrupts
+from fedvg_jax.types import UsageError
+
+
+@contextmanager
+def disk_of(size):
+    """No file may grow past `size` bytes: writes then fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    files.replace(path, "old")
+    with disk_of(100), pytest.raises(OSError):
+        files.replace(path, "new" * 1000)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_added_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    files.append(path, "one\n", is_first=True)
+    with disk_of(100), pytest.raises(OSError):
+        files.append(path, "two\n" * 1000, is_first=False)
+    files.append(path, "three\n", is_first=False)
+    assert path.read_text() == "one\nthree\n"
+
+
+def test_a_file_that_was_deleted_meanwhile_is_not_begun_again(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.append(tmp_path / "file", "two\n", is_first=False)
+
+
+def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
+    with files.held(tmp_path):
+        with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on") as error, files.held(tmp_path):
+            pass
+        assert "\n" not in str(error.value)
+    with files.held(tmp_path):
+        pass
+
+
+def test_the_first_signal_is_noted_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupts.noted() as heard:
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == ["SIGTERM"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [interrupts.exit_code(name) for name in ("SIGINT", "SIGTERM")] == [130, 143]
+
+
+def test_outside_the_main_thread_nothing_is_noted():
+    found = []
+
+    def listen():
+        with interrupts.noted(lambda: "unused") as heard:
+            found.append(heard)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert found == [[]]
+
+
+DEAF = """
+import ctypes
+from fedvg_jax import interrupts
+mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+wait(mutex)
+with interrupts.noted(lambda: "bye", {grace}):
+    print("ready", flush=True)
+    wait(mutex)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "grace", "code"),
+    [
+        (["SIGTERM"], 0.1, 143),
+        (["SIGINT"], 0.1, 130),
+        (["SIGINT", "SIGINT"], 60, 130),
+        (["SIGTERM", "SIGINT"], 60, 130),
+    ],
+)
+def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):
+    """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
+    command = [sys.executable, "-c", DEAF.format(grace=grace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        for name in sent:
+            process.send_signal(signal.Signals[name])
+            time.sleep(0.05)  # two at once may come in either order
+        assert process.wait(timeout=30) == code
+        assert process.stderr.read() == "bye\n"

@@ -1,0 +1,196 @@
+"""A user's own images: folders, and files of encoded images."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import pixels, png, says, twice, write, write_folder
+
+from fedvg_jax import data
+from fedvg_jax.data import images
+
+Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+
+
+# --- folders of images
+
+
+def test_a_folder_of_classes_is_read_in_sorted_order(tmp_path):
+    x, y = write_folder(tmp_path / "set", {"ant": 3, "bee": 2})
+    for junk in (".DS_Store", "Thumbs.db"):
+        write(tmp_path / "set" / "bee" / junk, b"left by a desktop")
+    write(tmp_path / "set" / "notes.txt", b"beside the classes")
+    heard = []
+    got = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *told: heard.append(told))
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+    assert (got.name, got.class_names, got.num_train, heard) == ("set", ("ant", "bee"), 5, [(5, 5)])
+    again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *told: heard.append(told))
+    assert len(heard) == 1 and isinstance(again.x, np.memmap)
+
+
+def test_a_changed_folder_is_read_anew(tmp_path):
+    write_folder(tmp_path / "set", {"a": 1, "b": 1})
+    before = twice("folder", tmp_path / "set")
+    write(tmp_path / "set" / "b" / "9.png", png(pixels(6, 6, 3)))
+    assert len(before.y) == 2 and len(twice("folder", tmp_path / "set").y) == 3
+    (tmp_path / "set" / "a" / "00.png").write_bytes(png(before.x[1]))
+    np.testing.assert_array_equal(twice("folder", tmp_path / "set").x[0], before.x[1])
+
+
+def test_images_of_many_kinds_become_bytes_of_one_size(tmp_path):
+    for name, mode in {
+        "grey.png": "L",
+        "colour.jpg": "RGB",
+        "palette.gif": "P",
+        "alpha.png": "RGBA",
+        "bits.bmp": "1",
+    }.items():
+        file = tmp_path / "set" / "a" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new(mode, (10, 7), 1).save(file)
+    write(tmp_path / "set" / "b" / "x.png", png(np.full((9, 20, 3), 77, np.uint8)))
+    with says("x.png", "9 x 20", "7 x 10", "--image-size HxW"):
+        data.load("folder", tmp_path / "set")
+    got = data.load("folder", tmp_path / "set", size=(4, 5))
+    assert got.x.shape == (6, 4, 5, 3) and (got.x[-1] == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("notes.txt", b"text", ["notes.txt", "no image"]),
+        ("text.png", b"text", ["text.png", "not a complete image"]),
+        ("empty.png", b"", ["empty.png", "not a complete image"]),
+        ("inner/x.png", b"", ["inner", "folder that is no image"]),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0", ["script.eps", "no image"]),
+        ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
+    ],
+)
+def test_what_is_no_image_is_told_by_name(tmp_path, name, content, parts):
+    write_folder(tmp_path / "set", {"a": 2, "b": 1})
+    write(tmp_path / "set" / "b" / name, content)
+    with says(*parts):
+        data.load("folder", tmp_path / "set", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cut_image_is_told_by_name(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1}, side=64)
+    file = tmp_path / "b" / "00.png"
+    file.write_bytes(file.read_bytes()[:-2000])
+    with says(str(file), "not a complete image"):
+        data.load("folder", tmp_path)
+
+
+def test_a_picture_larger_than_any_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 99)
+    with says("bomb.png", "10 x 10", "at most 99"):
+        images.decode(png(pixels(10, 10, 3)), "bomb.png")
+
+
+def test_sixteen_bits_are_not_cut_to_eight():
+    file = io.BytesIO()
+    Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
+    with says("deep.png", "8 bits"):
+        images.decode(file.getvalue(), "deep.png")
+
+
+def test_the_first_bad_image_is_named_and_the_rest_is_given_up():
+    """Of a thousand blocks, a thread has begun a few when the first fails."""
+    good, begun = png(pixels(2, 2, 3)), []
+
+    def read(i):
+        begun.append(i)
+        return (b"bad" if i in (70, 5_000) else good), f"image {i}"
+
+    with says("image 70:"):
+        images.stack(1000 * 64, read)
+    assert len(begun) < 500 * 64
+
+
+def test_a_folder_that_must_not_be_read_is_told(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for name in ("folder", "covid19"):
+        with says(str(tmp_path), "Permission denied", "check its permissions"):
+            data.load(name, tmp_path)
+
+
+def test_more_than_the_memory_is_refused_before_it_is_taken(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1})
+    with says("GiB", "--image-size"):
+        images.stack(10**12, lambda i: (png(pixels(9, 9, 3)), "x.png"))
+
+
+def test_an_empty_class_or_a_single_one_is_told(tmp_path):
+    write_folder(tmp_path / "set", {"a": 1})
+    with says(str(tmp_path / "set"), "1 sub-folders"):
+        data.load("folder", tmp_path / "set")
+    (tmp_path / "set" / "b").mkdir()
+    with says(str(tmp_path / "set" / "b"), "holds no image"):
+        data.load("folder", tmp_path / "set")
+
+
+def test_without_pillow_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with says("fedvg_jax[images]"):
+        images.decode(b"", "x.png")
+
+
+# --- encoded images in one file
+
+
+def encoded(key="jpeg", **changed):
+    x, members = [], {}
+    for split, count in (("train", 3), ("test", 2)):
+        new = [pixels(5, 6, 3) for _ in range(count)]
+        files = [png(image) for image in new]
+        x += new
+        members |= {
+            f"{split}_{key}": np.frombuffer(b"".join(files), np.uint8),
+            f"{split}_offsets": np.cumsum([0, *map(len, files)]),
+            f"{split}_labels": np.arange(count).astype(np.uint8),
+        }
+    return np.array(x), members | changed
+
+
+@pytest.mark.parametrize("key", ["jpeg", "png", "encoded"])
+def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
+    x, members = encoded(key=key, class_names=np.array(["a", "b", "c"]), wnids=np.array(["n1"]))
+    np.savez(tmp_path / "set.npz", **members)
+    got = twice("encoded", tmp_path / "set.npz")
+    np.testing.assert_array_equal(got.x, x)
+    assert got.y.tolist() == [0, 1, 2, 0, 1] and (got.name, got.num_train) == ("set", 3)
+    assert got.class_names == ("a", "b", "c")
+    assert data.load("encoded", tmp_path, size=(3, 3)).x.shape == (5, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"train_offsets": np.array([0, 5])}, ["1 images in train_offsets but 3 labels"]),
+        ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must rise"]),
+        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must rise"]),
+        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must rise"]),
+        ({"train_offsets": np.array([0.0, 9, 15, 20])}, ["integers"]),
+        ({"train_offsets": np.array([0, 9, 15, 20])}, ["train image 0", "not a complete image"]),
+        ({"test_labels": np.zeros((2, 2), int)}, ["test_labels integers"]),
+        ({"train_jpeg": np.zeros((2, 2), np.uint8)}, ["train_jpeg must be uint8 [n]"]),
+        ({"class_names": np.array(["only"])}, ["0..0", "0..2"]),
+    ],
+)
+def test_encoded_images_that_do_not_fit_together_are_told(tmp_path, changed, parts):
+    _, members = encoded(**changed)
+    np.savez(tmp_path / "bad.npz", **members)
+    with says("bad.npz", *parts):
+        data.load("encoded", tmp_path)
+
+
+def test_a_file_without_encoded_images_is_told(tmp_path):
+    np.savez(tmp_path / "a.npz", train_labels=np.array([0]))
+    with says("a.npz", "train_jpeg", "got train_labels"):
+        data.load("encoded", tmp_path)

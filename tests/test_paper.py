@@ -1,0 +1,88 @@
+"""The paper's numbers as package data, and what the shipped configs say of them."""
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedvg_jax import paper, presets
+from fedvg_jax.types import UsageError
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+ALPHAS = (100, 10, 1, 0.1, 0.05)
+PAIRS = {  # the seven of the paper's result tables
+    ("cifar10", "resnet18"),
+    ("organamnist", "resnet18"),
+    ("tinyimagenet", "resnet50"),
+    ("covid19", "resnet50"),
+    ("covid19", "vit_s16"),
+    ("dermamnist", "resnet50"),
+    ("dermamnist", "vit_b16"),
+}
+every_pair = pytest.mark.parametrize(("dataset", "model"), sorted(PAIRS))
+
+
+def test_the_result_tables_are_whole():
+    """Seven pairs, seven methods, five alphas; the seven methods with and without FedVG where they are integrated."""
+    counts = Counter(cell.table for cell in paper.cells())
+    assert len(paper.cells()) == 555 and counts["results_resnet"] == 5 * 7 * 5 and counts["results_vit"] == 2 * 7 * 5
+    results = [cell for cell in paper.cells() if cell.table.startswith("results")]
+    assert {(cell.dataset, cell.model) for cell in results} == PAIRS
+    assert {cell.alpha for cell in results} == set(ALPHAS)
+    assert all(0 < cell.mean < 100 and cell.std > 0 for cell in results)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedVG"])
+def test_the_text_gives_the_same_numbers_as_the_tables(method):
+    """The mean over the seven pairs at alpha 0.05: FedVG 73.23, FedAvg 70.17 (text of section 4)."""
+    mean = sum(paper.accuracy(*pair, method, 0.05)[0] for pair in PAIRS) / 7
+    assert round(mean, 2) == {"FedAvg": 70.17, "FedVG": 73.23}[method]
+
+
+def test_a_run_the_paper_lacks_is_told():
+    with pytest.raises(UsageError, match="no FedVG with mlp on digits at alpha 1"):
+        paper.accuracy("digits", "mlp", "FedVG", 1)
+
+
+def header(dataset, model):
+    text = (CONFIGS / f"{dataset}_{model}.toml").read_text()
+    return [line for line in text.splitlines() if line.startswith("#")]
+
+
+@every_pair
+def test_a_config_s_header_gives_the_paper_s_numbers(dataset, model):
+    lines = [re.findall(r"[\d.]+", line) for line in header(dataset, model) if re.match(r"#   (alpha|Fed)", line)]
+    said = [[float(number) for number in line] for line in lines]
+    wanted = [
+        [number for alpha in ALPHAS for number in paper.accuracy(dataset, model, method, alpha)]
+        for method in ("FedAvg", "FedVG")
+    ]
+    assert said == [list(ALPHAS), *wanted]
+
+
+@every_pair
+def test_a_config_s_header_gives_its_command_and_where_its_data_comes_from(dataset, model):
+    text = "\n".join(header(dataset, model))
+    assert f"python -m fedvg_jax.sim --config configs/{dataset}_{model}.toml --data-dir DIR" in text
+    assert "DIR holds" in text and "http" in text and "Memory" in text
+
+
+@every_pair
+def test_a_config_s_header_counts_the_model_s_parameters(dataset, model):
+    """Published counts at the paper's classes; each class more is one more row and bias of the head."""
+    at_ten = {"resnet18": 11_181_642, "resnet50": 23_528_522, "vit_s16": 21_669_514, "vit_b16": 85_806_346}
+    head = {"resnet18": 513, "resnet50": 2049, "vit_s16": 385, "vit_b16": 769}
+    classes = {"cifar10": 10, "organamnist": 11, "tinyimagenet": 200, "covid19": 4, "dermamnist": 7}
+    count = at_ten[model] + head[model] * (classes[dataset] - 10)
+    assert f"{count:,} parameters" in "\n".join(header(dataset, model))
+
+
+@every_pair
+def test_a_config_says_what_the_data_set_s_preset_says(dataset, model):
+    """But for the model, of which a data set may have two."""
+    config = tomllib.loads((CONFIGS / f"{dataset}_{model}.toml").read_text())
+    assert config["dataset"] == dataset and config["model"] == model
+    preset = {name: value for name, value in presets.DATASETS[dataset].items() if name != "model"}
+    assert preset.items() <= config.items() and (dataset, presets.DATASETS[dataset]["model"]) in PAIRS

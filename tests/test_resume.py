@@ -1,0 +1,383 @@
+"""A run that was stopped goes on as if nothing had been: 6 rounds are 3, a stop, and 3 more, in every bit."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from test_files import disk_of
+
+from fedvg_jax import build, checkpoint, config, history, loop, resume, sim, weighting
+from fedvg_jax.config import Config
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.types import UsageError
+
+SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
+RULES = ("samples", "fedvg")
+SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
+
+
+class Tiny:
+    """Simulations of one algorithm on random images, a BatchNorm in the model; compiled once for both rules."""
+
+    def __init__(self, name, cache):
+        rng = np.random.default_rng(0)
+        x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+        settings = replace(SMALL, algorithm=name, cache_dir=cache)
+        rules = [worlds.weighting(rule, worlds.algorithm(name), worlds.TASK, SMALL.batch_size) for rule in RULES]
+        arrays = Arrays("random", x, y, tuple("abc"), 200)
+        either = worlds.any_of(rules)._replace(detail=weighting.no_detail)
+        made = build.simulation(settings, data=arrays, task=worlds.TASK, weighting=either)
+        fast = functools.partial(jax.jit, compiler_options=worlds.HASTE)
+        made = made._replace(
+            hyper=made.hyper | {"rule": jnp.int32(0)},
+            chunk=fast(made.chunk.__wrapped__, donate_argnums=0),
+            evaluate=fast(made.evaluate.__wrapped__),
+        )
+        self.sim, self.programs = made, loop.compile_programs(made)
+
+    def run(self, out, rule="fedvg", callbacks=(), tell=pytest.fail, **changes):
+        """`changes` are settings."""
+        settings = replace(self.sim.config, out=out, weighting=rule, **changes)
+        hyper = self.sim.hyper | {"rule": jnp.int32(RULES.index(rule))}
+        made = self.sim._replace(config=resume.resolve(settings), hyper=hyper)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "compile_programs", lambda sim: self.programs)
+            return loop.drive(made, callbacks=callbacks, tell=tell)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return functools.cache(lambda name="fedavg": Tiny(name, cache))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """The folder of an uninterrupted run of FedAvg with FedVG's weights, to be copied."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    tiny().run(out, checkpoint_every=1, keep=9)
+    return out
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def left_at(run, number):
+    """The folder as a kill right after a checkpoint's seal would leave it, but for rounds since."""
+    (run / "summary.json").unlink(missing_ok=True)
+    for path in checkpoint.listed(run):
+        if int(path.name) > number:
+            shutil.rmtree(path)
+    return run
+
+
+def seal(run, number=6):
+    return json.loads((run / "checkpoints" / checkpoint.name(number) / "seal.json").read_text())
+
+
+def numbers(run):
+    """The history but for times."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(run)]
+
+
+def assert_same(one, other):
+    """History, final state (server, memories, statistics) and best model, in every bit."""
+    assert numbers(one) == numbers(other)
+    assert seal(one)["leaves"] == seal(other)["leaves"] and seal(one)["best"] == seal(other)["best"]
+
+
+# --- the law
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SIX)
+def test_six_rounds_are_three_a_stop_and_three_more(tiny, tmp_path, name, rule):
+    """Stopped by a signal after round 3, which is at no evaluation."""
+
+    def stop(record, state):
+        if record["round"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    tiny(name).run(straight, rule)
+    first = tiny(name).run(stopped, rule, callbacks=[stop])
+    assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
+    found = tiny(name).run(stopped, rule, resume=str(stopped))
+    assert_same(stopped, straight)
+    assert (found.summary["resumed_from"], found.summary["parts"], found.summary["rounds"]) == (3, 2, 6)
+    memories = {"fedavgm": "state.server", "scaffold": "state.clients", "feddyn": "state.clients"}
+    names = " ".join(seal(straight)["leaves"])
+    assert memories.get(name, "state") in names and "state.variables.stats" in names and "best.params" in names
+
+
+def test_the_chunks_between_evaluations_and_checkpoints_change_no_bit(tiny, whole, tmp_path):
+    """Rounds one by one, as in `whole`; in the chunks of evaluations; of checkpoints; and of no pause but the end."""
+    for i, changes in enumerate([{}, {"checkpoint_every": 5}, {"keep": 0}]):
+        tiny().run(tmp_path / str(i), **changes)
+        assert numbers(tmp_path / str(i)) == numbers(whole)
+        if changes.get("keep") != 0:
+            assert seal(tmp_path / str(i))["leaves"] == seal(whole)["leaves"]
+    assert not (tmp_path / "2" / "checkpoints").exists()
+    assert [path.name for path in checkpoint.listed(tmp_path / "1")] == ["000005", "000006"]
+
+
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_a_run_killed_after_any_checkpoint_goes_on(tiny, whole, run, number):
+    """The history is ahead of the checkpoint, and is cut back."""
+    tiny().run(left_at(run, number), resume=str(run), checkpoint_every=3)
+    assert_same(run, whole)
+
+
+def test_more_rounds_are_as_if_they_had_been_asked_for_at_once(tiny, whole, tmp_path):
+    out = tmp_path / "run"
+    tiny().run(out, rounds=4)
+    tiny().run(out, rounds=6, resume=str(out))
+    assert_same(out, whole)
+    assert json.loads((out / "config.json").read_text())["rounds"] == 6
+
+
+def test_a_finished_run_is_left_as_it_is(tiny, run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    found = tiny().run(run, resume=str(run))
+    assert found.summary["rounds"] == 6 and len(found.records) == 6
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_the_best_model_is_that_of_the_round_best_on_validation(tiny, whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert seal(whole)["best"]["round"] == summary["best_val_round"]
+
+
+def test_seconds_are_those_of_all_parts(tiny, run):
+    left_at(run, 4)
+    before = seal(run, 4)["seconds"]
+    found = tiny().run(run, resume=str(run)).summary
+    assert found["run_seconds"] > before[1] and found["compile_seconds"] >= round(before[0], 3)
+
+
+# --- what can be wrong with the folder
+
+
+def test_a_damaged_checkpoint_costs_rounds_and_no_bit(tiny, whole, run):
+    (run / "checkpoints" / "000005" / "seal.json").write_text("{}")
+    (run / "checkpoints" / "000004" / "seal.json").unlink()
+    told = []
+    tiny().run(left_at(run, 5), resume=str(run), tell=told.append)
+    assert [line.split(": ")[1] for line in told] == ["seal.json is damaged", "half-written"]
+    assert_same(run, whole)
+
+
+def test_without_any_checkpoint_it_starts_again_and_says_so(tiny, whole, run):
+    told = []
+    found = tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
+    assert len(told) == 1 and "starts again with round 1" in told[0]
+    assert_same(run, whole)
+    assert found.summary["resumed_from"] == 0
+
+
+@pytest.mark.parametrize("damage", [lambda t: t.replace(b"1", b"2", 1), lambda t: t[: len(t) // 2], lambda t: b""])
+def test_a_damaged_history_falls_back_to_what_is_whole(tiny, whole, run, damage):
+    """Flipped in round 1: nothing is; cut: the rounds before."""
+    path, told = run / "history.jsonl", []
+    path.write_bytes(damage(path.read_bytes()))
+    tiny().run(run, resume=str(run), tell=told.append)
+    assert "round 6 passed over: history.jsonl" in told[0]
+    assert_same(run, whole)
+
+
+def test_a_history_whose_last_line_was_cut_is_read_without_it(run):
+    path = run / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [r["round"] for r in history.read(run)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("text", [b"{}\n", b"[\n", b"\xff\n", b'{"round": 2}\n'])
+def test_a_history_that_makes_no_sense_is_one_line(tmp_path, text):
+    (tmp_path / "history.jsonl").write_bytes(text)
+    with pytest.raises(UsageError, match=r"\A[^\n]*history.jsonl is damaged[^\n]*\Z"):
+        history.read(tmp_path)
+
+
+def test_settings_that_changed_on_the_disk_do_not_begin_another_run(tiny, run):
+    """The checkpoints know those of the run."""
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
+    with pytest.raises(UsageError, match=r"lr 0\.1 -> 0\.3; its config\.json was changed"):
+        tiny().run(run, resume=str(run), lr=0.3, tell=print)
+    assert len(history.read(run)) == 6
+
+
+def test_other_data_are_refused(tiny, run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["runs"][0]["from_round"] == 1 and manifest["runs"][0]["versions"]["jax"] == jax.__version__
+    (run / "manifest.json").write_text(json.dumps(manifest | {"data": "0" * 32}))
+    with pytest.raises(UsageError, match="another data"):
+        tiny().run(run, resume=str(run), rounds=7)
+
+
+def test_other_versions_are_told_of(tiny, run):
+    manifest, told = json.loads((run / "manifest.json").read_text()), []
+    manifest["runs"][0]["versions"] |= {"jax": "0.0.1"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    tiny().run(left_at(run, 4), resume=str(run), tell=told.append)
+    assert len(told) == 1 and "0.0.1" in told[0]
+    assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
+
+
+# --- what can happen while it is on
+
+
+def at(number, do):
+    return lambda record, state: do() if record["round"] == number else None
+
+
+def test_a_folder_in_use_is_refused(tiny, tmp_path):
+    def second():
+        with pytest.raises(UsageError, match="in use by process"):
+            tiny().run(tmp_path / "run", resume=str(tmp_path / "run"))
+
+    tiny().run(tmp_path / "run", callbacks=[at(2, second)])
+
+
+def test_a_folder_taken_away_is_one_line(tiny, tmp_path):
+    with pytest.raises(UsageError, match=r"\A[^\n]*was taken away[^\n]*\Z"):
+        tiny().run(tmp_path / "run", callbacks=[at(2, lambda: shutil.rmtree(tmp_path / "run"))], checkpoint_every=2)
+
+
+@pytest.mark.parametrize("size", [0, 300, 3000])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tiny, whole, tmp_path, size):
+    """Nothing can be written, or part of it, once round 3 is there."""
+    out = tmp_path / "run"
+    room = disk_of(size)
+    try:
+        with pytest.raises(UsageError, match=r"\Acannot write to the run folder [^\n]*--resume [^\n]*\Z"):
+            tiny().run(out, callbacks=[at(3, room.__enter__)], checkpoint_every=1)
+    finally:
+        room.__exit__(None, None, None)
+    assert [r["round"] for r in history.read(out)] == [1, 2, 3]
+    tiny().run(out, resume=str(out), tell=print)
+    assert_same(out, whole)
+
+
+# --- which run, and whether it may
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """runs/a and runs/b, b later; of two rounds so far."""
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate("ab"):
+        folder = Path("runs", name)
+        folder.mkdir(parents=True)
+        history.begin(folder, SMALL)
+        history.append(folder, [{"round": 1}, {"round": 2}], is_first=True)
+        os.utime(folder / "config.json", (i, i))
+
+
+def test_auto_is_the_last_run_begun_with_these_settings_or_a_new_one(begun):
+    auto = replace(SMALL, resume="auto")
+    assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
+    history.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
+    assert resume.resolve(auto).out == Path("runs/a")
+    assert resume.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
+    assert resume.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert resume.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
+    assert resume.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
+        resume.resolve(replace(auto, out=Path("runs/b")))
+
+
+@pytest.mark.parametrize("name", sorted(config.flatten(Config())))
+def test_any_setting_that_changes_a_number_is_refused_with_its_name(begun, name):
+    value = config.flatten(SMALL)[name]
+    other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
+    changed = config.apply(SMALL, {name: other}, "test")
+    changed = replace(changed, resume="runs/a", out=None)
+    if name in resume.FREE:
+        assert resume.resolve(changed).out == Path("runs/a")
+    else:
+        with pytest.raises(UsageError) as error:
+            resume.resolve(changed)
+        assert f"{name} {value} -> {other}" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 1}, "has done 2 rounds already"),
+        ({"out": Path("elsewhere")}, "leave out --out"),
+        ({"resume": "nowhere"}, "nowhere is no run folder"),
+        ({"resume": "runs/bad"}, "is damaged"),
+        ({"resume": "runs/list"}, "is damaged"),
+        ({"resume": "runs/later"}, "unknown setting 'newer'"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(begun, changes, said):
+    for name, text in {"bad": "{", "list": "[]", "later": '{"newer": 1}'}.items():
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.json").write_text(text)
+    with pytest.raises(UsageError) as error:
+        resume.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_rounds_are_fixed_where_every_rate_depends_on_them():
+    cosine = replace(SMALL, lr_schedule="cosine")
+    assert resume.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
+
+
+def test_the_command_line_takes_the_settings_of_the_run(begun):
+    made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
+    assert made.clients == 7 and made.rounds == 9
+    assert resume.differences(SMALL, made) == []
+    assert sim.parse(["--resume", "auto"]).resume == "auto"
+
+
+# --- as a user meets it
+
+
+SCRIPT = """
+import os, signal, sys
+import fedvg_jax
+from fedvg_jax import loop, sim
+def stop(record, state):
+    if record["round"] == {at}:
+        os.kill(os.getpid(), signal.{name})
+drive = loop.drive
+loop.drive = lambda *args, **options: drive(*args, callbacks=[stop], **options)
+sys.exit(sim.main(sys.argv[1:]))
+"""
+
+
+def test_a_process_killed_and_one_told_to_stop_leave_a_run_that_ends_like_any_other(tmp_path):
+    """kill -9 at round 4 of 8, SIGTERM at round 6, then the rest in this process; against one process, at one go."""
+    args = ["--clients", "5", "--alpha", "5", "--local-epochs", "1", "--rounds", "8", "--checkpoint-every", "2"]
+    args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
+    out = ["--resume", "auto", "--out", str(tmp_path / "run")]
+    codes, said = [], ""
+    for number, name in ((5, "SIGKILL"), (7, "SIGTERM")):
+        command = [sys.executable, "-c", SCRIPT.format(at=number, name=name), *args, *out]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": ""})
+        codes.append(done.returncode)
+        said += done.stdout
+        assert not done.stderr
+    assert codes == [-9, 143], said
+    assert "no run of these settings" in said and "going on with" in said and f"--resume {tmp_path / 'run'}" in said
+    assert sim.main([*args, *out]) == 0
+    assert sim.main([*args, "--out", str(tmp_path / "straight")]) == 0
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")
+    assert seal(tmp_path / "run", 8)["leaves"] == seal(tmp_path / "straight", 8)["leaves"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["parts"] == 3

@@ -89,12 +89,12 @@ class Contestant:
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            said = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
-            raise RuntimeError(said[-1])
-        return json.loads(line)
+        for line in self.process.stdout:
+            if line.startswith("{"):  # a library may print what it likes
+                return json.loads(line)
+        self.process.wait()
+        said = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
+        raise RuntimeError(said[-1])
 
     def close(self) -> None:
         """Ends the process."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ def run(box: world.Box) -> Results:
     def watch(records):
         seen.extend(records)
         if time.monotonic() > deadline:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C would stop it: after this chunk
 
     history = loop.drive(sim, on_records=watch)
     took, done, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
+import math
 import subprocess
 import sys
 import tempfile
@@ -32,16 +32,27 @@ LOOPS = ("lean", "loader", "vmap", "pfl")
 def main(argv: list[str] | None = None) -> int:
     """Exit code 1 if any contestant disagreed."""
     args = parse(argv)
+    deadline = time.monotonic() + 60 * args.minutes
     found = {"machine": machine.describe(["python", "-m", "benchmarks.rounds", *(argv or sys.argv[1:])])}
-    found |= {"sgemm GF/s": machine.sgemm(), "threads": args.threads, "cases": {}}
+    found |= {"sgemm GF/s": machine.sgemm(), "threads": args.threads, "cases": earlier(args.out)}
     for name in args.cases:
+        if time.monotonic() > deadline:
+            print(f"{name}: left out, no time", flush=True)
+            continue
         print(f"{name}: {cases.CASES[name].says}", flush=True)
-        found["cases"][name] = contend(name, args, found["sgemm GF/s"]["all cores"])
-        print(told(found["cases"][name]), flush=True)
+        others = machine.others_share()
+        case = contend(name, args, found["sgemm GF/s"]["all cores"])
+        found["cases"][name] = case | {"others_before": others, "others_after": machine.others_share()}
+        print(told(case), flush=True)
         found["machine"] = machine.finished(found["machine"])
         if args.out:
             machine.write(args.out, found)
     return 0 if all(agreed(case) for case in found["cases"].values()) else 1
+
+
+def earlier(file: Path | None) -> dict[str, Any]:
+    """The cases a results file holds already; those measured now replace them."""
+    return json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else {}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -52,6 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="of every contestant, in turns")
     parser.add_argument("--images", type=int, help="size of the pool, in place of each case's own")
     parser.add_argument("--rounds", type=int, help="rounds in one timing, in place of each case's own")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further case is started")
     parser.add_argument("--threads", type=int, default=len(machine.affinity()))
     parser.add_argument("--data-dir", type=Path, help="folder holding CIFAR-10; noise in its shape without")
     parser.add_argument("--torch-python", type=Path, default=Path(sys.executable))
@@ -70,14 +82,21 @@ def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
         known = (folder / "world.json").read_text(encoding="utf-8")
         agreement, models = {}, {}
         for who, contestant in list(running.items()):
-            contestant.ask("check")
+            try:
+                contestant.ask("check")
+            except RuntimeError as error:
+                if who == "ours":
+                    raise
+                skipped[who] = str(error)
+                del running[who]
+                continue
             with np.load(folder / f"{who}.npz") as file:
                 models[who] = dict(file)
             if who != "ours":
                 agreement[who] = contest.disagreement(models["ours"], models[who], before)
                 if not contest.agrees(agreement[who]):
                     skipped[who] = "disagrees, so it is not timed"
-                    stack.callback(running.pop(who).close)
+                    del running[who]
         times: dict[str, list[dict]] = {who: [] for who in running}
         for contestant in running.values():
             contestant.ask("time")  # not counted
@@ -147,8 +166,7 @@ def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, 
         "agreement": agreement,
         "skipped": skipped,
         "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "others": machine.others_share(),
-        "cores": os.cpu_count(),
+        "commit": machine.commit(),
     }
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks [--minutes 20] [...as benchmarks.rounds]
 
-Rounds beside PyTorch first, then how costs grow. A case that no longer fits keeps the numbers it had in the file. Run it
-on a quiet machine: the file says how busy it was.
+Rounds beside PyTorch first, then how costs grow. A case that no longer fits keeps the numbers it had in the file. Run
+it on a quiet machine: the file says how busy it was.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import json
 import sys
 import time
@@ -143,14 +142,14 @@ class Loader(Lean):
 
     def batches(self, rows: list[Tensor]):
         """A DataLoader of these minibatches."""
-        pixels, labels = self.pixels, self.world.y
+        pixels, labels, dtype = self.pixels, self.world.y, self.world.x.dtype
 
         class Images(torch.utils.data.Dataset):
             def __len__(self):
                 return len(labels)
 
             def __getitem__(self, row):
-                return pixels[row].float() / 255, labels[row]
+                return pixels[row].to(dtype) / 255, labels[row]
 
         return torch.utils.data.DataLoader(Images(), batch_sampler=[r.tolist() for r in rows])
 
@@ -223,15 +222,38 @@ def aggregate(clients: list[tuple[Tensors, Tensors]], scores: list[float], eps: 
     return weights, tuple(mean([client[i] for client in clients]) for i in range(2))
 
 
+def double(world: World) -> World:
+    """In float64."""
+
+    def doubled(tensors: Tensors) -> Tensors:
+        return {name: tensor.double() for name, tensor in tensors.items()}
+
+    return world._replace(x=world.x.double(), params=doubled(world.params), stats=doubled(world.stats))
+
+
 def check(peer: Lean) -> dict[str, np.ndarray]:
     """As `benchmarks.ours.Ours.check`."""
+    model = peer.world.known["model"]
+    reference = copy.copy(peer)
+    reference.world = double(peer.world)
+    clients = [params for params, _ in reference.steps()]
+    found = {n: np.stack([torch_nets.from_torch(model, n, c[n]) for c in clients]) for n in peer.world.params}
+    return {f"step/params/{name}": x for name, x in found.items()} | whole(peer)
+
+
+def whole(peer: Lean) -> dict[str, np.ndarray]:
+    """The first round's global model and weights."""
     world = peer.world
-    stepped = peer.steps()
-    back = functools.partial(torch_nets.from_torch, world.known["model"])
-    found = {f"step/params/{n}": np.stack([back(n, client[0][n]) for client in stepped]) for n in world.params}
     model, weights, _ = peer.round(0, (world.params, world.stats))
-    found |= {f"round/params/{name}": back(name, tensor) for name, tensor in model[0].items()}
-    return found | {"weights": np.array(weights)}
+    tensors = {f"round/params/{n}": torch_nets.from_torch(world.known["model"], n, t) for n, t in model[0].items()}
+    return tensors | {"weights": np.array(weights)}
+
+
+def exact(peer: Lean) -> dict[str, np.ndarray]:
+    """The first round in float64, which all are compared with."""
+    reference = copy.copy(peer)
+    reference.world = double(peer.world)
+    return whole(reference)
 
 
 def timing(peer: Lean) -> dict[str, float]:
@@ -258,7 +280,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     peer = PEERS[args.peer](read(args.folder))
     about = peer.about | {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    contest.serve(args.folder / f"{args.peer}.npz", lambda: check(peer), lambda: timing(peer), about)
+    files = {"check": lambda: check(peer), "exact": lambda: exact(peer)}
+    contest.serve(args.folder, args.peer, files, lambda: timing(peer), about)
     return 0
 
 

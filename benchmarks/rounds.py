@@ -80,23 +80,7 @@ def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
         with np.load(folder / "world.npz") as file:
             before = {key: file[key] for key in file.files if key.startswith("init/")}
         known = (folder / "world.json").read_text(encoding="utf-8")
-        agreement, models = {}, {}
-        for who, contestant in list(running.items()):
-            try:
-                contestant.ask("check")
-            except RuntimeError as error:
-                if who == "ours":
-                    raise
-                skipped[who] = str(error)
-                del running[who]
-                continue
-            with np.load(folder / f"{who}.npz") as file:
-                models[who] = dict(file)
-            if who != "ours":
-                agreement[who] = contest.disagreement(models["ours"], models[who], before)
-                if not contest.agrees(agreement[who]):
-                    skipped[who] = "disagrees, so it is not timed"
-                    del running[who]
+        agreement = agree(folder, running, skipped, before)
         times: dict[str, list[dict]] = {who: [] for who in running}
         for contestant in running.values():
             contestant.ask("time")  # not counted
@@ -106,6 +90,32 @@ def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
                 times[who].append(running[who].ask("time"))
         about = {who: contestant.about for who, contestant in running.items()}
     return result(name, known, about, times, agreement, skipped, peak)
+
+
+def agree(folder: Path, running: dict, skipped: dict, before: Mapping) -> dict[str, dict[str, float]]:
+    """How far everyone is from us; who fails or is too far off is moved from `running` to `skipped`."""
+    reference = next((who for who in running if who not in ("ours", "pfl")), None)
+    if reference is None:
+        return {}
+    exact, ours = (asked(folder, running, *of) for of in ((reference, "exact"), ("ours", "check")))
+    found = {}
+    for who in [who for who in running if who != "ours"]:
+        try:
+            found[who] = contest.disagreement(ours, asked(folder, running, who, "check"), exact, before)
+            if contest.agrees(found[who]):
+                continue
+            skipped[who] = "disagrees, so it is not timed"
+        except RuntimeError as error:
+            skipped[who] = str(error)
+        del running[who]
+    return found
+
+
+def asked(folder: Path, running: Mapping, who: str, what: str) -> dict[str, np.ndarray]:
+    """What a contestant leaves in a file."""
+    running[who].ask(what)
+    with np.load(folder / f"{who}.{what}.npz") as file:
+        return dict(file)
 
 
 def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.ExitStack):
@@ -139,8 +149,8 @@ def missing(who: str, case: str, python: Path) -> str | None:
     if who == "pfl" and case != "pfl_cnn":
         return "its simulator is compared on its own set-up only"
     for package in ("torch", "pfl") if who == "pfl" else ("torch",):
-        found = subprocess.run([python, "-c", f"import {package}"], capture_output=True, text=True, check=False)
-        if found.returncode:
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+        if subprocess.run([python, "-c", code], check=False).returncode:
             return f"{package} is not installed for {python.name}"
     return None
 

@@ -74,14 +74,15 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, case in file["cases"].items():
         ours, peak = case["seconds"]["ours"]["round"], case["fraction_of_peak"]
-        ratios = " | ".join(f"{case['ratio'][w]:.2f} x" if w in case["ratio"] else "-" for w in _PEERS)
-        share = f"{100 * peak:.0f} %" if peak else "-"
-        compiled = case["about"]["ours"]["compile_seconds"]
-        yield (
-            f"| {name}: {case['says']}{'' if quiet(case) else ' (busy)'} | {number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})"
-            f" | {share} | {ratios} | {compiled:.1f} | {verdict(name, case)} |"
-        )
-
+        cells = [
+            f"{name}: {case['says']}{'' if quiet(case) else ' (busy)'}",
+            f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
+            f"{100 * peak:.0f} %" if peak else "-",
+            *(f"{case['ratio'][w]:.2f} x" if w in case["ratio"] else "-" for w in _PEERS),
+            f"{case['about']['ours']['compile_seconds']:.1f}",
+            verdict(name, case),
+        ]
+        yield f"| {' | '.join(cells)} |"
     if not all(map(quiet, file["cases"].values())):
         yield ""
         yield "busy: other work was running on the machine, so that these times are too long and their ratios rough."

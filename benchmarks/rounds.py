@@ -42,7 +42,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {cases.CASES[name].says}", flush=True)
         others = machine.others_share()
         case = contend(name, args, found["sgemm GF/s"]["all cores"])
-        found["cases"][name] = case | {"others_before": others, "others_after": machine.others_share()}
+        found["cases"][name] = case | {
+            "others_before": others,
+            "others_after": machine.others_share(),
+            "command": found["machine"]["command"],
+        }
         print(told(case), flush=True)
         found["machine"] = machine.finished(found["machine"])
         if args.out:
@@ -177,6 +181,7 @@ def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, 
         "skipped": skipped,
         "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": machine.commit(),
+        "load": machine.load(),
     }
 
 

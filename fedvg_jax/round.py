@@ -19,6 +19,7 @@ from fedvg_jax.types import (
     Data,
     Executor,
     Hyper,
+    Loop,
     Metrics,
     Probe,
     Report,
@@ -68,13 +69,15 @@ def make_round(
             only.
     """
 
+    loop = executor.loop or local.counted
+
     def acted_on(memory: Tree) -> Tree:
         return memory if stats_too else tree.params_of(memory)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         # clients: probe, train, and who is there
         cohort = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-        probes = executor.map(lambda k: algorithm.probe(hyper, _probe(task, state, schedule, data, k)), cohort)
+        probes = executor.map(lambda k: algorithm.probe(hyper, _probe(task, state, schedule, data, k, loop)), cohort)
         client = local.make_client(task, algorithm, optimiser, state, schedule, data, hyper)
         trained: local.Carry = executor.train(client, schedule)
         attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
@@ -93,7 +96,7 @@ def make_round(
         # what clients remember and tell
         def report(k: jax.Array, returned: Tree) -> tuple[Tree, Tree]:
             known = local.anchor(state, schedule, k)._replace(params=acted_on(state.variables))
-            moved = local.displacement(optimiser, hyper, state.round, schedule.num_steps[k])
+            moved = local.displacement(optimiser, hyper, state.round, schedule.num_steps[k], loop)
             return algorithm.report(hyper, returned, known, moved)
 
         memories, messages = jax.vmap(report)(cohort, acted_on(clients))
@@ -117,14 +120,14 @@ def make_round(
     return round_step
 
 
-def _probe(task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array) -> Probe:
+def _probe(task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array, loop: Loop) -> Probe:
     """Client k's probe batches, which stand behind its training batches."""
     begin = schedule.start[k] + schedule.num_steps[k]
 
     def batch(i):
         return tree.gather(data.pool, schedule.rows[begin + i])
 
-    return Probe(task, state.variables, batch, schedule.probe_steps[k], k)
+    return Probe(task, state.variables, batch, schedule.probe_steps[k], k, loop)
 
 
 def _screened(

@@ -190,11 +190,15 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
-        passes: [P, ...] row numbers, -1 for none; passes without any come last and cost nothing.
+        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
     """
-    used = (passes >= 0).any(range(1, passes.ndim)).sum()
+    kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
+
+    def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
+        return lax.cond((rows >= 0).any(), lambda: tree.add(total, kept(rows)), lambda: total), None
+
     empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
-    total = lax.fori_loop(0, used, lambda i, total: tree.add(total, measure(passes[i])), empty)
+    total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 

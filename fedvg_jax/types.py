@@ -151,6 +151,10 @@ class Cohort(NamedTuple):
     """N"""
 
 
+Loop = Callable[["Array", Callable[["Array", Tree], Tree], Tree], Tree]
+"""(count [], body: (i, carry) -> carry, carry) -> carry after `count` times; the count is data"""
+
+
 class Probe(NamedTuple):
     """What a probe works with: the global model on one client's own minibatches."""
 
@@ -161,6 +165,8 @@ class Probe(NamedTuple):
     num_batches: Array
     position: Array
     """of the client, in the cohort"""
+    loop: Loop
+    """for going through the batches"""
 
 
 class Algorithm(NamedTuple):
@@ -254,6 +260,8 @@ class Executor(NamedTuple):
     """final carries stacked [K, ...] in cohort order"""
     map: Callable[[Callable, Tree], Tree]
     """equal jobs: function of one client over pytrees stacked [K, ...]"""
+    loop: Loop | None = None
+    """how steps are counted elsewhere in a round; by default `local.counted`"""
 
 
 class SimState(NamedTuple):

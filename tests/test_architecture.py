@@ -12,7 +12,7 @@ FLOORS = [  # a folder is one room
     {"types"},
     {"tree", "norms", "groups", "config"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
-    | {"robust", "attacks", "tuning", "controls"}
+    | {"robust", "attacks", "tuning", "controls", "differentiable"}
     | {"data", "models", "history"},
     {"build", "presets", "plots"},
     {"loop", "display"},

@@ -9,12 +9,15 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import executors, groups, norms, round, signals, weighting
+from fedvg_jax import differentiable, executors, groups, norms, round, signals, weighting
 from fedvg_jax.types import Client
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
-EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {"vmapped": executors.vmapped()}
+EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {
+    "vmapped": executors.vmapped(),
+    "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3),
+}
 ROUNDS = 3
 
 

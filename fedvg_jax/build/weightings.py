@@ -33,7 +33,7 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weightin
         "val_loss": lambda: controls.val_loss(task),
         "val_accuracy": lambda: controls.val_accuracy(task),
         "fltrust": lambda: controls.fltrust(task),
-        "fitted": lambda: controls.fitted(task, config.fedvg.fit_steps, config.fedvg.fit_rate),
+        "fitted": lambda: controls.fitted(task, config.fedvg.fit_steps),
     }
     return _made(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 

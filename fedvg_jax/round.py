@@ -67,6 +67,22 @@ def make_round(
         refine: what the server does to the new model at the end of the round.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
+
+    Two clients with a row each, 1 and 3, whose losses (w - row)^2 / 2 a step of rate 1 brings to 0:
+
+    >>> from fedvg_jax import executors
+    >>> from fedvg_jax.algorithms.fedavg import fedavg
+    >>> def loss(params, stats, batch, mask, train):
+    ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
+    >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
+    >>> step = make_round(task, fedavg(), weighting.uniform(), executors.lanes(1), local.sgd, num_clients=2)
+    >>> rows = jnp.arange(2).reshape(2, 1)
+    >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
+    >>> data, hyper = Data(jnp.array([1.0, 3.0]), *[jnp.array([[0]])] * 3), {"lr": jnp.float32(1)}
+    >>> state = init(task, fedavg(), 2, jax.random.key(0), hyper)
+    >>> state, metrics = jax.jit(step)(state, schedules.make(0, rows, **settings), data, hyper)
+    >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
+    ([2.0], [0.5, 0.5])
     """
 
     loop = executor.loop or local.counted

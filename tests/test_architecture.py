@@ -10,9 +10,9 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config"},
+    {"tree", "norms", "groups", "checks", "config"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
-    | {"robust", "attacks", "tuning", "controls", "differentiable"}
+    | {"robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history"},
     {"build", "presets", "plots"},
     {"loop", "display"},
@@ -20,7 +20,9 @@ FLOORS = [  # a folder is one room
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
-    ("groups", "tree"),
+    *((room, "tree") for room in ("groups", "checks")),
+    *(("family", room) for room in ("signals", "weighting")),
+    ("fisher", "signals"),
     ("weighting", "signals"),
     ("robust", "weighting"),
     *(("controls", room) for room in ("signals", "weighting")),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvg_jax import contracts, evaluate, executors, round, schedule
 from fedvg_jax import data as datasets
-from fedvg_jax import evaluate, executors, round, schedule
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
@@ -23,7 +23,7 @@ from fedvg_jax.build.pieces import (
     make_optimiser,
     make_task,
 )
-from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
+from fedvg_jax.build.weightings import layer_names, make_fedvg, make_multipliers, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
@@ -37,6 +37,7 @@ from fedvg_jax.types import (
     Schedule,
     SimState,
     Task,
+    Variables,
     Weighting,
 )
 
@@ -63,6 +64,8 @@ class Simulation(NamedTuple):
     """jitted; the state is donated"""
     evaluate: Callable
     """jitted"""
+    metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
+    """a user's own, by name"""
 
 
 def simulation(
@@ -83,11 +86,16 @@ def simulation(
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
     arrays = data or datasets.load(config.dataset, config.data_dir, config.cache_dir / "data")
     parts = partition or make_partition(config, arrays, progress)
+    tables = make_data(config, arrays, parts)
+    if task:
+        contracts.check_task(task, tables.pool)
     task = task or make_task(config, arrays)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    hyper = make_hyper(config) | make_multipliers(config, task)
+    if weighting:
+        contracts.check_weighting(weighting, task, tables, hyper)
     weighting = weighting or make_weighting(config, task, algorithm)
     executor = make_executor(config)
-    hyper = make_hyper(config)
     stats_too = config.server_stats == "official"
     state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too)
     optimiser = make_optimiser(config)
@@ -99,7 +107,7 @@ def simulation(
         parts,
         task,
         state,
-        make_data(config, arrays, parts),
+        tables,
         hyper,
         make_schedule(config, arrays, parts, executor),
         jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedvg_jax import tree
 from fedvg_jax.types import Client, Data, Executor, Hyper, Metrics, RoundStep, Schedule, SimState, Tree, UsageError
 
 Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
@@ -36,7 +37,8 @@ def unrolled(
         num_steps: most minibatches of a client in a round, of training or of a probe; see `most_steps`.
         epochs: stretches the loop is cut into. With `remat`, one stretch's residuals are held at a time, and the
             clients' models at the beginning of each.
-        horizon: a client's last steps that gradients pass through; by default all. Its earlier ones are as constant.
+        horizon: a client's last steps that gradients pass through; by default all. What came before is as constant,
+            for a client that took more also the model it began with.
         remat: whether residuals are computed again when they are needed (`jax.checkpoint`), or kept.
         num_lanes: clients side by side.
 
@@ -59,11 +61,13 @@ def unrolled(
             def step(i: Array, carry: Tree) -> Tree:
                 return client.step(carry, k, schedule.start[k] + i)
 
-            idle, times, carry = num_steps - schedule.num_steps[k], np.arange(num_steps), client.init(k)
+            count, times, carry = schedule.num_steps[k], np.arange(num_steps), client.init(k)
+            idle = num_steps - count
             if passed < num_steps:
-                carry = lax.stop_gradient(_masked(idle, step, carry, times[:-passed], 1, False))
+                early = lax.stop_gradient(_masked(idle, step, carry, times[:-passed], 1, False))
+                carry = tree.where(count > passed, early, carry)
             carry = _masked(idle, step, carry, times[-passed:], epochs, remat)
-            return _fits(schedule.num_steps[k], num_steps, carry)
+            return _fits(count, num_steps, carry)
 
         return each(local_training, jnp.arange(len(schedule.clients), dtype=jnp.int32))
 

@@ -189,14 +189,13 @@ def of_quadratics(horizon=None, executor=None, num_rounds=2):
     return f, plans
 
 
-def contraction(lr, power=None):
-    """[3] what a round multiplies the model by: the mean over its clients of (1 - lr a)^steps, or of fewer steps."""
+def contraction(lr):
+    """schedule -> [3] what a round multiplies the model by: the mean over its clients of (1 - lr a)^steps."""
     a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
     own = np.stack([a[rows[0]] for rows in QUADRATIC.train])
 
     def of(plan):
-        steps = plan.num_steps if power is None else np.minimum(plan.num_steps, power)
-        return np.mean((1 - lr * own[plan.clients]) ** steps[:, None], 0)
+        return np.mean((1 - lr * own[plan.clients]) ** plan.num_steps[:, None], 0)
 
     return of
 
@@ -213,8 +212,8 @@ def test_a_horizon_cuts_what_came_before(x64, horizon, through):
 
 
 def test_a_client_s_horizon_keeps_its_last_steps(x64):
-    """With a horizon of one step, a round's slope is the mean of 1 - lr a where it is fed through that step alone: to
-    the initial model there is none, for a client with more steps; lr has that of the last step."""
+    """With a horizon of one step, the initial model has a slope through the clients with a single step, 1 - lr a each,
+    and through no other; the values are as ever."""
     plans = [QUADRATIC.schedule(0)]
     most = differentiable.most_steps(plans)
     f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)
@@ -302,13 +301,13 @@ def test_slopes_from_validation_gradients_to_the_model_are_those_of_finite_diffe
 
     @functools.partial(jax.jit, compiler_options=worlds.HASTE)
     def both(at, direction, cotangent):
-        pushed = jax.jvp(f, at, direction)[1]
-        return pushed, jax.vjp(f, *at)[1](cotangent)
+        value, pushed = jax.jvp(f, at, direction)
+        return value, pushed, jax.vjp(f, *at)[1](cotangent)
 
     cotangent = jnp.asarray(np.random.default_rng(5).normal(size=len(PAIRS)))
-    pushed, pulled = both(at, d, cotangent)
-    fast = jax.jit(f, compiler_options=worlds.HASTE)
-    there, back = (fast(*jax.tree.map(lambda x, d, s=s: x + s * step * d, at, d)) for s in (1, -1))
+    _, pushed, pulled = both(at, d, cotangent)
+    moved = (jax.tree.map(lambda x, d, s=s: x + s * step * d, at, d) for s in (1, -1))
+    there, back = (both(at, d, cotangent)[0] for at in moved)
     np.testing.assert_allclose(pushed, (there - back) / (2 * step), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(along(pulled, d), cotangent @ pushed, rtol=1e-9)
 

@@ -166,7 +166,7 @@ def _told(sim, most: int):
 COLOURS = {"uniform": "0.55", "FedAvg": "#b07d2b", "FedVG": "#2b6cb0", "learned": "#c2334d"}
 
 
-def picture(values, found, learned, fresh: int, path: Path):
+def picture(values, found, learned, num_train: int, path: Path):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -174,14 +174,17 @@ def picture(values, found, learned, fresh: int, path: Path):
 
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1.25, 1))
-    left.plot(range(1, len(values) + 1), values, color=COLOURS["learned"], lw=1.2)
-    left.set(xlabel="update of the rule", ylabel="D_val loss after the unrolled rounds", title="learning the rule")
+    passes = np.reshape(values, (-1, num_train))  # one update per training seed and pass
+    left.plot(np.arange(1, len(passes) + 1), passes, color="0.8", lw=0.9)
+    left.plot(np.arange(1, len(passes) + 1), passes.mean(1), color=COLOURS["learned"], lw=1.8)
+    left.set(xlabel="pass over the training seeds", ylabel="D_val loss after the unrolled rounds")
+    left.set_title(f"learning on {num_train} seeds (red: mean)")
     rounds = np.arange(1, next(iter(found.values())).shape[1] + 1)
     for name, losses in found.items():
         mean, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
         middle.plot(rounds, mean, color=COLOURS[name], label=f"{name}  {mean[-1]:.2f} ± {error[-1]:.2f}", lw=1.8)
         middle.fill_between(rounds, mean - error, mean + error, color=COLOURS[name], alpha=0.18, lw=0)
-    middle.set(xlabel="round", ylabel="test loss", title=f"{fresh} fresh seeds: mean ± standard error")
+    middle.set(xlabel="round", ylabel="test loss", title=f"{len(losses)} fresh seeds: mean ± standard error")
     middle.legend(frameon=False, title="after the last round", alignment="left")
     hyper = as_hyper(learned)
     shown = {name: float(hyper[name]) for name in ("exponent", "temperature", "mix", "eps")}
@@ -190,8 +193,8 @@ def picture(values, found, learned, fresh: int, path: Path):
     right.barh(list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55)
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
-    right.set(xlabel="log2 of the factor; 0 is FedVG", title="what was learned")
-    right.text(0.02, -0.32, f"mix of n_k/N: {shown['mix']:.3f}   eps: {shown['eps']:.2g}", transform=right.transAxes)
+    told = f"and the part of n_k/N: {shown['mix']:.2f} (FedVG 0, FedAvg 1)"
+    right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{told}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("A weighting rule learned through federated rounds (digits, alpha 0.05, softmax regression)")
@@ -214,7 +217,7 @@ def main(fast: bool = False, path: Path = Path("learned_weighting.png")):
     training, fresh = ([plan._replace(rows=plan.rows[:, :length]) for plan in part] for part in drafts)
     learned, values = learn(sim, unrolled_run(sim, num_rounds, most), training, num_updates)
     found = curves(sims, learned, fresh, most)
-    picture(values, found, learned, num_fresh, path)
+    picture(values, found, learned, num_train, path)
     return learned, values, found
 
 

@@ -103,7 +103,7 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     image = left.imshow(sensitivity[order], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     left.set_xticks(range(len(paths)), paths, rotation=30, ha="right", fontsize=8)
     left.set_yticks(range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order], fontsize=8)
-    left.set_title("d loss(aggregate) / d log G, K x G", fontsize=10)
+    left.set_title("layerwise: d D_val loss(aggregate) / d log G, K x G", fontsize=10)
     upper.colorbar(image, ax=left, shrink=0.8)
     classes = np.asarray(val["y"][0])
     sort = np.argsort(classes, kind="stable")
@@ -116,7 +116,7 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     for edge in edges[1:-1]:
         right.axvline(edge - 0.5, color="0.5", lw=0.5)
     right.set(yticks=[], xlabel="validation example, by its digit")
-    right.set_title("change of a client's weight if the example counted twice, K x V", fontsize=10)
+    right.set_title("modelwise: first-order change of a weight s if the example counted twice, K x V", fontsize=10)
     upper.colorbar(image, ax=right, shrink=0.8)
     strength = np.abs(influence).sum(0)
     strips = lower.subplots(2, 10)

@@ -155,6 +155,11 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
 
     Raises:
         UsageError: without any.
+
+    >>> from fedvg_jax import schedule
+    >>> one = schedule.pack(np.arange(1), [np.zeros((2, 4), np.int32)], [8], num_lanes=1, capacity=9)
+    >>> stack([one, one, one]).rows.shape  # rounds, minibatches, rows
+    (3, 2, 4)
     """
     if not schedules:
         raise UsageError("no round to stack; give at least one schedule")
@@ -163,7 +168,13 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def most_steps(schedules: Sequence[Schedule]) -> int:
-    """Most minibatches of a client in any of the rounds, of training or of a probe: what `unrolled` needs to know."""
+    """Most minibatches of a client in any of the rounds, of training or of a probe: what `unrolled` needs to know.
+
+    >>> from fedvg_jax import schedule
+    >>> batches = [np.zeros((2, 4), np.int32), np.zeros((5, 4), np.int32)]
+    >>> most_steps([schedule.pack(np.arange(2), batches, [8, 20], num_lanes=1, capacity=9)])
+    5
+    """
     return max(1, *(int(max(s.num_steps.max(), s.probe_steps.max())) for s in schedules))
 
 

@@ -90,6 +90,13 @@ def generalised(
     """`generalised_weights` as a rule; reads `exponent`, `temperature`, `eps`, `mix`, and `multipliers` if it is there.
 
     Args: as `weighting.fedvg`; `hyper["multipliers"]` is a pytree like the parameters, of scalars.
+
+    >>> rule = generalised(lambda hyper, report, data: hyper["norms"], groups.modelwise, str)
+    >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
+    >>> model = Variables({"w": jnp.zeros(1)}, {})
+    >>> returns = Returns(model, tree.repeat(model, 2), jnp.arange(2), None)
+    >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
+    [0.75, 0.25]
     """
     published = weighting.fedvg(signal, grouping, block_of, layers, join, floor)
 

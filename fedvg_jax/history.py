@@ -142,8 +142,8 @@ def default_folder(config: Config) -> Path:
 
 
 def refuse_taken(folder: Path) -> None:
-    """UsageError if the folder already holds anything: nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(path.name != files.LOCK for path in folder.iterdir())):
+    """UsageError if the folder already holds anything but a lock or a draft: nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
         raise UsageError(
             f"run folder {folder} is taken, and nothing is overwritten; name another with --out, or go on with --resume"
         )

@@ -156,7 +156,7 @@ def opened(
             stack.enter_context(files.held(config.out))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
         if config.resume:
-            start = _continued(config, state, sources(), tell)
+            start = _continued(config, state, layers, sources(), tell)
             yield Recorder(config, start, pool)
         else:
             history.refuse_taken(config.out)
@@ -191,7 +191,7 @@ def told(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _continued(config: Config, state: SimState, sources: dict[str, str], tell: Tell) -> Start:
+def _continued(config: Config, state: SimState, layers: Sequence[str], sources: dict[str, str], tell: Tell) -> Start:
     """From the newest checkpoint that can be trusted; the history ends there, too."""
     folder = config.out
     before = _manifest(folder)
@@ -226,7 +226,7 @@ def _continued(config: Config, state: SimState, sources: dict[str, str], tell: T
     if len(start.records) < config.rounds:
         with told(folder):
             _cut(folder, start.history[0])
-            history.begin(folder, config)
+            history.begin(folder, config, layers)
             _write_manifest(folder, lambda: sources, len(start.records), tell)
     return start
 

@@ -61,6 +61,7 @@ def check(config: Config) -> Config:
         _one_of(name, flatten(config)[name], allowed)
     for name, value in flatten(config).items():
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
+        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
     check_weighting(config)
     epochs_range(config)
     for name, (holds, allowed) in _RANGES.items():

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 
 from fedvg_jax import tree
 from fedvg_jax.types import Client, Data, Executor, Hyper, Metrics, RoundStep, Schedule, SimState, Tree, UsageError
@@ -74,7 +75,7 @@ def unrolled(
     def each(f: Callable, xs: Tree) -> Tree:
         return lax.map(f, xs, batch_size=num_lanes if num_lanes > 1 else None)
 
-    return Executor(num_lanes, train, each, loop)
+    return Executor(num_lanes, train, each, loop=loop)
 
 
 def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: bool = True) -> Rounds:
@@ -141,7 +142,7 @@ def hypergradient(
 
     if mode == "reverse":
         return jax.value_and_grad(of)(chosen)
-    flat, restore = jax.flatten_util.ravel_pytree(chosen)
+    flat, restore = ravel_pytree(chosen)
 
     def along(direction: Array) -> tuple[Array, Array]:
         return jax.jvp(lambda x: of(restore(x)), (flat,), (direction,))

@@ -55,7 +55,7 @@ def by_variant(sim, planned, most: int) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8])
     args = parser.parse_args()
     import jax
 

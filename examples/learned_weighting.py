@@ -193,7 +193,7 @@ def picture(values, found, learned, num_train: int, path: Path):
     right.barh(list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55)
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
-    told = f"and the part of n_k/N: {shown['mix']:.2f} (FedVG 0, FedAvg 1)"
+    told = f"part of n_k/N: {shown['mix']:.2f} (FedAvg: 1)"
     right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{told}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 
 from fedvg_jax import tree
 from fedvg_jax.types import Data, Executor, Hyper, MakeClient, Metrics, RoundStep, Schedule, SimState, Tree, UsageError
@@ -144,7 +145,7 @@ def hypergradient(
 
     if mode == "reverse":
         return jax.value_and_grad(of)(chosen)
-    flat, restore = jax.flatten_util.ravel_pytree(chosen)
+    flat, restore = ravel_pytree(chosen)
 
     def along(direction: Array) -> tuple[Array, Array]:
         return jax.jvp(lambda x: of(restore(x)), (flat,), (direction,))

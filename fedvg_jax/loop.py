@@ -69,9 +69,10 @@ def run(
         UsageError: for settings or files that cannot work, before anything is computed; for a model or a weighting that
             breaks its contract, with the leaf and the expected shape.
 
-    >>> history = run(Config(rounds=2, weighting="uniform", alpha=9.0), metrics={"seven": lambda model, data: 7})
-    >>> len(history.records), history.records[-1]["seven"]
-    (2, 7.0)
+    >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.types.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     config = resume.resolve(Config() if config is None else config)
     for name in metrics or {}:

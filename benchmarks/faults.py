@@ -147,9 +147,9 @@ def arrays(number: int) -> dict[str, np.ndarray]:
     return {"bias": rng.normal(size=3), "kernel": big, "round": np.array(number, np.int32)}
 
 
-def forked(work: Callable[[], int], seconds: float = float("inf")) -> int:
-    """The exit code of `work` in a process of its own, killed after so many seconds; or minus the signal it died of."""
-    return waited(start(work), seconds)
+def forked(work: Callable[[], int]) -> int:
+    """The exit code of `work` in a process of its own, or minus the signal it died of."""
+    return waited(start(work))
 
 
 def start(work: Callable[[], int]) -> int:
@@ -167,13 +167,16 @@ def start(work: Callable[[], int]) -> int:
     return child
 
 
-def waited(child: int, seconds: float = float("inf")) -> int:
-    begun = time.monotonic()
-    while time.monotonic() - begun < seconds:
+def waited(child: int, seconds: float = float("inf"), begins: Callable[[], bool] = lambda: True) -> int:
+    """The exit code of a process, killed so many seconds after something begins."""
+    begun = None
+    while begun is None or time.monotonic() - begun < seconds:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
+        if begun is None and begins():
+            begun = time.monotonic()
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -182,18 +185,20 @@ def waited(child: int, seconds: float = float("inf")) -> int:
 
 
 def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: int = 4) -> Counts:
-    """Chains of processes in one folder, each killed at a random instant of its life, until one ends."""
+    """Chains of processes in one folder, each killed at a random instant, until one ends: one in five at any instant
+    of its life, the others while rounds are on."""
     cache, alone, warm = (folder / name for name in ("cache", "alone", "warm"))
     assert simulated(alone, cache, rounds) == 0, "the run that is left alone does not end"
     begun = time.monotonic()
     assert simulated(warm, cache, rounds) == 0
     life, known = time.monotonic() - begun, outcome(alone, rounds)
+    working = json.loads((warm / "summary.json").read_text())["run_seconds"]
     counts = Counts(survived=int(outcome(warm, rounds) == known))  # the same bits in any process
     counts["lost"] = 1 - counts["survived"]
 
     def chains(own: Path, rng: random.Random) -> int:
         own.mkdir()
-        found = chain(own, cache, rounds, rng, count // workers, life, known)
+        found = chain(own, cache, rounds, rng, -(-count // workers), (life, working), known)
         (own / "found.json").write_text(json.dumps(found))
         return 0
 
@@ -206,30 +211,50 @@ def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: in
     return counts
 
 
-def chain(folder: Path, cache: Path, rounds: int, rng: random.Random, count: int, life: float, known: tuple) -> Counts:
-    """As many chains as it takes to kill `count` processes."""
-    counts = Counts()
+def chain(
+    folder: Path, cache: Path, rounds: int, rng: random.Random, count: int, seconds: tuple[float, float], known: tuple
+) -> Counts:
+    """As many chains as it takes to kill `count` processes; every kill counts as survived where its chain ends well.
+
+    Args:
+        seconds: of a process's life, and of the rounds in it.
+    """
+    counts, (life, working) = Counts(), seconds
     for number in itertools.count():
-        out = folder / f"chain-{number}"
-        while (code := simulated(out, cache, rounds, rng.uniform(0.1, 1.5) * life)) == -signal.SIGKILL:
-            counts["killed"] += 1
-            counts[f"killed after {where(out)}"] += 1
-        counts["survived" if code == 0 and outcome(out, rounds) == known else "lost"] += 1
+        out, killed, code = folder / f"chain-{number}", 0, -signal.SIGKILL
+        while code == -signal.SIGKILL and counts["killed"] < count:
+            sizes, anytime = size(out), rng.random() < 0.2
+            delay = rng.uniform(0.1, 1) * life if anytime else rng.uniform(0, 0.5) * working
+            begins = (lambda: True) if anytime else lambda out=out, sizes=sizes: size(out) not in (0, sizes)
+            code = simulated(out, cache, rounds, delay, begins)
+            if code == -signal.SIGKILL:
+                killed += 1
+                counts.update(["killed", where(out, anytime)])
+        if code == -signal.SIGKILL:  # enough of them: this one may end
+            code = simulated(out, cache, rounds)
+        right = code == 0 and outcome(out, rounds) == known
+        counts.update({"survived" if right else "lost": max(killed, 1)})
         if counts["killed"] >= count:
             return counts
 
 
-def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf")) -> int:
+def size(out: Path) -> int:
+    """Bytes of the history so far."""
+    return (out / "history.jsonl").stat().st_size if (out / "history.jsonl").exists() else 0
+
+
+def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf"), begins=lambda: True) -> int:
     """The exit code of the command line in a process of its own, killed after so many seconds."""
     from fedvg_jax import sim
 
     args = [*RUN.split(), "--rounds", str(rounds), "--cache-dir", str(cache), "--out", str(out)]
-    return forked(lambda: sim.main(args), seconds)
+    return waited(start(lambda: sim.main(args)), seconds, begins)
 
 
-def where(out: Path) -> str:
-    done = checkpoint.newest(out)
-    return f"a checkpoint of rounds {done // 20 * 20 + 1} to {done // 20 * 20 + 20}" if done else "no checkpoint"
+def where(out: Path, anytime: bool) -> str:
+    if anytime:
+        return "killed at any instant"
+    return "killed in its rounds, a checkpoint there" if checkpoint.newest(out) else "killed in its rounds, none yet"
 
 
 def outcome(out: Path, rounds: int) -> tuple:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax import signals, tree
+from fedvg_jax import norms, signals, tree
 from fedvg_jax.types import Data, Hyper, Report, Returns, Task, Tree, Variables, Weighting
-from fedvg_jax.weighting import aggregate, by_scalar, everywhere, inverse, no_detail, shares
+from fedvg_jax.weighting import aggregate, by_scalar, everywhere, no_detail, reciprocal, shares
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -42,7 +42,7 @@ def val_loss(task: Task) -> Weighting:
     """In proportion to 1 / (loss on D_val + eps); `eps` is read from `hyper["eps"]`. Its score is the loss."""
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
-        return everywhere(shares(inverse(loss + hyper["eps"]), returns.present), returns)
+        return everywhere(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
 
     return Weighting(signals.validation_loss(task), weigh, score=lambda loss: loss, detail=no_detail)
 
@@ -85,15 +85,18 @@ def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> 
     """`variables` after one step of plain SGD at `lr` on each minibatch of D_val, BatchNorm in train mode."""
     gradient = jax.grad(task.loss, has_aux=True)
 
-    def step(i: Array, now: Variables) -> Variables:
-        batch, mask = tree.gather(data.pool, data.scoring[i])
+    def step(now: Variables, rows: Array) -> Variables:
+        batch, mask = tree.gather(data.pool, rows)
         grads, stats = gradient(now.params, now.stats, batch, mask, True)
         return Variables(tree.sub(now.params, tree.scale(hyper["lr"], grads)), stats)
 
-    return lax.fori_loop(0, (data.scoring >= 0).any(1).sum(), step, variables)
+    def step_if_any(now: Variables, rows: Array) -> tuple[Variables, None]:
+        return lax.cond((rows >= 0).any(), step, lambda now, rows: now, now, rows), None
+
+    return lax.scan(step_if_any, variables, data.scoring)[0]
 
 
-def fitted(task: Task, num_steps: int, rate: float) -> Weighting:
+def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
     """Weights fitted to D_val, by exponentiated gradient steps on the simplex from the uniform ones:
 
         s_k <- s_k exp(-rate dL/ds_k) / sum_j s_j exp(-rate dL/ds_j),    L(s) = loss of sum_k s_k theta_k on all D_val
@@ -102,7 +105,8 @@ def fitted(task: Task, num_steps: int, rate: float) -> Weighting:
     D_val, where FedVG costs one of every client's. Its score is 1 for everybody.
 
     Args:
-        rate: per unit of loss; a small one lowers the loss at every step, a large one need not.
+        rate: per unit of loss; a small one lowers the loss at every step, a large one need not. By default it is read
+            from `hyper["fit_rate"]`.
 
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
@@ -121,7 +125,7 @@ def fitted(task: Task, num_steps: int, rate: float) -> Weighting:
         def step(_, logs: Array) -> Array:
             model, slope_of = jax.vjp(averaged, weights(logs))
             gradient = signals.mean_over(lambda rows: jax.grad(summed)(model, returns, rows), returns.data.val)
-            return logs - rate * slope_of(gradient)[0]
+            return logs - (hyper["fit_rate"] if rate is None else rate) * slope_of(gradient)[0]
 
         return everywhere(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 
@@ -129,4 +133,4 @@ def fitted(task: Task, num_steps: int, rate: float) -> Weighting:
 
 
 def _length(hyper: Hyper, report: Report, data: Data) -> Array:
-    return optax.tree.norm(report.delta)
+    return norms.l2(jnp.stack([norms.l2(x) for x in jax.tree.leaves(report.delta)]))

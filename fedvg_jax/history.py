@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,17 +39,50 @@ class History(NamedTuple):
     """The final global model."""
     folder: Path | None
 
+    def to_pandas(self, per: Literal["round", "client"] = "round"):
+        """The records as a `pandas.DataFrame`.
 
-def record(number: int, schedule, metrics, seconds: float) -> Record:
+        Args:
+            per: "round": a row per round, indexed by it, with a column per number (evaluations are NaN between); or
+                "client": a row per client of every round's cohort, with `weight`, `score` and `num_samples`.
+
+        Raises:
+            UsageError: without pandas, or for another `per`.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("History.to_pandas needs pandas; pip install 'fedvg_jax[pandas]'") from None
+        if per not in _TABLES:
+            raise UsageError(f"per must be round or client; got {per}")
+        return pandas.DataFrame.from_records(_TABLES[per](self.records)).set_index("round")
+
+
+def by_round(records: Sequence[Record]) -> list[Record]:
+    """The numbers of every round."""
+    return [{name: value for name, value in r.items() if not isinstance(value, list)} for r in records]
+
+
+def by_client(records: Sequence[Record]) -> list[Record]:
+    """The numbers of every client in every round."""
+    names = {"clients": "client", "weights": "weight", "scores": "score", "num_samples": "num_samples"}
+    columns = ([(r["round"], *row) for row in zip(*(r[name] for name in names), strict=True)] for r in records)
+    return [dict(zip(("round", *names.values()), row, strict=True)) for rows in columns for row in rows]
+
+
+_TABLES = {"round": by_round, "client": by_client}
+
+
+def record(index: int, schedule, metrics, seconds: float) -> Record:
     """One round's record from its schedule and its metrics, all [K] on the host."""
     return {
-        "round": number,
+        "round": index,
         "clients": schedule.clients.tolist(),
         "weights": _numbers(metrics.weights),
         "scores": _numbers(metrics.scores),
         "num_samples": schedule.num_samples.tolist(),
-        "train_loss": _number(np.mean(metrics.train_loss[metrics.finite])) if metrics.finite.any() else None,
-        "seconds": _number(seconds),
+        "train_loss": number(np.mean(metrics.train_loss[metrics.finite])) if metrics.finite.any() else None,
+        "seconds": number(seconds),
         **_lists(metrics.detail),
         **_exceptions(schedule, metrics),
     }
@@ -66,7 +99,7 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     for name, value in metrics.items():
         if np.ndim(value):
             raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")
-    return {f"{part}_{name}": _number(value) for name, value in metrics.items()}
+    return {f"{part}_{name}": number(value) for name, value in metrics.items()}
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
@@ -109,8 +142,8 @@ def default_folder(config: Config) -> Path:
 
 
 def refuse_taken(folder: Path) -> None:
-    """UsageError if the folder already holds anything: nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(path.name != files.LOCK for path in folder.iterdir())):
+    """UsageError if the folder already holds anything but a lock or a draft: nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
         raise UsageError(
             f"run folder {folder} is taken, and nothing is overwritten; name another with --out, or go on with --resume"
         )
@@ -182,9 +215,9 @@ def _lists(detail: Mapping[str, Any]) -> Record:
 
 
 def _numbers(values) -> list[float | None]:
-    return [_number(v) for v in values]
+    return [number(v) for v in values]
 
 
-def _number(value) -> float | None:
-    """Nine digits hold every float32 exactly; JSON has no NaN, so what is not finite becomes null."""
+def number(value) -> float | None:
+    """As written: nine digits hold every float32 exactly; JSON has no NaN, so what is not finite becomes null."""
     return float(f"{value:.9g}") if math.isfinite(value) else None

@@ -12,7 +12,19 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax import tree
-from fedvg_jax.types import Algorithm, Anchor, Augment, Client, Data, Hyper, Schedule, SimState, Task, Tree
+from fedvg_jax.types import (
+    Algorithm,
+    Anchor,
+    Augment,
+    Client,
+    Data,
+    Hyper,
+    Loop,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+)
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
@@ -48,7 +60,12 @@ def anchor(state: SimState, schedule: Schedule, k: Array) -> Anchor:
     return Anchor(state.variables.params, state.server, tree.take(state.clients, schedule.clients[k]))
 
 
-def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array) -> Array:
+def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
+    """A loop that takes no step too many; it has a slope in forward mode only."""
+    return lax.fori_loop(0, count, body, carry)
+
+
+def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted) -> Array:
     """How far the optimiser carries a scalar under a constant unit gradient, [], in units of lr for plain SGD."""
     rule = optimiser(hyper, round)
     zero = jnp.zeros((), hyper["lr"].dtype)
@@ -57,7 +74,7 @@ def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Ar
         updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
         return carry[0] + updates, memory
 
-    return -lax.fori_loop(0, num_steps, step, (zero, rule.init(zero)))[0]
+    return -loop(num_steps, step, (zero, rule.init(zero)))[0]
 
 
 def make_client(

@@ -12,7 +12,7 @@ import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,19 @@ from fedvg_jax import build, history, interrupts, provenance, recording, resume
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
 from fedvg_jax.history import History, Record
-from fedvg_jax.types import Metrics, Schedule, SimState, UsageError
+from fedvg_jax.types import Data, Metrics, Schedule, SimState, UsageError, Variables
 
 CHUNK_SECONDS = 2.0
 
 _tell = logging.getLogger(__name__).warning
 
+RESERVED = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", "dropped", "diverged")
+"""Names of a record that no metric may take."""
+
 Callback = Callable[[Record, SimState], None]
+
+Metric = Callable[[Variables, Data], Any]
+"""(global model, data) -> one number, at every evaluation; `data.pool` and its tables of rows are as in a round"""
 
 
 def run(
@@ -42,6 +48,7 @@ def run(
     algorithm=None,
     weighting=None,
     callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
 ) -> History:
     """One federated run.
 
@@ -53,16 +60,26 @@ def run(
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names.
         callbacks: called after every round with (record, state); chunks are then one round long.
+        metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation.
 
     Returns:
         The history; it is also written to `config.out` if that is set.
 
     Raises:
-        UsageError: for settings or files that cannot work, before anything is computed.
+        UsageError: for settings or files that cannot work, before anything is computed; for a model or a weighting that
+            breaks its contract, with the leaf and the expected shape.
+
+    >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.types.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     config = resume.resolve(Config() if config is None else config)
+    for name in metrics or {}:
+        if name in RESERVED or name.startswith(("val_", "test_")):
+            raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     sim = build.simulation(config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting)
-    finished = drive(sim, callbacks=callbacks)
+    finished = drive(sim._replace(metrics=metrics or {}), callbacks=callbacks)
     if finished.summary["stopped_by"] == "SIGTERM":  # everything is safe; now it may do what it does
         signal.raise_signal(signal.SIGTERM)
     return finished
@@ -242,7 +259,15 @@ def evaluated(sim: build.Simulation, programs: Programs, state: SimState) -> Rec
     tables = {"val": sim.data.val, "test": sim.data.test}
     sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables.items()}
     found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
-    return history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
+    own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
+    return own | history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
+
+
+def _number(name: str, found: Any) -> float | None:
+    """A metric's own number; JSON has no NaN, so what is not finite becomes null."""
+    if np.size(found) != 1:
+        raise UsageError(f"metric '{name}' returned shape {np.shape(found)}; expected one number, of shape ()")
+    return history.number(float(np.reshape(found, ())))
 
 
 def _summary(

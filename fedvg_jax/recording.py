@@ -134,13 +134,13 @@ class Recorder:
 
 @contextlib.contextmanager
 def opened(
-    config: Config, state: SimState, about: Mapping[str, Any], sources: Callable[[], dict[str, str]], tell: Tell
+    config: Config, state: SimState, known: Mapping[str, Any], sources: Callable[[], dict[str, str]], tell: Tell
 ) -> Iterator[Recorder]:
     """Holds the run's folder, a new one or that of the run that goes on.
 
     Args:
         state: of the simulation before its first round.
-        about: what else `history.begin` writes, by name.
+        known: what else `history.begin` writes, by name.
         sources: digests of data and partition; called once.
         tell: hears, a line each, of what is not as it should be.
 
@@ -156,12 +156,12 @@ def opened(
             stack.enter_context(files.held(config.out))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
         if config.resume:
-            start = _continued(config, state, sources(), tell)
+            start = _continued(config, state, known, sources(), tell)
             yield Recorder(config, start, pool)
         else:
             history.refuse_taken(config.out)
             with creating(config.out):
-                history.begin(config.out, config, **about)
+                history.begin(config.out, config, **known)
             writing = pool.submit(_write_manifest, config.out, sources, 0)
             yield Recorder(config, Start(state, []), pool)
             writing.result()
@@ -191,7 +191,7 @@ def told(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _continued(config: Config, state: SimState, sources: dict[str, str], tell: Tell) -> Start:
+def _continued(config: Config, state: SimState, known: Mapping[str, Any], sources: dict[str, str], tell: Tell) -> Start:
     """From the newest checkpoint that can be trusted; the history ends there, too."""
     folder = config.out
     before = _manifest(folder)
@@ -226,7 +226,7 @@ def _continued(config: Config, state: SimState, sources: dict[str, str], tell: T
     if len(start.records) < config.rounds:
         with told(folder):
             _cut(folder, start.history[0])
-            history.begin(folder, config)
+            history.begin(folder, config, **known)
             _write_manifest(folder, lambda: sources, len(start.records), tell)
     return start
 

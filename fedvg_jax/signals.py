@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedvg_jax import norms, tree
+from fedvg_jax import checks, norms, tree
 from fedvg_jax.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
 
@@ -33,15 +32,14 @@ def validation_gradients(
         Pytree like `client_params`, leaves [K, ...].
 
     Raises:
-        AssertionError: if a leaf of the clients does not begin with the same K.
+        UsageError: if a leaf of the clients is not of floats or does not begin with the same K; it names the leaf.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
     [3.0, 3.0]
     """
     stats = () if client_stats is None else client_stats
-    num_clients = jax.tree.leaves(client_params)[0].shape[0]
-    chex.assert_tree_shape_prefix((client_params, stats), (num_clients,))
+    checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
     if client_stats is None:
         gradients = jax.vmap(jax.grad(loss_fn), (0, None))
     else:
@@ -60,16 +58,19 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 
     Args:
         grads: pytree of gradients, leaves [K, ...].
-        norm: "l1" (published) or "l2".
+        norm: "l1" (published), "l2", "spectral" (0 for vectors), or "spectral_l2" (l2 of vectors).
 
     Returns:
         Pytree of the same structure, leaves [K].
 
+    Raises:
+        UsageError: for a leaf of another cohort or of integers, or an unknown norm; it names the leaf.
+
     >>> gradient_norms({"w": jnp.array([[3.0, -4.0], [0.0, 0.0]])})["w"].tolist()
     [7.0, 0.0]
     """
-    chex.assert_tree_shape_prefix(grads, jax.tree.leaves(grads)[0].shape[:1])
-    return jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads)
+    checks.stacked(grads, "grads")
+    return jax.tree.map(jax.vmap(checks.named(norms.BY_NAME, norm, "norm")), grads)
 
 
 def normed(measure: Signal, norm: Norm) -> Signal:
@@ -137,14 +138,24 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
             batch, mask = tree.gather(data.pool, row)
             return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
 
-        def squares(rows):
-            return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
-
-        examples = data.val.reshape(-1, 1)
-        at_once = max(1, min(len(examples), 64, most // tree.size(params)))
-        return mean_over(squares, _in_passes(examples, at_once))
+        return mean_squares(gradient, data.val.reshape(-1, 1), most // tree.size(params))
 
     return measure
+
+
+def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array, at_once: int) -> Tree:
+    """The mean over examples of gradient(example)^2, entry by entry; 0 without an example.
+
+    Args:
+        gradient: of one example, from its row number [1]; 0 for -1.
+        examples: [V, 1] row numbers, -1 for none.
+        at_once: gradients held in one pass, at most 64 and at least 1.
+    """
+
+    def squares(rows: jax.Array) -> Tree:
+        return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
+
+    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))))
 
 
 def validation_loss(task: Task) -> Signal:
@@ -192,11 +203,15 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
-        passes: [P, ...] row numbers, -1 for none; passes without any come last and cost nothing.
+        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
     """
-    used = (passes >= 0).any(range(1, passes.ndim)).sum()
+    kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
+
+    def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
+        return lax.cond((rows >= 0).any(), lambda: tree.add(total, kept(rows)), lambda: total), None
+
     empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
-    total = lax.fori_loop(0, used, lambda i, total: tree.add(total, measure(passes[i])), empty)
+    total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 

@@ -53,6 +53,9 @@ def guarded(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever read our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -66,8 +69,8 @@ def parse(argv: Sequence[str]) -> Config:
     file = configs.read_toml(known.config) if known.config else {}
     going_on = known.resume or file.get("resume", resume.AUTO)
     dataset = known.dataset or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.of_dataset(dataset), f"preset {dataset}")
-    if going_on != resume.AUTO:  # with the settings of that run, which need not be repeated
+    config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
+    if isinstance(going_on, str) and going_on != resume.AUTO:  # that run's settings need not be repeated
         config = dataclasses.replace(resume.stored(Path(going_on)), out=Path(going_on), resume=going_on)
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, _meaning(in_file) | file, str(known.config))
@@ -159,7 +162,8 @@ def simulate(config: Config) -> int:
 
     def farewell() -> str:
         done = checkpoint.newest(config.out)
-        return f"stopped at once; round {done} is saved: {PROG} --resume {config.out}"
+        saved = f"round {done} is saved" if done else "no round is saved yet"
+        return f"stopped at once; {saved}: {PROG} --resume {config.out}"
 
     with display.draws(console) as progress, display.reads(console) as reading:
         sim = build.simulation(config, progress=progress, reading=reading)

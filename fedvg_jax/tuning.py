@@ -37,6 +37,6 @@ def sgd(task: Task, num_steps: int) -> Refine:
             grads, stats = gradient(now.params, now.stats, batch, mask, True)
             return Variables(tree.sub(now.params, tree.scale(hyper["tuning_lr"], grads)), stats)
 
-        return lax.fori_loop(0, jnp.where(used > 0, num_steps, 0), step, variables)
+        return lax.cond(used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
 
     return refine

@@ -156,6 +156,10 @@ class Cohort(NamedTuple):
     """N"""
 
 
+Loop = Callable[["Array", Callable[["Array", Tree], Tree], Tree], Tree]
+"""(count [], body: (i, carry) -> carry, carry) -> carry after `count` times; the count is data"""
+
+
 class Probe(NamedTuple):
     """What a probe works with: the global model on one client's own minibatches."""
 
@@ -166,6 +170,8 @@ class Probe(NamedTuple):
     num_batches: Array
     position: Array
     """of the client, in the cohort"""
+    loop: Loop
+    """for going through the batches"""
 
 
 class Algorithm(NamedTuple):
@@ -268,6 +274,8 @@ class Executor(NamedTuple):
     """equal jobs: (function of (shared, one entry), shared, entries stacked [K, ...]) -> results stacked [K, ...]"""
     placement: Any = None
     """sharding of the state and the data, where there is more than one device"""
+    loop: Loop | None = None
+    """how steps are counted elsewhere in a round; by default `local.counted`"""
 
 
 class SimState(NamedTuple):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax import groups, norms, signals, tree
+from fedvg_jax import checks, groups, norms, signals, tree
 from fedvg_jax.types import Grouping, Hyper, Norm, Returns, Signal, Tree, Variables, Weighting
 
 Joined = list[tuple[groups.Layer, Array]]
 """layers, each with its norm [K]"""
+
+ByMean = Callable[[Array, Array | bool], Array]
+"""(mean norm of a group [K], who is there) -> weights [K]"""
 
 FLOOR = 1e-6
 """Of the largest norm: a group below it holds rounding noise. LeNet5's biases before a BatchNorm in train mode, whose
@@ -42,12 +44,17 @@ def inverse_norm_weights(
     Returns:
         Weights: pytree of the same structure, leaves [K], each >= 0 and summing to 1.
 
+    Raises:
+        UsageError: for a leaf of another cohort or of integers, or an unknown granularity; it names the leaf.
+
     >>> inverse_norm_weights({"w": jnp.array([1.0, 3.0])}, eps=0.0)["w"].tolist()
     [0.75, 0.25]
     """
-    chex.assert_tree_shape_prefix(norms, jax.tree.leaves(norms)[0].shape)
-    by_group = groups.BY_NAME[granularity](Variables(norms, ()), block_of or _first_component)
-    return _inverse(_joined(norms, groups.layers(tree.take(norms, 0))), by_group, eps).params
+    checks.stacked(norms, "norms", per_tensor=True)
+    by_group = checks.named(groups.BY_NAME, granularity, "granularity")(
+        Variables(norms, ()), block_of or first_component
+    )
+    return by_groups(inverse(eps), joined_norms(norms, groups.layers(tree.take(norms, 0))), by_group).params
 
 
 def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
@@ -61,11 +68,19 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
     Returns:
         Pytree like `params`.
 
+    Raises:
+        UsageError: for a leaf of another structure, cohort or shape, or of integers; it names the leaf.
+
     >>> aggregate({"w": jnp.zeros(1)}, {"w": jnp.array([[1.0], [5.0]])}, {"w": jnp.array([0.75, 0.25])})["w"].tolist()
     [2.0]
     """
-    chex.assert_trees_all_equal_structs(params, client_params, weights)
-    chex.assert_tree_shape_prefix((client_params, weights), jax.tree.leaves(weights)[0].shape)
+    checks.same_structure(client_params, params, "client_params", "params")
+    checks.same_structure(weights, params, "weights", "params")
+    num_clients = checks.stacked(client_params, "client_params")
+    checks.stacked(weights, "weights", num_clients, per_tensor=True)
+    checks.shaped_like(
+        jax.eval_shape(lambda clients: tree.take(clients, 0), client_params), params, "one client's params", "params"
+    )
     return jax.tree.map(_weighted_step, params, client_params, weights)
 
 
@@ -112,19 +127,56 @@ def fedvg(
     """
 
     def joined(measured: Tree) -> Joined:
-        return _joined(measured, groups.layers(tree.take(measured, 0)) if layers is None else layers, join)
+        return joined_norms(measured, groups.layers(tree.take(measured, 0)) if layers is None else layers, join)
 
     def norms_of(measured: Tree) -> Array:
         return jnp.stack([layer.factor * norm for layer, norm in joined(measured)], -1)
 
     def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         by_group = grouping(Variables(measured, returns.variables.stats), block_of)
-        return _inverse(joined(measured), by_group, hyper["eps"], returns.present, floor)
+        return by_groups(inverse(hyper["eps"]), joined(measured), by_group, returns.present, floor)
 
     def detail(measured: Tree) -> dict[str, Array]:
         return {"layer_shares": layer_shares(norms_of(measured))}
 
     return Weighting(signal, weigh, score=lambda measured: norms_of(measured).mean(-1), detail=detail)
+
+
+def inverse(eps: float | Array) -> ByMean:
+    """(1 / (G_k + eps)) / sum_j (1 / (G_j + eps))"""
+    return lambda mean, present: shares(reciprocal(mean + eps), present)
+
+
+def by_groups(
+    of_mean: ByMean, joined: Joined, by_group: Variables, present: Array | bool = True, floor: float = FLOOR
+) -> Variables:
+    """The weights `of_mean` gives every group's mean norm, handed to the group's tensors.
+
+    A group whose norms are all below `floor` of the largest takes those of equal norms.
+    """
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    members: dict[int, Joined] = {}
+    for layer, norm in joined:
+        members.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
+    loudest = {group: jnp.stack([norm for _, norm in found]).max() for group, found in members.items()}
+    noise = floor * jnp.stack(list(loudest.values())).max()
+    weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(joined[0][1]), present))
+    for group, found in members.items():
+        mean = _mean([layer.factor * norm for layer, norm in found])
+        # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
+        weights[group] = of_mean(jnp.where(loudest[group] > noise, mean, 1), present)
+    return jax.tree.map(lambda group: weights[group], by_group)
+
+
+def joined_norms(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> Joined:
+    """Every layer with its norm [K] from those of its tensors."""
+    found = dict(zip(tree.paths(measured), jax.tree.leaves(measured), strict=True))
+
+    def norm(layer: groups.Layer) -> Array:
+        parts = [found[path] for path in layer.tensors]
+        return parts[0] if len(parts) == 1 else jax.vmap(join, -1)(jnp.stack(parts))
+
+    return [(layer, norm(layer)) for layer in layers]
 
 
 def layer_shares(norms: Array) -> Array:
@@ -176,7 +228,7 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     return raw / jnp.where(total == 0, 1, total)
 
 
-def inverse(score: Array) -> Array:
+def reciprocal(score: Array) -> Array:
     """1 / score, for scores >= 0: bounded, so that no score, 0 or denormal, weighs more than all, or NaN.
 
     Below 1e-30 scores count as equal; the sum of 1e8 clients then still fits single precision.
@@ -208,33 +260,6 @@ def no_detail(measured: Tree) -> dict[str, Array]:
     return {}
 
 
-def _inverse(joined: Joined, by_group: Variables, eps, present: Array | bool = True, floor: float = FLOOR) -> Variables:
-    """The weights of every group, handed to its tensors."""
-    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    members: dict[int, Joined] = {}
-    for layer, norm in joined:
-        members.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
-    loudest = {group: jnp.stack([norm for _, norm in found]).max() for group, found in members.items()}
-    noise = floor * jnp.stack(list(loudest.values())).max()
-    weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(joined[0][1]), present))
-    for group, found in members.items():
-        mean = _mean([layer.factor * norm for layer, norm in found])
-        # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
-        weights[group] = shares(inverse(jnp.where(loudest[group] > noise, mean, 1) + eps), present)
-    return jax.tree.map(lambda group: weights[group], by_group)
-
-
-def _joined(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> Joined:
-    """Every layer with its norm [K] from those of its tensors."""
-    found = dict(zip(tree.paths(measured), jax.tree.leaves(measured), strict=True))
-
-    def norm(layer: groups.Layer) -> Array:
-        parts = [found[path] for path in layer.tensors]
-        return parts[0] if len(parts) == 1 else jax.vmap(join, -1)(jnp.stack(parts))
-
-    return [(layer, norm(layer)) for layer in layers]
-
-
 def _mean(norms: Tree) -> Array:
     """[K]: mean over tensors."""
     return jnp.stack(jax.tree.leaves(norms)).mean(0)
@@ -244,5 +269,6 @@ def _weighted_step(p: Array, clients: Array, w: Array) -> Array:
     return p - jnp.tensordot(w, p[None] - clients, 1, precision=lax.Precision.HIGHEST)
 
 
-def _first_component(path: str) -> str:
+def first_component(path: str) -> str:
+    """The block of a tensor where none is named, "a/b/kernel" -> "a"."""
     return path.split("/")[0]

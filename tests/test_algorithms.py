@@ -105,7 +105,8 @@ def probe_of(world, num_batches, params):
     rows = jnp.arange(2 * max(num_batches, 1), dtype=jnp.int32).reshape(-1, 2)
     pool = jax.tree.map(jnp.asarray, world.pool)
     count, position = jnp.int32(num_batches), jnp.int32(0)
-    return Probe(worlds.QUADRATIC, Variables(params, {}), lambda i: tree.gather(pool, rows[i]), count, position)
+    batch = lambda i: tree.gather(pool, rows[i])  # noqa: E731
+    return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, position, local.counted)
 
 
 @pytest.mark.parametrize("number", [0, 1, 4])

@@ -10,9 +10,9 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "config", "files", "interrupts", "paper"},
+    {"tree", "norms", "groups", "checks", "config", "files", "interrupts", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
-    | {"robust", "attacks", "tuning", "controls"}
+    | {"robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume"},
     {"recording", "loop", "dryrun", "display"},
@@ -20,7 +20,9 @@ FLOORS = [  # a folder is one room
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
-    ("groups", "tree"),
+    *((room, "tree") for room in ("groups", "checks")),
+    *(("family", room) for room in ("signals", "weighting")),
+    ("fisher", "signals"),
     ("weighting", "signals"),
     ("prepare", "sim"),
     ("bounds", "sim"),

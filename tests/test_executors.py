@@ -9,13 +9,17 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import executors, groups, norms, round, signals, weighting
+from fedvg_jax import differentiable, executors, groups, norms, round, signals, weighting
 from fedvg_jax.types import Client
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
 SHARDED = {f"{d} devices, {n} lanes": executors.sharded(d, executors.lanes(n)) for d, n in ((2, 1), (4, 2))}
-EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)} | {"vmapped": executors.vmapped()} | SHARDED
+EXECUTORS = (
+    {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)}
+    | {"vmapped": executors.vmapped(), "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3)}
+    | SHARDED
+)
 ROUNDS = 3
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedvg_jax import files, interrupts
+from fedvg_jax import files, history, interrupts
 from fedvg_jax.types import UsageError
 
 
@@ -46,6 +46,16 @@ def test_lines_are_added_whole_or_not_at_all(tmp_path):
 def test_a_file_that_was_deleted_meanwhile_is_not_begun_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.append(tmp_path / "file", "two\n", is_first=False)
+
+
+def test_a_folder_of_which_only_a_lock_or_a_draft_was_left_is_free(tmp_path):
+    """As by a kill before the run had begun."""
+    (tmp_path / ".config.json.draft").write_text("{")
+    (tmp_path / files.LOCK).touch()
+    history.refuse_taken(tmp_path)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UsageError, match="is taken"):
+        history.refuse_taken(tmp_path)
 
 
 def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):

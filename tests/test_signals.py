@@ -9,7 +9,7 @@ import worlds
 
 import fedvg_jax
 from fedvg_jax import norms, signals, tree
-from fedvg_jax.types import Report, Variables
+from fedvg_jax.types import Report, UsageError, Variables
 
 K = 3
 WORLD = worlds.small()
@@ -86,15 +86,15 @@ def test_gradient_norms_are_the_norm_of_every_clients_tensor(norm):
 def test_a_tensor_of_another_cohort_is_named():
     clients, val = linear_problem()
     clients["w"] = clients["w"][:2]
-    with pytest.raises(AssertionError, match=r"'[^']*w'"):
+    with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(2, 4, 2\); expected \(3, \.\.\.\)"):
         fedvg_jax.validation_gradients(squared, clients, val)
-    with pytest.raises(AssertionError, match="'w'"):
+    with pytest.raises(UsageError, match="grads leaf 'w'"):
         fedvg_jax.gradient_norms(clients)
 
 
 def test_statistics_of_another_cohort_are_named():
     clients, val = linear_problem()
-    with pytest.raises(AssertionError, match=r"'[^']*mean'"):
+    with pytest.raises(UsageError, match=r"client_stats leaf 'mean' has shape \(4,\); expected \(3, \.\.\.\)"):
         fedvg_jax.validation_gradients(
             lambda params, stats, batch: squared(params, batch), clients, val, client_stats={"mean": jnp.ones(K + 1)}
         )

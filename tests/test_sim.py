@@ -179,6 +179,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(capsys, args, said):
         (["--val-ratio", "0.001"], "validation"),
         (["--model", "lenet5"], "--model tinycnn"),
         (["--out", "/proc/no/such"], "--out"),
+        (["--out", "n" * 300], "name too long"),
     ],
 )
 def test_what_only_the_data_can_tell_is_one_line_too(capfd, cache, args, said):

@@ -55,6 +55,10 @@ class World(NamedTuple):
         }
         return schedule.make(number, self.train, **settings | changes)
 
+    def most_steps(self) -> int:
+        """Minibatches of the largest client, at least."""
+        return self.local_epochs * -(-max(map(len, self.train)) // self.batch_size)
+
     def data(self) -> Data:
         tables = (jnp.asarray(table) for table in (self.scoring, self.scoring, self.test[:, None]))
         return Data(jax.tree.map(jnp.asarray, self.pool), *tables)

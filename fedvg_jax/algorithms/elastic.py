@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from fedvg_jax import tree
 from fedvg_jax.algorithms.neutral import no_correction, no_memory, no_report
@@ -52,7 +52,7 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
         grads = jax.grad(output)(params, *probe.batch(i))
         return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(g).mean(), averages, grads)
 
-    averages = lax.fori_loop(0, probe.num_batches, average, _scalars(params))
+    averages = probe.loop(probe.num_batches, average, _scalars(params))
     known = 1 - mu ** probe.num_batches.astype(mu.dtype)
     return tree.scale(jnp.where(known > 0, 1 / jnp.where(known > 0, known, 1), 0), averages)
 
@@ -67,7 +67,7 @@ def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
         total = tree.add(carry[1], grads)
         return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(g).sum(), carry[0], total), total
 
-    averages, _ = lax.fori_loop(0, probe.num_batches, average, (_scalars(params), tree.zeros_like(params)))
+    averages, _ = probe.loop(probe.num_batches, average, (_scalars(params), tree.zeros_like(params)))
     return Variables(averages, jax.tree.map(jnp.ones_like, _scalars(stats)))
 
 

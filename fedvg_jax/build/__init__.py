@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvg_jax import contracts, evaluate, executors, round, schedule
 from fedvg_jax import data as datasets
-from fedvg_jax import evaluate, executors, round, schedule
-from fedvg_jax.build.checks import check_task
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
@@ -26,7 +25,7 @@ from fedvg_jax.build.pieces import (
     make_variables,
 )
 from fedvg_jax.build.population import describe, make_partition, make_shared, take_partition
-from fedvg_jax.build.weightings import layer_names, make_fedvg, make_weighting
+from fedvg_jax.build.weightings import layer_names, make_fedvg, make_multipliers, make_weighting
 from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
@@ -44,6 +43,7 @@ from fedvg_jax.types import (
     SimState,
     Task,
     UsageError,
+    Variables,
     Weighting,
 )
 
@@ -75,6 +75,8 @@ class Simulation(NamedTuple):
     """jitted; the state is donated"""
     evaluate: Callable
     """jitted"""
+    metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
+    """a user's own, by name"""
 
 
 def simulation(
@@ -105,14 +107,19 @@ def simulation(
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
     shared = make_shared(config, arrays, parts)
-    task = check_task(task, arrays, config.batch_size) if task else make_task(config, arrays)
+    tables = make_data(config, arrays, parts, shared)
+    if task:
+        contracts.check_task(task, tables.pool)
+    task = task or make_task(config, arrays)
     variables = make_variables(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-    if "val_accuracy" in config.weighting and not weighting:
+    hyper = make_hyper(config) | make_multipliers(config, task)
+    if weighting:
+        contracts.check_weighting(weighting, task, tables, hyper)
+    elif "val_accuracy" in config.weighting:
         given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     weighting = weighting or make_weighting(config, task, algorithm)
     executor = make_executor(config)
-    hyper = make_hyper(config)
     stats_too = config.server_stats == "official"
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
@@ -126,7 +133,7 @@ def simulation(
         describe(config, arrays, parts, shared, is_given),
         task,
         jax.device_put(state, executor.placement),
-        jax.device_put(make_data(config, arrays, parts, shared), executor.placement),
+        jax.device_put(tables, executor.placement),
         hyper,
         make_schedule(config, arrays, parts, executor),
         jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0, out_shardings=executor.placement),

@@ -137,6 +137,10 @@ def make_hyper(config: Config) -> Hyper:
         "noise": config.robust.noise,
         "attack_scale": config.attack.scale,
         "tuning_lr": config.tuning.lr,
+        "fit_rate": config.fedvg.fit_rate,
+        "exponent": config.fedvg.exponent,
+        "temperature": config.fedvg.temperature,
+        "mix": config.fedvg.mix,
     }
     return {name: jnp.float32(value) for name, value in values.items()}
 

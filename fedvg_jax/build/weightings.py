@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 
-from fedvg_jax import controls, groups, norms, signals, tree, weighting
+from fedvg_jax import controls, family, groups, norms, signals, tree, weighting
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import FedVG
-from fedvg_jax.config.weightings import Mean, Permuted, Rule, parse_weighting
-from fedvg_jax.types import Algorithm, Grouping, Signal, Task, UsageError, Variables, Weighting
+from fedvg_jax.config.weightings import Mean, Permuted, Rule, parse_multipliers, parse_weighting
+from fedvg_jax.types import Algorithm, Grouping, Hyper, Signal, Task, UsageError, Variables, Weighting
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "l1": lambda size: 1 / size,
@@ -33,7 +35,8 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weightin
         "val_loss": lambda: controls.val_loss(task),
         "val_accuracy": lambda: controls.val_accuracy(task),
         "fltrust": lambda: controls.fltrust(task),
-        "fitted": lambda: controls.fitted(task, config.fedvg.fit_steps, config.fedvg.fit_rate),
+        "generalised": lambda: make_generalised(config, task),
+        "fitted": lambda: controls.fitted(task, config.fedvg.fit_steps),
     }
     return _made(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
@@ -44,8 +47,39 @@ def make_fedvg(config: Config, task: Task) -> Weighting:
     Raises:
         UsageError: where no tensor counts, or where a group has no matrix for the spectral norm.
     """
+    return _of_fedvg(config, task, weighting.fedvg)
+
+
+def make_generalised(config: Config, task: Task) -> Weighting:
+    """The family FedVG belongs to, with the same options; `make_multipliers` is for its hyper-parameters.
+
+    Raises:
+        UsageError: as `make_fedvg`.
+    """
+    return _of_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link))
+
+
+def make_multipliers(config: Config, task: Task) -> Hyper:
+    """The factors of tensors' norms as a hyper-parameter, where the weighting reads any.
+
+    Raises:
+        UsageError: for a pattern that matches no tensor.
+    """
+    if "generalised" not in config.weighting:
+        return {}
+    params = _shapes(task).params
+    paths, patterns = tree.paths(params), parse_multipliers(config.fedvg.multipliers)
+    for pattern, _ in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            raise UsageError(f"fedvg.multipliers {pattern} matches no tensor; there are {', '.join(paths)}")
+    factors = [next((factor for pattern, factor in patterns if re.search(pattern, path)), 1.0) for path in paths]
+    return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
+
+
+def _of_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Weighting:
+    """`rule` of FedVG's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
-    rule = weighting.fedvg(
+    made = rule(
         signals.normed(make_signal(config, task), norms.BY_NAME[norm]),
         _grouping(options),
         task.block_of,
@@ -54,7 +88,7 @@ def make_fedvg(config: Config, task: Task) -> Weighting:
         # what fisher measures is squared
         floor=weighting.FLOOR ** (2 if options.signal == "fisher" else 1),
     )
-    return {"uniform": rule, "layer": weighting.with_own_statistics(rule)}[options.stats]
+    return {"uniform": made, "layer": weighting.with_own_statistics(made)}[options.stats]
 
 
 def make_signal(config: Config, task: Task) -> Signal:
@@ -80,8 +114,7 @@ def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
     Raises:
         UsageError: as `make_fedvg`.
     """
-    with jax.enable_x64(False):  # models start in single precision
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
+    shapes = _shapes(task)
     paths = tree.paths(shapes.params)
     included = {path for path in paths if re.search(options.include, path)}
     if not included:
@@ -97,8 +130,12 @@ def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
 
 
 def layer_names(config: Config, task: Task) -> list[str]:
-    """Of the columns of the history's `layer_shares`; none where the weighting is not FedVG's."""
-    return [layer.name for layer in fedvg_layers(config.fedvg, task)] if "fedvg" in config.weighting else []
+    """Of the columns of the history's `layer_shares`; none where the weighting is not of FedVG's family."""
+    return (
+        [layer.name for layer in fedvg_layers(config.fedvg, task)]
+        if re.search("fedvg|generalised", config.weighting)
+        else []
+    )
 
 
 def _made(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
@@ -108,6 +145,11 @@ def _made(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
         case Mean(first, second):
             return weighting.mix(_made(first, named), _made(second, named))
     return named[rule]()
+
+
+def _shapes(task: Task) -> Variables:
+    with jax.enable_x64(False):  # models start in single precision
+        return jax.eval_shape(task.init, jax.random.key(0))
 
 
 def _grouping(options: FedVG) -> Grouping:

@@ -37,6 +37,16 @@ class FedVG:
     """Steps of --weighting fitted."""
     fit_rate: float = 1.0
     """Rate of --weighting fitted, per unit of loss."""
+    link: str = "inverse"
+    """--weighting generalised: a power of the inverse norm (inverse), or softmax of the norms over their mean."""
+    exponent: float = 1.0
+    """--weighting generalised: power of the inverse norm; 0 is uniform, 1 published."""
+    temperature: float = 1.0
+    """--weighting generalised: weights to the power 1 / temperature; large is uniform."""
+    mix: float = 0.0
+    """--weighting generalised: the part n_k / N has in the weights, in [0, 1]; 0.5 is FedAvg + FedVG."""
+    multipliers: str = ""
+    """--weighting generalised: factors of tensors' norms, REGEX=NUMBER,...; the first that matches counts, else 1."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +193,8 @@ class Config:
     algorithm: str = "fedavg"
     """Algorithm: fedavg, fedavgm, fedprox, scaffold, feddyn, elastic, fedadam, fedyogi, fedadagrad, fednova."""
     weighting: str = "fedvg"
-    """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, native (the
-    algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
+    """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, generalised,
+    native (the algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
     alpha: float = 0.05
     """Dirichlet concentration of the clients' labels (partition quantity: of their sizes): small is skewed."""
     clients: int = 20

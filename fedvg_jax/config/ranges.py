@@ -10,7 +10,7 @@ from typing import Any
 from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.settings import flatten, suggestion
-from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, check_weighting
+from fedvg_jax.config.weightings import GRANULARITIES, LINKS, NORMS, SCORING_MODES, SIGNALS, check_weighting
 from fedvg_jax.types import UsageError
 
 DATASETS = (
@@ -61,6 +61,7 @@ def check(config: Config) -> Config:
         _one_of(name, flatten(config)[name], allowed)
     for name, value in flatten(config).items():
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
+        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
     check_weighting(config)
     epochs_range(config)
     for name, (holds, allowed) in _RANGES.items():
@@ -176,6 +177,7 @@ _NAMES = {
     "fedvg.granularity": GRANULARITIES,
     "fedvg.block": ("residual", "stage"),
     "fedvg.mode": SCORING_MODES,
+    "fedvg.link": LINKS,
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
     "optimiser_state": ("reset", "kept"),
@@ -214,6 +216,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("weight_decay", "fedprox.mu", "elastic.tau"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("fedvg.eps", "fedopt.eps", "feddyn.clip"), (lambda v: 0 < v < math.inf, "> 0")),
     **dict.fromkeys(("fedavgm.lr", "fedopt.lr", "scaffold.eta_g"), (lambda v: 0 < v < math.inf, "> 0")),
+    "fedvg.exponent": (lambda v: 0 <= v < math.inf, ">= 0"),
+    "fedvg.temperature": (lambda v: 0 < v < math.inf, "> 0"),
+    "fedvg.mix": (lambda v: 0 <= v <= 1, "in [0, 1]"),
     "fedvg.fit_steps": (lambda v: v >= 1, ">= 1"),
     "fedvg.fit_rate": (lambda v: 0 < v < math.inf, "> 0"),
     "feddyn.alpha": (lambda v: 0 < v < math.inf, "> 0"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.options import Config
+from fedvg_jax.config.options import Config, FedVG
 from fedvg_jax.config.settings import suggestion
 from fedvg_jax.types import UsageError
 
@@ -19,11 +20,15 @@ WEIGHTINGS = (
     "val_accuracy",
     "fltrust",
     "fitted",
+    "generalised",
 )
 NORMS = ("l1", "l2", "spectral", "spectral_l2", "delta")
 GRANULARITIES = ("modelwise", "layerwise", "blockwise")
 SCORING_MODES = ("train", "eval")
 SIGNALS = ("gradient", "delta", "fisher")
+LINKS = ("inverse", "softmax")
+OF_GENERALISED = ("link", "exponent", "temperature", "mix", "multipliers")
+"""Options of FedVG that only --weighting generalised reads."""
 
 
 class Permuted(NamedTuple):
@@ -65,6 +70,29 @@ def parse_weighting(text: str) -> Rule:
     return text
 
 
+def parse_multipliers(text: str) -> list[tuple[str, float]]:
+    """Patterns of tensors' paths with the factors of their norms.
+
+    Raises:
+        UsageError: for anything but REGEX=NUMBER,... with numbers >= 0.
+
+    >>> parse_multipliers("^classifier/=2,bias$=0")
+    [('^classifier/', 2.0), ('bias$', 0.0)]
+    """
+    found = []
+    for part in filter(None, text.split(",")):
+        pattern, _, number = part.rpartition("=")
+        try:
+            re.compile(pattern)
+            factor = float(number)
+        except (re.error, ValueError):
+            factor = -1.0
+        if not pattern or not 0 <= factor < math.inf:
+            raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part}")
+        found.append((pattern, factor))
+    return found
+
+
 def check_weighting(config: Config) -> None:
     """UsageError for a rule or an option of FedVG that makes no sense, as far as that shows without a model."""
     parse_weighting(config.weighting)
@@ -72,6 +100,13 @@ def check_weighting(config: Config) -> None:
     if options.norm == "delta" and options.signal == "fisher":
         raise UsageError(
             "fedvg.norm delta is the L1 norm of fedvg.signal delta, which fisher contradicts; use --fedvg.norm l1"
+        )
+    parse_multipliers(options.multipliers)
+    changed = [name for name in OF_GENERALISED if getattr(options, name) != getattr(FedVG(), name)]
+    if changed and "generalised" not in config.weighting:
+        raise UsageError(
+            f"fedvg.{changed[0]} is read by --weighting generalised only, and the weighting is {config.weighting};"
+            " use that, or leave it out"
         )
     try:
         re.compile(options.include)

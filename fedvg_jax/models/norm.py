@@ -72,7 +72,7 @@ class GroupNorm(nn.Module):
 
 def wide(x: Array) -> Array:
     """At least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array, Array, Array]:

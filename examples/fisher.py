@@ -1,0 +1,146 @@
+# %% [markdown]
+# # The Fisher view, client by client, round by round
+# FedVG's score is a norm of the MEAN gradient over D_val. The trace of the Fisher information is a mean of squared
+# norms of the gradients of SINGLE examples. Examples that pull apart cancel in the first and add up in the second, so
+# one is no stand-in for the other. Here every client of every round is measured by all, under FedVG's weights:
+#
+# - the L1 norm that FedVG inverts, and the squared L2 norm of the same mean gradient,
+# - the empirical trace, with the labels of D_val,
+# - the model-sampled trace, with labels drawn from the client's own predictions, as Fisher information is defined.
+
+# %%
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedvg_jax
+from fedvg_jax import build, norms, signals
+from fedvg_jax.models import mlp, task
+from fedvg_jax.types import Batch, Weighting
+
+# %% [markdown]
+# A weighting may tell the history more than it weighs by: the measurements ride along in the signal, and `detail` names
+# them. The weights are FedVG's own.
+
+
+# %%
+def watched(fedvg: Weighting, model) -> Weighting:
+    def signal(hyper, report, data):
+        mean = signals.validation_gradient(model, False, 1)(hyper, report, data)
+        pool = jax.tree.map(lambda x: x[jnp.maximum(data.val.reshape(-1), 0)], data.pool)
+        own = jax.tree.map(lambda x: x[None], report.variables.params)
+        drawn = fedvg_jax.sampled_joint_fisher(logits, own, pool.x, jax.random.key(0), num_samples=2)
+        return {
+            "fedvg": fedvg.signal(hyper, report, data),
+            "squared_l2": sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(mean)),
+            "empirical": jax.tree.map(norms.l1, signals.fisher(model)(hyper, report, data)),
+            "sampled": jax.tree.map(lambda x: x[0], drawn),
+        }
+
+    def logits(params, x):
+        return model.predict(params, {}, Batch(x[None], None))[0]
+
+    def traces(measured):
+        return {
+            "squared_l2": measured["squared_l2"],
+            "empirical": fedvg_jax.fisher_trace(measured["empirical"]),
+            "sampled": fedvg_jax.fisher_trace(measured["sampled"]),
+        }
+
+    return Weighting(
+        signal,
+        lambda hyper, measured, returns: fedvg.weigh(hyper, measured["fedvg"], returns),
+        lambda measured: fedvg.score(measured["fedvg"]),
+        lambda measured: {name: value[:, None] for name, value in traces(measured).items()},
+    )
+
+
+# %%
+def records(num_rounds: int, hidden):
+    config = fedvg_jax.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
+    model = task.classification(mlp.MLP(10, hidden=hidden), 10, (8, 8, 1))
+    rule = watched(build.make_fedvg(config, model), model)
+    return fedvg_jax.run(config, task=model, weighting=rule).records
+
+
+def table(found):
+    """name -> [rounds, clients], clients in order of their ids."""
+    order = [np.argsort(r["clients"]) for r in found]
+    named = {"L1 norm of the mean gradient": [r["scores"] for r in found]}
+    named |= {
+        title: [[x[0] for x in r[name]] for r in found]
+        for name, title in (
+            ("squared_l2", "squared L2 norm of the mean gradient"),
+            ("empirical", "empirical Fisher trace"),
+            ("sampled", "model-sampled Fisher trace"),
+        )
+    }
+    return {
+        title: np.array([np.array(r)[o] for r, o in zip(rows, order, strict=True)]) for title, rows in named.items()
+    }
+
+
+def rank_correlation(a, b):
+    """Spearman's, over the clients of a round."""
+    a, b = (np.argsort(np.argsort(x)) for x in (a, b))
+    return np.corrcoef(a, b)[0, 1]
+
+
+# %%
+def picture(named, path: Path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 6.6), layout="constrained")
+    grid = figure.add_gridspec(2, 4, height_ratios=(1.25, 1))
+    num_rounds, num_clients = next(iter(named.values())).shape
+    rounds = np.arange(1, num_rounds + 1)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.92, num_clients))
+    by_end = np.argsort(next(iter(named.values()))[-1])
+    for column, (title, values) in enumerate(named.items()):
+        axes = figure.add_subplot(grid[0, column])
+        for rank, client in enumerate(by_end):
+            axes.plot(rounds, values[:, client], color=colours[rank], lw=1.1)
+        axes.set(yscale="log", xlabel="round")
+        axes.set_title(title, fontsize=9.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    titles = list(named)
+    ratio = figure.add_subplot(grid[1, :2])
+    share = named[titles[1]] / named[titles[2]]
+    ratio.plot(rounds, share, color="0.8", lw=0.7)
+    ratio.plot(rounds, np.median(share, 1), color="#c2334d", lw=2)
+    ratio.set(xlabel="round", yscale="log", ylim=(None, 1.3))
+    ratio.axhline(1, color="0.4", lw=0.8, ls=":")
+    ratio.set_title("||mean gradient||² / empirical trace: 1 if no examples pulled apart (red: median)", fontsize=9.5)
+    ranks = figure.add_subplot(grid[1, 2:])
+    for title, colour in ((titles[2], "#b07d2b"), (titles[3], "#2b6cb0")):
+        found = [rank_correlation(a, b) for a, b in zip(named[titles[0]], named[title], strict=True)]
+        ranks.plot(rounds, found, color=colour, lw=1.6, label=title)
+    ranks.axhline(0, color="0.6", lw=0.8)
+    ranks.set(xlabel="round", ylim=(-1.05, 1.05))
+    ranks.set_title("rank correlation over clients with FedVG's L1 score", fontsize=9.5)
+    ranks.legend(frameon=False, fontsize=8.5, loc="center right", bbox_to_anchor=(1, 0.62))
+    for axes in (ratio, ranks):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        f"Flatness measured four ways: {num_clients} clients on D_val after their local training\n"
+        "(digits, alpha 0.05, FedVG weights, one seed; a line per client, dark: smallest L1 score at the end)",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=130)
+
+
+# %%
+def main(fast: bool = False, path: Path = Path("fisher.png")):
+    named = table(records(2 if fast else 40, () if fast else (32,)))
+    picture(named, path)
+    return named
+
+
+if __name__ == "__main__":
+    main(fast="--fast" in sys.argv)

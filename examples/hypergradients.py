@@ -1,0 +1,153 @@
+# %% [markdown]
+# # Hypergradients
+# The slope of the validation loss after several federated rounds with respect to the clients' learning rate, the
+# server's learning rate and FedProx's mu, through every local step, every score and every average. Reverse mode and
+# forward mode give the same slopes, and both are checked against central differences, in double precision.
+
+# %%
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax import build, differentiable, executors, local, round, tree
+from fedvg_jax.algorithms import fedprox
+from fedvg_jax.config import Config
+from fedvg_jax.models import mlp, task
+from fedvg_jax.types import Algorithm
+
+# %% [markdown]
+# FedProx with a server learning rate: an algorithm is a value, so one function of it can be replaced.
+# theta <- theta_g - eta_g u is the general rule with R = (1 - eta_g) u.
+
+
+# %%
+def fedprox_with_server_rate() -> Algorithm:
+    def residual(hyper, server, params, cohort):
+        return tree.scale(1 - hyper["eta_g"], cohort.update), server
+
+    return fedprox.fedprox()._replace(residual=residual)
+
+
+# %%
+def problem(num_rounds: int):
+    """(hyper -> validation loss after the rounds) in reverse mode's form and in the fast one, and where to begin."""
+    config = Config(weighting="fedvg", local_epochs=2, alpha=0.05, clients=10, rounds=num_rounds)
+    sim = build.simulation(config, task=task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1)))
+    planned = [sim.schedule(r) for r in range(num_rounds)]
+    algorithm = fedprox_with_server_rate()
+    rule = build.make_weighting(config, sim.task, algorithm)
+    schedules, data = differentiable.stack(planned), sim.data
+
+    def doubled(pytree):
+        return jax.tree.map(lambda x: jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.floating) else x, pytree)
+
+    state, hyper = doubled(sim.state), doubled(sim.hyper)
+
+    def objective(executor):
+        step = round.make_round(sim.task, algorithm, rule, executor, local.sgd, config.clients)
+        rounds = differentiable.over_rounds(step)
+
+        def after(hyper):
+            model = rounds(state, schedules, data, hyper)[0].variables
+            sums = jax.vmap(lambda rows: sim.task.measure(*model, *tree.gather(data.pool, rows))["loss"])(data.val)
+            return sums.sum() / (data.val >= 0).sum().astype(float)
+
+        return after
+
+    slow = objective(differentiable.unrolled(differentiable.most_steps(planned), epochs=2))
+    return slow, objective(executors.lanes(1)), hyper | {"mu": jnp.asarray(0.1), "eta_g": jnp.asarray(1.0)}
+
+
+NAMES = {"lr": "client learning rate", "eta_g": "server learning rate", "mu": "proximal mu"}
+
+
+# %% [markdown]
+# A sweep of each, with its slope at every point: one compiled program, for values are arguments.
+
+
+# %%
+def sweep(slow, fast, hyper, points: int):
+    """name -> (values, losses, reverse slopes, forward slopes, central differences)"""
+    reverse = jax.jit(lambda hyper: differentiable.hypergradient(slow, hyper, list(NAMES)))
+    forward = jax.jit(lambda hyper: differentiable.hypergradient(fast, hyper, list(NAMES), mode="forward"))
+    grids = {
+        "lr": np.geomspace(0.02, 0.8, points),
+        "eta_g": np.linspace(0.3, 1.7, points),
+        "mu": np.geomspace(0.01, 3, points),
+    }
+
+    def at(name, value):
+        return hyper | {name: jnp.asarray(value, float)}
+
+    found = {}
+    for name, grid in grids.items():
+        steps = 1e-5 * grid
+        losses, back, ahead, central = [], [], [], []
+        for value, step in zip(grid, steps, strict=True):
+            loss, slopes = reverse(at(name, value))
+            losses.append(float(loss))
+            back.append(float(slopes[name]))
+            ahead.append(float(forward(at(name, value))[1][name]))
+            both = [float(forward(at(name, value + s * step))[0]) for s in (1, -1)]
+            central.append((both[0] - both[1]) / (2 * step))
+        found[name] = tuple(np.array(x) for x in (grid, losses, back, ahead, central))
+    return found
+
+
+def error(found) -> float:
+    """Largest difference of a slope and its central difference, over the largest slope of that sweep."""
+    pairs = [(slopes, f[4]) for f in found.values() for slopes in (f[2], f[3])]
+    return max(float(np.abs(s - c).max() / np.abs(c).max()) for s, c in pairs)
+
+
+# %%
+def picture(found, num_rounds: int, path: Path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    axes = figure.subplots(2, 3, sharex="col", height_ratios=(1.25, 1))
+    for column, (name, (grid, losses, back, ahead, central)) in enumerate(found.items()):
+        top, bottom = axes[:, column]
+        top.plot(grid, losses, color="0.75", lw=1, zorder=1)
+        scale = grid if name != "eta_g" else np.ones_like(grid)
+        width = 0.16 if name != "eta_g" else 0.07
+        for x, y, slope in zip(grid, losses, back, strict=True):  # a tangent at every point
+            reach = x * (np.exp([-width, 0, width]) - 1) if name != "eta_g" else np.array([-width, 0, width])
+            top.plot(x + reach, y + slope * reach, color="#c2334d", lw=2.2, solid_capstyle="round", zorder=2)
+        top.set(title=NAMES[name])
+        bottom.plot(grid, scale * back, "o", mfc="none", mec="#c2334d", ms=9, label="reverse mode")
+        bottom.plot(grid, scale * ahead, "x", color="#2b6cb0", ms=6, label="forward mode, fast executor")
+        bottom.plot(grid, scale * central, "-", color="0.4", lw=1, zorder=0, label="central differences")
+        bottom.axhline(0, color="0.8", lw=0.8)
+        bottom.set(xlabel=f"{name}", ylabel="slope" + ("" if name == "eta_g" else f" x {name}"))
+        if name != "eta_g":
+            bottom.set_xscale("log")
+        for ax in (top, bottom):
+            ax.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("validation loss\nafter the rounds")
+    axes[1, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(
+        f"Hypergradients through {num_rounds} rounds of FedProx under FedVG weights (digits, alpha 0.05; red: tangents"
+        f" from reverse mode)\nlargest difference from central differences, of the largest slope: {error(found):.0e}",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=130)
+
+
+# %%
+def main(fast: bool = False, path: Path = Path("hypergradients.png")):
+    num_rounds, points = (1, 2) if fast else (5, 9)
+    with jax.enable_x64(True):
+        found = sweep(*problem(num_rounds), points)
+    picture(found, num_rounds, path)
+    return found
+
+
+if __name__ == "__main__":
+    print(f"largest relative difference from central differences: {error(main(fast='--fast' in sys.argv)):.1e}")

@@ -1,0 +1,151 @@
+# %% [markdown]
+# # Who moves the model, and which images decide
+# Two Jacobians of one aggregation. First, how the loss of the aggregated model answers to every client's score in every
+# tensor, K x G, under layerwise weights. Second, how every client's weight answers to every validation example, K x V:
+# D_val's examples get a weight of their own in the mean loss, and the slope at equal weights is their influence.
+
+# %%
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedvg_jax
+from fedvg_jax import build, executors, local, round, tree
+from fedvg_jax.algorithms.fedavg import fedavg
+
+# %% [markdown]
+# Clients that a few ordinary rounds produced. The hook `disturb` of a round sees all that clients return, which is how
+# their stacked models are taken out here, unchanged.
+
+
+# %%
+def returned_clients(num_rounds: int):
+    """The simulation, the global model before the last round, the cohort's stacked models, and its schedule."""
+    sim = build.simulation(fedvg_jax.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
+    stacked = []
+
+    def keep(hyper, key, ids, variables, clients):
+        jax.debug.callback(lambda *models: stacked.append(models), variables, clients, ordered=True)
+        return clients
+
+    rule = build.make_fedvg(sim.config, sim.task)
+    step = round.make_round(sim.task, fedavg(), rule, executors.lanes(1), local.sgd, sim.config.clients, disturb=keep)
+    run, state = jax.jit(step), sim.state
+    for r in range(num_rounds):
+        state, _ = run(state, sim.schedule(r), sim.data, sim.hyper)
+    jax.effects_barrier()
+    theta, clients = stacked[-1]
+    return sim, theta.params, clients.params, sim.schedule(num_rounds - 1)
+
+
+# %% [markdown]
+# The four functions of the library are all there is to it: gradients, norms, weights, aggregate.
+
+
+# %%
+def score_sensitivity(loss, theta, clients, val):
+    """(d loss(aggregated) / d log G) of every client and tensor, [K, G]: what 1 % more of a norm does, times 100."""
+    norms = fedvg_jax.gradient_norms(fedvg_jax.validation_gradients(loss, clients, val))
+
+    def aggregated_loss(logs, clients):
+        weights = fedvg_jax.inverse_norm_weights(jax.tree.map(jnp.exp, logs), "layerwise")
+        return loss(fedvg_jax.aggregate(theta, clients, weights), tree.take(val, 0))
+
+    slopes = jax.jit(jax.grad(aggregated_loss))(jax.tree.map(jnp.log, norms), clients)
+    return np.stack(jax.tree.leaves(slopes), 1), tree.paths(norms)
+
+
+def example_influence(loss, clients, val):
+    """(weights [K], V d s_k / d omega_i [K, V]): what doubling an example's part in D_val does to a client's weight."""
+    count = len(val["x"][0])
+
+    def weights(omega, clients, val):  # data is an argument, not a constant to fold into the program
+        weighted = {**val, "weight": omega[None]}
+        norms = fedvg_jax.gradient_norms(fedvg_jax.validation_gradients(loss, clients, weighted))
+        return jax.tree.leaves(fedvg_jax.inverse_norm_weights(norms))[0]
+
+    equal = jnp.full(count, 1 / count)
+    return jax.jit(weights)(equal, clients, val), jax.jit(jax.jacrev(weights))(equal, clients, val) / count
+
+
+def weighted_loss(sim):
+    """Cross-entropy with a weight for every example, in evaluation mode."""
+
+    def loss(params, batch):
+        logits = sim.task.predict(params, {}, _images(batch))
+        logs = jax.nn.log_softmax(logits)
+        return -(batch["weight"] * jnp.take_along_axis(logs, batch["y"][:, None], 1)[:, 0]).sum()
+
+    return loss
+
+
+def _images(batch):
+    from fedvg_jax.types import Batch
+
+    return Batch(batch["x"], batch["y"])
+
+
+# %%
+def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 6.4), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    left, right = upper.subplots(1, 2, width_ratios=(1, 1.7))
+    order = np.argsort(-np.asarray(weights))
+    most = np.abs(sensitivity).max()
+    image = left.imshow(sensitivity[order], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    left.set_xticks(range(len(paths)), paths, rotation=30, ha="right", fontsize=8)
+    left.set_yticks(range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order], fontsize=8)
+    left.set_title("layerwise: d D_val loss(aggregate) / d log G, K x G", fontsize=10)
+    upper.colorbar(image, ax=left, shrink=0.8)
+    classes = np.asarray(val["y"][0])
+    sort = np.argsort(classes, kind="stable")
+    most = np.quantile(np.abs(influence), 0.995)
+    image = right.imshow(
+        influence[order][:, sort], cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest"
+    )
+    edges = np.searchsorted(classes[sort], np.arange(11))
+    right.set_xticks((edges[:-1] + edges[1:]) / 2 - 0.5, range(10))
+    for edge in edges[1:-1]:
+        right.axvline(edge - 0.5, color="0.5", lw=0.5)
+    right.set(yticks=[], xlabel="validation example, by its digit")
+    right.set_title("modelwise: first-order change of a weight s if the example counted twice, K x V", fontsize=10)
+    upper.colorbar(image, ax=right, shrink=0.8)
+    strength = np.abs(influence).sum(0)
+    strips = lower.subplots(2, 10)
+    for row, chosen, said in zip(
+        strips, (np.argsort(-strength)[:10], np.argsort(strength)[:10]), ("most", "least"), strict=True
+    ):
+        for axes, i in zip(row, chosen, strict=True):
+            axes.imshow(np.asarray(val["x"][0, i])[..., 0], cmap="gray_r")
+            axes.set(xticks=[], yticks=[])
+            axes.set_title(f"{classes[i]}   {strength[i]:.4f}", fontsize=8)
+        row[0].set_ylabel(f"{said}\ninfluential", fontsize=9)
+    lower.suptitle("validation images by the sum over clients of |change of weight|", fontsize=10)
+    figure.suptitle("Sensitivity of one FedVG aggregation (digits, alpha 0.05, mlp, L1 norms)")
+    figure.savefig(path, dpi=130)
+
+
+# %%
+def main(fast: bool = False, path: Path = Path("sensitivity.png")):
+    sim, theta, clients, schedule = returned_clients(1 if fast else 15)
+    rows = np.asarray(sim.data.val).reshape(-1)
+    rows = rows[rows >= 0][: 12 if fast else None]
+    pool = jax.tree.map(lambda x: jnp.asarray(x)[rows][None], sim.data.pool)  # one batch: D_val
+    val = {"x": pool.x, "y": pool.y, "weight": jnp.full((1, len(rows)), 1 / len(rows))}
+    loss = weighted_loss(sim)
+    sensitivity, paths = score_sensitivity(loss, theta, clients, val)
+    weights, influence = example_influence(loss, clients, val)
+    picture(sensitivity, paths, np.asarray(weights), np.asarray(influence), val, schedule.clients, path)
+    return sensitivity, weights, influence
+
+
+if __name__ == "__main__":
+    main(fast="--fast" in sys.argv)

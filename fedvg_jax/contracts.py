@@ -1,0 +1,107 @@
+"""Whether a user's own model or weighting keeps its contract, before anything is trained: a trial on a few rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedvg_jax import checks, tree
+from fedvg_jax.types import Data, Hyper, Report, Returns, Task, UsageError, Variables, Weighting
+
+_CLIENTS = 3
+
+
+def check_task(task: Task, pool: Any) -> None:
+    """A model's functions against `types.Task`, by shapes alone: nothing is computed.
+
+    Args:
+        pool: what its batches are rows of, leaves [T, ...].
+
+    Raises:
+        UsageError: naming the function and the leaf, what was got and what is expected.
+
+    >>> from fedvg_jax.types import Batch
+    >>> halves = Task(lambda key: Variables({"w": jnp.ones(2, int)}, {}), *[None] * 5)
+    >>> check_task(halves, Batch(jnp.ones((4, 2)), jnp.ones(4)))
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.types.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
+    """
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    if not isinstance(model, Variables):
+        raise UsageError(
+            f"task.init returned {type(model).__name__}; expected fedvg_jax.types.Variables(params, stats)"
+        )
+    if not jax.tree.leaves(model.params):
+        raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
+    checks.floating(model.params, "task.init: params")
+    checks.floating(model.stats, "task.init: stats")
+    batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+    loss, stats = jax.eval_shape(lambda *args: _pair(task.loss(*args, True)), *model, batch, mask)
+    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise UsageError(
+            f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
+        )
+    checks.shaped_like(stats, model.stats, "task.loss: stats", "task.init's stats")
+    found = jax.eval_shape(task.predict, *model, batch)
+    if found is not None:
+        _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
+
+
+def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+    """A weighting against `types.Weighting`, by weighing three clients near the initial model on a few rows of D_val.
+
+    Raises:
+        UsageError: naming the leaf, what was got and what is expected: weights [K] of floats >= 0 which sum to 1, in a
+            pytree like the variables.
+
+    >>> from fedvg_jax import weighting
+    >>> from fedvg_jax.types import Batch
+    >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
+    >>> halves = weighting.uniform()._replace(weigh=lambda hyper, one, returns: weighting.everywhere(one / 2, returns))
+    >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.types.UsageError: weighting.weigh: weights leaf 'params/w' of shape (3,) sums to 1.5; expected 1
+    """
+    model = jax.jit(task.init)(jax.random.key(0))
+    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
+    measured, weights = jax.jit(lambda model: _weighed(weighting, model, few, hyper))(model)
+    _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
+    checks.same_structure(weights, model, "weighting.weigh: weights", "the model's variables")
+    checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
+    score = jax.eval_shape(weighting.score, measured)
+    if score.shape != (_CLIENTS,):
+        raise UsageError(f"weighting.score has shape {score.shape}; expected ({_CLIENTS},), one number per client")
+    _leading(jax.eval_shape(weighting.detail, measured), _CLIENTS, "weighting.detail", "clients")
+
+
+def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> tuple[Any, Any]:
+    """The signals and weights of clients that each moved a little."""
+    keys = jax.random.split(jax.random.key(1), _CLIENTS)
+
+    def moved(key: jax.Array, theta: jax.Array) -> jax.Array:
+        return theta + 0.01 * jax.random.normal(key, theta.shape, theta.dtype)
+
+    params = jax.vmap(lambda key: jax.tree.map(lambda theta: moved(key, theta), model.params))(keys)
+    clients = Variables(params, tree.repeat(model.stats, _CLIENTS))
+    deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
+    counts = jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32)
+    measured = jax.lax.map(lambda report: weighting.signal(hyper, report, data), Report(clients, counts, deltas))
+    order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool)
+    return measured, weighting.weigh(hyper, measured, Returns(model, clients, order, data, present))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UsageError(f"task.loss returned {type(returned).__name__}; expected the pair (loss, stats)")
+    return jnp.asarray(returned[0]), returned[1]
+
+
+def _leading(pytree: Any, count: int, what: str, of: str) -> None:
+    for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
+        if leaf.shape[:1] != (count,):
+            name = f" leaf '{path}'" if path else ""
+            raise UsageError(f"{what}{name} has shape {leaf.shape}; expected ({count}, ...), for {count} {of}")

@@ -1,0 +1,152 @@
+"""A mistake in a user's own model, weighting or metric is said in one line that names the leaf and the shape."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax import build, checks, contracts, history, loop, weighting
+from fedvg_jax.types import UsageError, Variables
+
+WORLD = worlds.small()
+TASK = worlds.TASK
+
+
+def integers(key):
+    model = TASK.init(key)
+    params = model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}}
+    return model._replace(params=params)
+
+
+MODELS = {
+    "no floats": ({"init": integers}, "task.init: params leaf 'fc1/bias' is int32 of shape (5,); expected floats"),
+    "a plain dict": ({"init": lambda key: TASK.init(key).params}, "returned dict; expected fedvg_jax.types.Variables"),
+    "nothing": ({"init": lambda key: Variables({}, {})}, "params without a leaf"),
+    "a loss per row": (
+        {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},
+        "a loss float32 of shape (3,); expected one float, of shape ()",
+    ),
+    "no pair": ({"loss": lambda *args: TASK.loss(*args)[0]}, "expected the pair (loss, stats)"),
+    "other statistics": (
+        {"loss": lambda *args: (TASK.loss(*args)[0], {})},
+        "task.loss: stats has no leaf 'bn1/mean'; expected the structure of task.init's stats",
+    ),
+    "a row less": (
+        {"predict": lambda *args: TASK.predict(*args)[:2]},
+        "task.predict: output has shape (2, 3); expected (3, ...), for 3 rows of the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MODELS)
+def test_a_mistake_in_a_model_is_named(mistake):
+    changes, said = MODELS[mistake]
+    with pytest.raises(UsageError) as found:
+        contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
+    assert said in str(found.value) and "\n" not in str(found.value)
+
+
+def by(weigh=None, **changes):
+    rule = weighting.uniform()
+    return rule._replace(**({"weigh": weigh} if weigh else {}), **changes)
+
+
+def everywhere(weights_of):
+    return by(lambda hyper, ones, returns: weighting.everywhere(weights_of(ones), returns))
+
+
+RULES = {
+    "a sum of 3": (everywhere(lambda ones: ones), "leaf 'params/bn1/bias' of shape (3,) sums to 3; expected 1"),
+    "negative": (everywhere(lambda ones: ones.at[0].set(-1)), "leaf 'params/bn1/bias' is [-1.  1.  1.]"),
+    "nan": (everywhere(lambda ones: ones / 0), "leaf 'params/bn1/bias' is [inf inf inf]; expected (3,) numbers"),
+    "two clients": (everywhere(lambda ones: ones[:2] / 2), "has shape (2,); expected (3,), from K = 3 clients"),
+    "integers": (everywhere(lambda ones: jnp.array([1, 0, 0])), "'params/bn1/bias' is int32 of shape (3,)"),
+    "params only": (
+        by(lambda hyper, ones, returns: weighting.everywhere(ones / 3, returns).params),
+        "has no leaf 'params/bn1/bias'; expected the structure of the model's variables",
+    ),
+    "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
+    "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
+}
+
+
+@pytest.mark.parametrize("mistake", RULES)
+def test_a_mistake_in_a_weighting_is_named(mistake):
+    rule, said = RULES[mistake]
+    with pytest.raises(UsageError) as found:
+        contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    assert said in str(found.value) and "\n" not in str(found.value)
+
+
+def test_what_is_right_passes():
+    rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"), TASK, 4)
+    contracts.check_task(TASK, WORLD.data().pool)
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+
+
+def test_a_run_refuses_before_it_compiles(monkeypatch):
+    monkeypatch.setattr(loop, "compile_programs", lambda sim: pytest.fail("too late"))
+    with pytest.raises(UsageError, match="sums to 3; expected 1"):
+        fedvg_jax.run(fedvg_jax.Config(clients=4), weighting=RULES["a sum of 3"][0])
+    with pytest.raises(UsageError, match="'fc1/bias' is int32"):
+        fedvg_jax.run(fedvg_jax.Config(clients=4), task=TASK._replace(init=integers))
+
+
+def test_two_leaves_swapped_are_named():
+    """Same names, another order of containers."""
+    with pytest.raises(UsageError, match="expected the structure of b, as it is"):
+        checks.same_structure({"w": (1.0,)}, {"w": [1.0]}, "a", "b")
+
+
+# --- a user's metric, and tables
+
+
+@pytest.mark.parametrize("name", ["round", "weights", "test_mine"])
+def test_a_metric_may_not_hide_the_history_s_own(name):
+    with pytest.raises(UsageError, match=f"metric '{name}' would hide the history's own"):
+        fedvg_jax.run(metrics={name: lambda model, data: 0})
+
+
+def evaluated(metric):
+    """The record of an evaluation, with one metric; the two models' sums are the test's own."""
+    sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}
+    nothing = build.Simulation(*[None] * 11)
+    sim = nothing._replace(task=TASK, data=WORLD.data(), metrics={"mine": metric})
+    programs = loop.Programs(None, lambda *args: sums, 0.0)
+    return loop.evaluated(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
+
+
+def test_a_metric_sees_the_model_and_the_data_at_every_evaluation():
+    found = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
+    size = jax.tree.leaves(worlds.variables())[0].size
+    assert found["mine"] == size + 100 * len(WORLD.pool.y) and found["test_accuracy"] == 1
+
+
+def test_a_metric_that_is_no_number_is_named():
+    with pytest.raises(UsageError, match=r"metric 'mine' returned shape \(3,\); expected one number, of shape \(\)"):
+        evaluated(lambda model, data: jnp.ones(3))
+    assert evaluated(lambda model, data: jnp.nan)["mine"] is None
+
+
+RECORDS = [
+    {"round": 1, "clients": [4, 2], "weights": [0.25, 0.75], "scores": [3.0, 1.0], "num_samples": [5, 6], "loss": 0.5},
+    {"round": 2, "clients": [0], "weights": [1.0], "scores": [2.0], "num_samples": [7], "loss": 0.25, "test_loss": 1.0},
+]
+
+
+def test_a_history_is_two_tables():
+    pytest.importorskip("pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs")
+    found = history.History(RECORDS, {}, None, None)
+    rounds, clients = found.to_pandas(), found.to_pandas("client")
+    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["loss", "test_loss"]
+    assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
+    assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
+    with pytest.raises(UsageError, match="per must be round or client; got layer"):
+        found.to_pandas("layer")
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"needs pandas; pip install 'fedvg_jax\[pandas\]'"):
+        history.History(RECORDS, {}, None, None).to_pandas()

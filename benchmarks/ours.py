@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import cases, contest, machine
 from fedvg_jax import build, local, robust, tree
 from fedvg_jax import schedule as schedules
-from fedvg_jax.types import Report, Returns, Schedule, Variables
+from fedvg_jax.types import Report, Returns, Schedule, SimState, Variables
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     planned = [sim.schedule(r) for r in range(case.rounds)]
     write_world(args.folder, case, sim, planned)
     ours = Ours(sim, planned)
-    contest.serve(args.folder, "ours", {"check": ours.check}, ours.time, ours.about())
+    contest.serve(args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about())
     return 0
 
 
@@ -98,17 +98,26 @@ class Ours:
         first = self.planned[0]
         single = schedules.stack([first], build.MAX_ROUNDS)
         state, metrics = self.chunk(self._state(), np.int32(1), single, self.sim.data, self.sim.hyper)
+        steps = np.minimum(first.num_steps, 1)
+        plan = schedules.plan(steps, first.plan.client.shape[1])
+        stepped = self._double(first._replace(num_steps=steps, plan=plan))[1]
         found = contest.by_path("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}
-        return found | contest.by_path("step", *jax.device_get(self._step(first)))
+        return found | contest.by_path("step", *jax.device_get(stepped))
 
-    def _step(self, planned: Schedule) -> Variables:
-        sim = self.sim
-        steps = np.minimum(planned.num_steps, 1)
-        lanes = build.make_executor(sim.config).num_lanes
-        short = planned._replace(num_steps=steps, plan=schedules.plan(steps, lanes))
+    def exact(self) -> dict[str, np.ndarray]:
+        """The first round's global model in float64, which all are compared with."""
+        first, data = self.planned[0], self.sim.data
+        state, clients = self._double(first)
         with jax.enable_x64(True):
-            state, hyper = jax.tree.map(_double, (sim.state, sim.hyper))
-            return self.parts["train"](state, short, sim.data, hyper)
+            measured = self.parts["score"](state, clients, first, data)
+            model = self.parts["aggregate"](state, clients, measured, first, data)
+        return contest.by_path("round", *jax.device_get(model))
+
+    def _double(self, planned: Schedule) -> tuple[SimState, Variables]:
+        """The initial state and the trained clients in float64."""
+        with jax.enable_x64(True):
+            state, hyper = jax.tree.map(_double, (self.sim.state, self.sim.hyper))
+            return state, self.parts["train"](state, planned, self.sim.data, hyper)
 
     def time(self) -> dict[str, float]:
         """Seconds of all rounds, uploads included; then of the parts of the first round."""

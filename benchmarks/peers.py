@@ -238,22 +238,9 @@ def check(peer: Lean) -> dict[str, np.ndarray]:
     reference.world = double(peer.world)
     clients = [params for params, _ in reference.steps()]
     found = {n: np.stack([torch_nets.from_torch(model, n, c[n]) for c in clients]) for n in peer.world.params}
-    return {f"step/params/{name}": x for name, x in found.items()} | whole(peer)
-
-
-def whole(peer: Lean) -> dict[str, np.ndarray]:
-    """The first round's global model and weights."""
-    world = peer.world
-    model, weights, _ = peer.round(0, (world.params, world.stats))
-    tensors = {f"round/params/{n}": torch_nets.from_torch(world.known["model"], n, t) for n, t in model[0].items()}
-    return tensors | {"weights": np.array(weights)}
-
-
-def exact(peer: Lean) -> dict[str, np.ndarray]:
-    """The first round in float64, which all are compared with."""
-    reference = copy.copy(peer)
-    reference.world = double(peer.world)
-    return whole(reference)
+    after, weights, _ = peer.round(0, (peer.world.params, peer.world.stats))
+    found = {f"step/params/{name}": x for name, x in found.items()} | {"weights": np.array(weights)}
+    return found | {f"round/params/{n}": torch_nets.from_torch(model, n, t) for n, t in after[0].items()}
 
 
 def timing(peer: Lean) -> dict[str, float]:
@@ -280,8 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     peer = PEERS[args.peer](read(args.folder))
     about = peer.about | {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    files = {"check": lambda: check(peer), "exact": lambda: exact(peer)}
-    contest.serve(args.folder, args.peer, files, lambda: timing(peer), about)
+    contest.serve(args.folder, args.peer, {"check": lambda: check(peer)}, lambda: timing(peer), about)
     return 0
 
 

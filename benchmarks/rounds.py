@@ -98,10 +98,9 @@ def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
 
 def agree(folder: Path, running: dict, skipped: dict, before: Mapping) -> dict[str, dict[str, float]]:
     """How far everyone is from us; who fails or is too far off is moved from `running` to `skipped`."""
-    reference = next((who for who in running if who not in ("ours", "pfl")), None)
-    if reference is None:
+    if len(running) == 1:
         return {}
-    exact, ours = (asked(folder, running, *of) for of in ((reference, "exact"), ("ours", "check")))
+    exact, ours = (asked(folder, running, "ours", what) for what in ("exact", "check"))
     found = {}
     for who in [who for who in running if who != "ours"]:
         try:

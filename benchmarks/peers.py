@@ -228,7 +228,8 @@ def double(world: World) -> World:
     def doubled(tensors: Tensors) -> Tensors:
         return {name: tensor.double() for name, tensor in tensors.items()}
 
-    return world._replace(x=world.x.double(), params=doubled(world.params), stats=doubled(world.stats))
+    pixels = (world.x.double() * 255).round() / 255
+    return world._replace(x=pixels, params=doubled(world.params), stats=doubled(world.stats))
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:

@@ -189,11 +189,12 @@ def campaign(tmp_path, *more):
     return accuracy.parse(["--out", str(tmp_path / "runs"), *options, *more])
 
 
-def test_the_campaign_stops_when_time_is_up_and_goes_on_later(tmp_path, capsys):
+def test_the_campaign_stops_when_time_is_up_and_goes_on_later(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(accuracy, "METHODS", {"FedVG": "fedvg"})
     assert not accuracy.campaign(campaign(tmp_path, "--minutes", "0"))
     assert accuracy.campaign(campaign(tmp_path))
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
-    assert len(written) == len(accuracy.METHODS)
+    assert len(written) == 1
     assert accuracy.campaign(campaign(tmp_path))
     assert {path: path.stat().st_mtime_ns for path in written} == written, "finished runs are not run again"
     assert "| FedVG | 0.05 | 1 of 1 |" in capsys.readouterr().out.split("| method |")[-1]

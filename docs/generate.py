@@ -29,7 +29,7 @@ SECTIONS = {
     "The Fisher view": ("joint_fisher", "sampled_joint_fisher", "fisher_trace"),
     "Rounds, and slopes through them": ("make_round", "unrolled", "over_rounds", "hypergradient"),
     "Whole runs": ("run", "History", "Config"),
-    "Your own model and weighting": ("check_task", "check_weighting", "UsageError"),
+    "Your own model and weighting": ("linen_task", "nnx_task", "check_task", "check_weighting", "UsageError"),
 }
 MODULES = {
     "differentiable": ("stack", "most_steps"),
@@ -37,7 +37,7 @@ MODULES = {
     "family": ("generalised", "sharpened"),
     "controls": ("permuted", "inverse_samples", "val_loss", "val_accuracy", "fltrust", "fitted"),
     "signals": ("normed", "validation_gradient", "delta", "fisher", "validation_loss", "validation_accuracy"),
-    "executors": ("lanes", "vmapped", "looped"),
+    "executors": ("lanes", "vmapped", "sharded", "looped"),
 }
 """Parts that rounds of one's own are made of."""
 

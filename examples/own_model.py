@@ -22,7 +22,7 @@ from fedvg_jax.models import task as tasks
 from fedvg_jax.types import Task, Variables, Weighting
 
 # %% [markdown]
-# Without Flax, any `apply(params, images) -> logits` is a classifier; `metrics` makes numbers of what `measure` adds up.
+# Without Flax, any `apply(params, images) -> logits` is a classifier; `metrics` makes numbers of sums over batches.
 
 
 # %%

@@ -47,6 +47,7 @@ MIN_SAMPLES_RULES = ("redraw", "top_up")
 CONVS = ("auto", "lax", "gemm", "planes")
 PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
 """What `--conv planes` is for."""
+PRECISIONS = ("default", "highest", "bfloat16")
 LR_SCHEDULES = ("constant", "exponential", "cosine")
 NONFINITE = ("raise", "skip")
 RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
@@ -169,7 +170,7 @@ _NAMES = {
     "algorithm": ALGORITHMS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
-    "precision": ("default", "highest", "bfloat16"),
+    "precision": PRECISIONS,
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,
     "fedvg.layer": ("tensor", "module"),

@@ -133,7 +133,7 @@ def _check(
     problems = {
         f"partition must be dirichlet or official, got {kind!r}": kind not in ("dirichlet", "official"),
         f"min_samples_rule must be redraw or top_up, got {rule!r}": rule not in ("redraw", "top_up"),
-        f"alpha must be > 0 and at most 1e6, got {alpha}": not 0 < alpha <= 1e6,
+        f"alpha must be > 0 and at most 1e30, got {alpha}": not 0 < alpha <= 1e30,
         f"partition seed must be 0..{2**32 - 1}, got {seed}": not 0 <= seed < 2**32,
         f"clients must be >= 1, got {num_clients}": num_clients < 1,
         f"min_samples must be >= 1, got {min_samples}": min_samples < 1,

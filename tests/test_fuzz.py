@@ -103,6 +103,8 @@ def test_any_bytes_as_a_history(folder, content):
 @example([0, 1] * 20, "dirichlet", 4, 1e-300, 0.25, 0.1)
 @example([0, 1] * 20, "official", 4, 1e-300, 0.25, 0.1)
 @example([0, 1] * 20, "official", 4, 1e300, 0.25, 0.1)
+@example([0, 1] * 20, "dirichlet", 4, 1e30, 0.25, 0.1)
+@example([0, 1] * 20, "official", 4, 1e30, 0.25, 0.1)
 def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
     ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
     with or_one_line():

@@ -197,7 +197,7 @@ _NAMES = {
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "alpha": (lambda v: 0 < v <= 1e6, "> 0 and at most 1e6; 0.05 is very skewed, 100 almost even"),
+    "alpha": (lambda v: 0 < v <= 1e30, "> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
     "clients": (lambda v: v >= 1, ">= 1"),
     "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "rounds": (lambda v: v >= 1, ">= 1"),

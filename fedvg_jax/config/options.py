@@ -264,6 +264,8 @@ class Config:
     precision: str = "default"
     """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
     throughout), or bfloat16; parameters, norms and averages stay float32."""
+    export: Path | None = None
+    """File for the final model, .safetensors: a ResNet's and a ViT's with torch's names, for `load_state_dict`."""
     dry_run: bool = False
     """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
     profile: Path | None = None

@@ -154,7 +154,11 @@ def memory_table() -> str:
 
 def with_table(text: str) -> str:
     """The page with its table anew."""
-    return re.sub(r"(<!-- memory -->\n).*?(\n<!-- end -->)", lambda m: m[1] + memory_table() + m[2], text, flags=re.S)
+    page, count = re.subn(
+        r"(<!-- memory -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{memory_table()}\n{m[2]}", text, flags=re.S
+    )
+    assert count == 1, "the page marks where its table is"
+    return page
 
 
 def pages() -> dict[Path, str]:

@@ -1,0 +1,133 @@
+"""The rounds that are timed: model, data, clients. Importing it imports no jax."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax import config as configs
+from fedvg_jax import data as datasets
+from fedvg_jax.config import Config
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partition import Partition
+
+
+class Case(NamedTuple):
+    """One kind of round."""
+
+    model: str
+    """a model of the package; or logistic, mlp64, mlp200, pfl_cnn, which are the benchmarks' own"""
+    settings: dict[str, Any]
+    images: int
+    """size of the pool; 0 for the digits"""
+    rounds: int = 1
+    """rounds in one timing"""
+    says: str = ""
+
+
+_DIGITS = {"clients": 100, "join_ratio": 0.1, "alpha": 100.0, "min_samples": 5, "local_epochs": 5, "lr": 0.1}
+_CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": 1.0, "local_epochs": 5, "lr": 0.01}
+
+CASES = {
+    "lenet5": Case("lenet5", _CIFAR, 60_000, says="CIFAR-10 as the paper splits it"),
+    "cnn": Case("cnn", _CIFAR, 12_000, says="a fifth of CIFAR-10"),
+    "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 3_000, says="3,000 images, 20 clients, 2 a round"),
+    "vit_s16": Case(
+        "vit_s16",
+        _CIFAR | {"clients": 4, "join_ratio": 0.25, "local_epochs": 1, "batch_size": 8},
+        80,
+        says="80 images at 224 px, 1 client of 4 a round, 1 epoch, batches of 8",
+    ),
+    "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients"),
+    "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients"),
+    "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients"),
+    "pfl_cnn": Case(
+        "pfl_cnn",
+        {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
+        50_000,
+        says="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
+    ),
+}
+
+
+def config(case: Case) -> Config:
+    """Its settings; where the model is the benchmarks' own, the task replaces it."""
+    config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
+    config = configs.apply(config, case.settings, "benchmark")
+    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else "mlp")
+
+
+OF_THE_PACKAGE = ("lenet5", "cnn", "resnet18", "vit_s16")
+
+
+def arrays(case: Case, data_dir: Path | None) -> Arrays:
+    """The digits; or so many images of CIFAR-10, noise in its shape where there is no folder."""
+    if not case.images:
+        return datasets.load("digits")
+    held_back = _HELD if case.model == "pfl_cnn" else 0
+    size = case.images + held_back
+    if data_dir:
+        whole = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+        return whole._replace(x=whole.x[:size], y=whole.y[:size], num_train=min(size, whole.num_train))
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
+    y = rng.integers(0, 10, size).astype(np.int32)
+    return Arrays("noise in the shape of CIFAR-10", x, y, tuple(map(str, range(10))), size)
+
+
+def partition(case: Case) -> Partition | None:
+    """Equal users for pfl's set-up; else what the settings draw."""
+    if case.model != "pfl_cnn":
+        return None
+    rows = np.random.default_rng(0).permutation(case.images).astype(np.int32)
+    held = np.arange(case.images, case.images + _HELD, dtype=np.int32)
+    clients = case.settings["clients"]
+    nothing = [held[:0]] * (clients - 1)
+    half = _HELD // 2
+    return Partition(np.split(rows, clients), [held[:half], *nothing], [held[half:], *nothing])
+
+
+_HELD = 128
+"""Images for validation and test, which that set-up does not use."""
+
+
+def task(case: Case, conv: str = "auto"):
+    """The model and its loss, where it is not one of the package's by name."""
+    from fedvg_jax.models import layout, mlp
+    from fedvg_jax.models import task as tasks
+
+    hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
+    if case.model in hidden:
+        return tasks.classification(mlp.MLP(10, hidden[case.model]), 10, (8, 8, 1))
+    if case.model == "pfl_cnn":
+        return tasks.classification(_pfl_cnn(layout.by_name(conv)), 10, (32, 32, 3))
+    return None
+
+
+def _pfl_cnn(at):
+    """pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
+
+    Without its two dropouts, which neither side computes here.
+    """
+    import flax.linen as nn
+
+    from fedvg_jax.models.layers import Conv, dense
+    from fedvg_jax.models.layout import max_pool
+
+    class PflCNN(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask, train: bool):
+            x = nn.relu(Conv(32, 3, at, name="conv1")(at.enter(x)))
+            x = max_pool(nn.relu(Conv(64, 3, at, name="conv2")(x)), 2)
+            return dense(nn.relu(dense(at.flatten(x), 128, "fc1")), 10, "classifier")
+
+    return PflCNN()
+
+
+def image_gradients(schedules, scoring: np.ndarray, scored: bool) -> dict[str, int]:
+    """Rows that go forward and backward in these rounds: in training, and in scoring."""
+    trained = sum(int((s.rows >= 0).sum()) for s in schedules)
+    return {"train": trained, "score": int((scoring >= 0).sum()) * sum(len(s.clients) for s in schedules) * scored}

@@ -1,0 +1,137 @@
+"""What the sections of `benchmarks.gpu` work with: ResNet-18 on 60,000 images over 100 clients, or something tiny."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import cases, machine
+from fedvg_jax import build, executors, local, signals, tree
+from fedvg_jax import config as configs
+from fedvg_jax import schedule as schedules
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.types import Batch, Data, Report, SimState, Task, Variables
+
+BATCH = 32
+
+
+class Box(NamedTuple):
+    """How much time there is, and whether it is for real."""
+
+    deadline: float
+    smoke: bool
+
+    @property
+    def case(self) -> str:
+        return "lenet5" if self.smoke else "resnet18"
+
+    @property
+    def convs(self) -> tuple[str, ...]:
+        return ("lax", "gemm")
+
+
+def simulation(box: Box, rounds: int = 200) -> build.Simulation:
+    """The paper's CIFAR-10 run, on noise in its shape."""
+    case = cases.CASES[box.case]._replace(images=600 if box.smoke else 60_000)
+    settings = {"alpha": 0.05, "clients": 100, "join_ratio": 0.1, "min_samples": 10, "eval_every": 20, "rounds": rounds}
+    settings |= {"alpha": 1.0, "clients": 6, "join_ratio": 0.5, "local_epochs": 1} if box.smoke else {}
+    config = configs.apply(cases.config(case), settings, "benchmark")
+    return build.simulation(config, data=cases.arrays(case, None))
+
+
+def make_task(box: Box, conv: str) -> Task:
+    """Its model with a convolution."""
+    case = cases.CASES[box.case]._replace(images=2)
+    return build.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
+
+
+def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, task: Task | None = None) -> float:
+    """Milliseconds per client and step of local training, as the executor runs it."""
+    steps, pool = (2, 64) if box.smoke else (40, 10_000)
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, pool, (steps, BATCH), np.int32) for _ in range(num_lanes)]
+    clients = np.arange(num_lanes, dtype=np.int32)
+    capacity = num_lanes * steps
+    planned = schedules.pack(clients, rows, [pool] * num_lanes, num_lanes=num_lanes, capacity=capacity)
+    task = task or make_task(box, conv)
+    variables = jax.jit(task.init)(jax.random.key(0))
+    memory = tree.repeat((), num_lanes)
+    state = SimState(jnp.int32(0), variables, (), memory)
+    images = Batch(jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8)), jnp.zeros(pool, jnp.int32))
+    data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
+
+    def make_client(shared, planned):
+        state, data, hyper = shared
+        return local.make_client(task, fedavg.fedavg(), local.sgd, state, planned, data, hyper)
+
+    def train(state, data, hyper, planned):
+        return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)
+
+    with jax.default_matmul_precision(precision):
+        compiled = jax.jit(train).lower(state, data, hyper, planned).compile()
+    seconds = machine.median_seconds(lambda: jax.block_until_ready(compiled(state, data, hyper, planned)), 3)
+    return round(1e3 * seconds / (num_lanes * steps), 4)
+
+
+def scoring_rate(box: Box, images: int, precision: str) -> float:
+    """Images per second that go forward and backward when one client is scored, so many in a pass."""
+    pool = 128 if box.smoke else 6_000
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8))
+    scoring = jnp.asarray(schedules.table(np.arange(pool, dtype=np.int32), BATCH, -(-pool // BATCH)))
+    data = Data(Batch(x, jnp.zeros(pool, jnp.int32)), scoring, scoring, scoring)
+    task = make_task(box, "auto")
+    variables = jax.jit(task.init)(jax.random.key(0))
+    measure = signals.validation_gradient(task, True, max(1, images // BATCH))
+
+    def score(variables: Variables, data: Data):
+        return measure({}, Report(variables, jnp.int32(1), variables.params), data)
+
+    with jax.default_matmul_precision(precision):
+        compiled = jax.jit(score).lower(variables, data).compile()
+    return pool / machine.median_seconds(lambda: jax.block_until_ready(compiled(variables, data)), 3)
+
+
+def live_task(box: Box) -> tuple[Task, float]:
+    """The model without the taps of its kernels that only ever meet padding, and their share of all that is live."""
+    task = make_task(box, "gemm")
+    variables = jax.jit(task.init)(jax.random.key(0))
+    x = jax.random.randint(jax.random.key(1), (BATCH, 32, 32, 3), 0, 256).astype(jnp.uint8)
+    batch, mask = Batch(x, jnp.arange(BATCH, dtype=jnp.int32) % 10), jnp.ones(BATCH, bool)
+    gradient = jax.jit(jax.grad(lambda params: task.loss(params, variables.stats, batch, mask, True)[0]))
+    boxes = jax.tree.map(_live_box, jax.device_get(gradient(variables.params)))
+
+    def cut(params):
+        return jax.tree.map(lambda p, at: p[at.slices], params, boxes)
+
+    def whole(params):
+        return jax.tree.map(lambda p, at: jnp.pad(p, at.margins), params, boxes)
+
+    def init(key):
+        variables = task.init(key)
+        return Variables(cut(variables.params), variables.stats)
+
+    def loss(params, *rest):
+        return task.loss(whole(params), *rest)
+
+    return task._replace(init=init, loss=loss), tree.size(cut(variables.params)) / tree.size(variables.params)
+
+
+class _Box:
+    """The smallest box of a kernel's taps that holds every gradient; a leaf of a tree, hence no tuple."""
+
+    def __init__(self, slices: tuple[slice, ...], margins: tuple[tuple[int, int], ...]):
+        self.slices, self.margins = slices, margins
+
+
+def _live_box(gradient: np.ndarray) -> _Box:
+    if gradient.ndim != 4:
+        return _Box((), ((0, 0),) * gradient.ndim)
+    found = [np.flatnonzero(np.any(gradient, axis=tuple(a for a in range(4) if a != axis))) for axis in (0, 1)]
+    bounds = [(int(f[0]), int(f[-1]) + 1) for f in found]
+    margins = tuple((a, n - b) for (a, b), n in zip(bounds, gradient.shape, strict=False))
+    return _Box(tuple(slice(a, b) for a, b in bounds), (*margins, (0, 0), (0, 0)))

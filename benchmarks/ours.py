@@ -1,0 +1,188 @@
+"""One contestant: this package. Started by `benchmarks.rounds`; it also writes the world the others work in.
+
+python -m benchmarks.ours --folder DIR --case NAME [--images N] [--data-dir DIR] [--conv NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import cases, contest, machine
+from fedvg_jax import build, local, robust, tree
+from fedvg_jax import schedule as schedules
+from fedvg_jax.types import Report, Returns, Schedule, SimState, Variables
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Builds the case, writes the world, then answers requests."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--case", choices=cases.CASES, required=True)
+    parser.add_argument("--images", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--conv", default="auto")
+    args = parser.parse_args(argv)
+    case = contest.resized(cases.CASES[args.case], args.images, args.rounds)
+    sim = simulation(case, args.data_dir, args.conv)
+    planned = [sim.schedule(r) for r in range(case.rounds)]
+    write_world(args.folder, case, sim, planned)
+    ours = Ours(sim, planned)
+    contest.serve(args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about())
+    return 0
+
+
+def simulation(case: cases.Case, data_dir: Path | None = None, conv: str = "auto") -> build.Simulation:
+    """The case, ready to run."""
+    config = dataclasses.replace(cases.config(case), conv=conv)
+    options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case, conv)}
+    return build.simulation(config, **options)
+
+
+def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: list[Schedule]) -> None:
+    """Pool, minibatches, scoring groups and the initial model, for the others."""
+    pool = {"x": np.asarray(sim.arrays.x), "y": np.asarray(sim.arrays.y)}
+    plain = {f"r{r}/{name}": getattr(s, name) for r, s in enumerate(planned) for name in contest.PLANNED}
+    scoring = {"scoring": np.asarray(sim.data.scoring)}
+    model = contest.by_path("init", *jax.device_get(sim.state.variables))
+    np.savez(folder / "world.npz", **pool, **plain, **scoring, **model)
+    config = sim.config
+    known = {
+        "model": case.model,
+        "rounds": case.rounds,
+        "lr": config.lr,
+        "eps": config.fedvg.eps,
+        "batch_size": config.batch_size,
+        "scored": config.weighting == "fedvg",
+        "clients": config.clients,
+        "work": cases.image_gradients(planned, scoring["scoring"], config.weighting == "fedvg"),
+        "equal": len({tuple(s.num_steps) for s in planned}) == 1 and len(set(planned[0].num_steps.tolist())) == 1,
+    }
+    (folder / "world.json").write_text(json.dumps(known), encoding="utf-8")
+
+
+class Ours:
+    """The compiled rounds of a simulation, and its parts."""
+
+    def __init__(self, sim: build.Simulation, planned: list[Schedule]):
+        self.sim, self.planned = sim, planned
+        self.stacked = schedules.stack(planned, build.MAX_ROUNDS)
+        begun = time.perf_counter()
+        lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
+        self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - begun
+        self.parts = _parts(sim)
+        self.clients = jax.block_until_ready(self.parts["train"](sim.state, planned[0], sim.data, sim.hyper))
+        self.measured = jax.block_until_ready(self.parts["score"](sim.state, self.clients, planned[0], sim.data))
+
+    def about(self) -> dict[str, Any]:
+        """What is told once."""
+        return {
+            "compile_seconds": round(self.compile_seconds, 3),
+            "devices": len(self.sim.data.scoring.sharding.device_set),
+            "flops_per_image_gradient": flops(self.sim),
+            "parameters": tree.size(self.sim.state.variables.params),
+        }
+
+    def check(self) -> dict[str, np.ndarray]:
+        """Every client after one step in float64; the first round's global model and weights as they are timed."""
+        first = self.planned[0]
+        single = schedules.stack([first], build.MAX_ROUNDS)
+        state, metrics = self.chunk(self._state(), np.int32(1), single, self.sim.data, self.sim.hyper)
+        steps = np.minimum(first.num_steps, 1)
+        plan = schedules.plan(steps, first.plan.client.shape[1])
+        stepped = self._double(first._replace(num_steps=steps, plan=plan))[1]
+        found = contest.by_path("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}
+        return found | contest.by_path("step", *jax.device_get(stepped))
+
+    def exact(self) -> dict[str, np.ndarray]:
+        """The first round's global model in float64, which all are compared with."""
+        first, data = self.planned[0], self.sim.data
+        state, clients = self._double(first)
+        with jax.enable_x64(True):
+            measured = self.parts["score"](state, clients, first, data)
+            model = self.parts["aggregate"](state, clients, measured, first, data)
+        return contest.by_path("round", *jax.device_get(model))
+
+    def _double(self, planned: Schedule) -> tuple[SimState, Variables]:
+        """The initial state and the trained clients in float64."""
+        with jax.enable_x64(True):
+            state, hyper = jax.tree.map(_double, (self.sim.state, self.sim.hyper))
+            return state, self.parts["train"](state, planned, self.sim.data, hyper)
+
+    def time(self) -> dict[str, float]:
+        """Seconds of all rounds, uploads included; then of the parts of the first round."""
+        sim, first = self.sim, self.planned[0]
+        state = jax.block_until_ready(self._state())
+        begun = time.perf_counter()
+        done = self.chunk(state, np.int32(len(self.planned)), self.stacked, sim.data, sim.hyper)
+        jax.block_until_ready(done)
+        found = {"round": (time.perf_counter() - begun) / len(self.planned)}
+        arguments = {
+            "train": (sim.state, first, sim.data, sim.hyper),
+            "score": (sim.state, self.clients, first, sim.data),
+            "aggregate": (sim.state, self.clients, self.measured, first, sim.data),
+        }
+        for name, part in self.parts.items():
+            found[name] = machine.timed(lambda part=part, name=name: jax.block_until_ready(part(*arguments[name])))
+        return found
+
+    def _state(self):
+        return jax.tree.map(jnp.copy, self.sim.state)  # a chunk takes over the memory of its state
+
+
+def _double(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _parts(sim: build.Simulation) -> dict[str, Any]:
+    """Training, scoring and aggregation as programs of their own."""
+    config, task, hyper = sim.config, sim.task, sim.hyper
+    algorithm = build.ALGORITHMS[config.algorithm](config)
+    weighting, executor = build.make_weighting(config, task, algorithm), build.make_executor(config)
+    optimiser = build.make_optimiser(config)
+
+    def client(shared, planned):
+        state, data, hyper = shared
+        return local.make_client(task, algorithm, optimiser, state, planned, data, hyper)
+
+    def train(state, planned, data, hyper) -> Variables:
+        done = executor.train(client, (state, data, hyper), planned)
+        return Variables(done.params, done.stats)
+
+    def score(state, clients, planned, data):
+        deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
+        reports = Report(clients, planned.num_samples, deltas)
+        return executor.map(
+            lambda shared, report: weighting.signal(shared[0], report, shared[1]), (hyper, data), reports
+        )
+
+    def aggregate(state, clients, measured, planned, data):
+        weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
+        return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
+
+    return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
+
+
+def flops(sim: build.Simulation) -> float | None:
+    """Floating-point operations of one image's forward and backward pass, as XLA counts the unoptimised program."""
+    task, size = sim.task, sim.config.batch_size
+    x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)
+    batch = type(sim.data.pool)(x, jax.ShapeDtypeStruct((size,), jnp.int32))
+    gradient = jax.grad(lambda *args: task.loss(*args, True)[0])
+    mask = jax.ShapeDtypeStruct((size,), jnp.bool)
+    counted = jax.jit(gradient).lower(*sim.state.variables, batch, mask).cost_analysis()
+    return counted["flops"] / size if counted else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The README's table of speed, from the results files: `python -m benchmarks.table` writes it, `--check` compares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import BUSY
+
+README = Path(__file__).parent.parent / "README.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
+
+TARGETS = {
+    "lenet5": ("lean", 2),
+    "cnn": ("lean", 1),
+    "resnet18": ("lean", 2),
+    "vit_s16": ("lean", 1),
+    "logistic": ("loader", 25),
+    "mlp64": ("loader", 15),
+    "mlp200": ("loader", 5),
+}
+"""case -> the contestant it is to beat, and by what factor"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 1 if the README is not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    text = README.read_text(encoding="utf-8")
+    wanted = updated(text, render(RESULTS))
+    if args.check:
+        print("up to date" if text == wanted else "README.md differs: python -m benchmarks.table")
+        return int(text != wanted)
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+def updated(text: str, table: str) -> str:
+    """`text` with `table` between the markers."""
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"README.md needs the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def render(results: Path) -> str:
+    """One table per machine, and a line for what no file tells."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    parts = ["\n".join(rounds(file)) for file in found if "cases" in file]
+    parts += ["\n".join(gpu(file)) for file in found if "sections" in file and not file["smoke"]]
+    if not any("sections" in file and not file["smoke"] for file in found):
+        parts.append("GPU: not yet measured (`python -m benchmarks.gpu`, one command of 8 minutes).")
+    return "\n\n".join(parts)
+
+
+def rounds(file: dict[str, Any]) -> Iterator[str]:
+    """Rounds on a CPU."""
+    machine = file["machine"]
+    versions = ", ".join(f"{n} {machine['versions'][n]}" for n in ("jax", "torch") if n in machine["versions"])
+    peak = file["sgemm GF/s"]
+    yield (
+        f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
+        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
+    )
+    yield ""
+    yield "| round | ours, s | of peak | PyTorch, lean | DataLoader | vmap | pfl | compile, s | target |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, case in file["cases"].items():
+        ours, peak = case["seconds"]["ours"]["round"], case["fraction_of_peak"]
+        cells = [
+            f"{name}: {case['says']}{'' if quiet(case) else ' (busy)'}",
+            f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
+            f"{100 * peak:.0f} %" if peak else "-",
+            *(f"{case['ratio'][w]:.2f} x" if w in case["ratio"] else "-" for w in _PEERS),
+            f"{case['about']['ours']['compile_seconds']:.1f}",
+            verdict(name, case),
+        ]
+        yield f"| {' | '.join(cells)} |"
+    if not all(map(quiet, file["cases"].values())):
+        yield ""
+        yield "busy: other work was running on the machine, so that these times are too long and their ratios rough."
+
+
+def quiet(case: dict[str, Any]) -> bool:
+    """Whether the machine was idle but for us, before and after."""
+    return all((case[name] or 0) <= BUSY for name in ("others_before", "others_after"))
+
+
+_PEERS = ("lean", "loader", "vmap", "pfl")
+
+
+def verdict(name: str, case: dict[str, Any]) -> str:
+    """The target, and whether it is reached."""
+    if name not in TARGETS:
+        return "none"
+    peer, factor = TARGETS[name]
+    against = {"lean": "lean", "loader": "DataLoader"}[peer]
+    if peer not in case["ratio"]:
+        return f"{factor} x {against}: not measured"
+    return f"{factor} x {against}: {'reached' if case['ratio'][peer] >= factor else 'not reached'}"
+
+
+def gpu(file: dict[str, Any]) -> Iterator[str]:
+    """The whole run on a GPU, with PyTorch's round beside it."""
+    machine, sections = file["machine"], file["sections"]
+    yield f"{machine.get('accelerator', 'GPU')}, jax {machine['versions'].get('jax')}, {machine['date'][:10]}:"
+    run = sections.get("run", {})
+    if "seconds of 200 rounds" in run:
+        how = "extrapolated from" if run["extrapolated"] else "measured over"
+        yield (
+            f"200 rounds of ResNet-18 on CIFAR-10-shaped images, alpha 0.05: {run['seconds of 200 rounds']:.0f} s"
+            f" ({how} {run['rounds']} rounds), compiling {run['compile_seconds']:.0f} s apart."
+        )
+    if ways := sections.get("torch", {}).get("ways"):
+        best = min(ways, key=lambda way: ways[way]["seconds a round"])
+        yield f"PyTorch's loop on the same device: {ways[best]['seconds a round']:.2f} s a round ({best})."
+
+
+def number(seconds: float) -> str:
+    """Three figures.
+
+    >>> number(0.0012345), number(12.345)
+    ('0.00123', '12.3')
+    """
+    return f"{seconds:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

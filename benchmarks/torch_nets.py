@@ -1,0 +1,140 @@
+"""The same networks in plain PyTorch, as functions of named tensors; and our arrays in torch's layout and back.
+
+Names are our paths, "conv1/kernel"; kernels are OIHW and dense weights [out, in], as torch has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+FLATTENED = {"lenet5": 16, "cnn": 64, "pfl_cnn": 64}
+"""Channels of the image that fc1 reads: channel by channel in torch, pixel by pixel in ours."""
+
+PATCH, HEADS, SIZE = 16, 6, 224
+"""Of ViT-S/16."""
+
+
+def to_torch(model: str, name: str, x: np.ndarray) -> Tensor:
+    """Our array as torch has it."""
+    if x.ndim == 4:
+        x = x.transpose(3, 2, 0, 1)
+    elif name == "patch_embed/kernel":
+        x = x.reshape(PATCH, PATCH, -1, x.shape[1]).transpose(3, 2, 0, 1)
+    elif name == "fc1/kernel" and model in FLATTENED:
+        side = round((len(x) // FLATTENED[model]) ** 0.5)
+        x = x.reshape(side, side, FLATTENED[model], -1).transpose(3, 2, 0, 1).reshape(x.shape[1], -1)
+    elif x.ndim == 2:
+        x = x.T
+    return torch.tensor(np.ascontiguousarray(x))
+
+
+def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
+    """And back."""
+    x = tensor.detach().numpy()
+    if name == "patch_embed/kernel":
+        return x.transpose(2, 3, 1, 0).reshape(-1, len(x))
+    if x.ndim == 4:
+        return x.transpose(2, 3, 1, 0)
+    if name == "fc1/kernel" and model in FLATTENED:
+        side = round((x.shape[1] // FLATTENED[model]) ** 0.5)
+        return x.reshape(-1, FLATTENED[model], side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
+    return x.T if x.ndim == 2 else x
+
+
+def lenet5(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """5x5 convolutions with BatchNorm, ReLU and max-pool; dense 120, 84."""
+    for i in (1, 2):
+        x = F.max_pool2d(F.relu(norm(t, stats, f"bn{i}", conv(t, f"conv{i}", x))), 2)
+    return dense(t, "classifier", F.relu(dense(t, "fc2", F.relu(dense(t, "fc1", x.flatten(1))))))
+
+
+def cnn(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """Two 5x5 convolutions with ReLU and max-pool; dense 512."""
+    for i in (1, 2):
+        x = F.max_pool2d(F.relu(conv(t, f"conv{i}", x)), 2)
+    return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
+
+
+def pfl_cnn(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """Two 3x3 convolutions with ReLU, max-pool; dense 128."""
+    x = F.max_pool2d(F.relu(conv(t, "conv2", F.relu(conv(t, "conv1", x)))), 2)
+    return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
+
+
+def mlp(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """Dense layers with ReLU between."""
+    x = x.flatten(1)
+    for i in range(1, len(t) // 2):
+        x = F.relu(dense(t, f"fc{i}", x))
+    return dense(t, "classifier", x)
+
+
+def resnet18(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """torchvision's."""
+
+    def block(at: str, x: Tensor, stride: int) -> Tensor:
+        y = F.relu(norm(t, stats, f"{at}/bn1", conv(t, f"{at}/conv1", x, stride, 1)))
+        y = norm(t, stats, f"{at}/bn2", conv(t, f"{at}/conv2", y, 1, 1))
+        if f"{at}/downsample_0/kernel" in t:
+            x = norm(t, stats, f"{at}/downsample_1", conv(t, f"{at}/downsample_0", x, stride))
+        return F.relu(x + y)
+
+    x = F.max_pool2d(F.relu(norm(t, stats, "bn1", conv(t, "conv1", x, 2, 3))), 3, 2, 1)
+    for stage in range(1, 5):
+        for i in range(2):
+            x = block(f"layer{stage}_{i}", x, 2 if stage > 1 and i == 0 else 1)
+    return dense(t, "classifier", x.mean((2, 3)))
+
+
+def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+    """timm's, with torch's fused attention."""
+
+    def layer_norm(name: str, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], t[f"{name}/scale"], t[f"{name}/bias"], 1e-6)
+
+    def attend(at: str, x: Tensor) -> Tensor:
+        q, k, v = dense(t, f"{at}/qkv", x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return dense(t, f"{at}/proj", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    x = F.interpolate(x, (SIZE, SIZE), mode="bilinear", antialias=True)
+    x = F.conv2d(x, t["patch_embed/kernel"], t["patch_embed/bias"], PATCH).flatten(2).transpose(1, 2)
+    x = torch.cat([t["cls_token"].expand(len(x), -1, -1), x], 1) + t["pos_embed"]
+    depth = sum(name.endswith("qkv/kernel") for name in t)
+    for at in (f"block_{i}" for i in range(depth)):
+        x = x + attend(at, layer_norm(f"{at}/norm1", x))
+        x = x + dense(t, f"{at}/fc2", F.gelu(dense(t, f"{at}/fc1", layer_norm(f"{at}/norm2", x))))
+    return dense(t, "classifier", layer_norm("norm", x[:, 0]))
+
+
+NETS: dict[str, Callable[[Tensors, Tensors | None, Tensor], Tensor]] = {
+    "lenet5": lenet5,
+    "cnn": cnn,
+    "pfl_cnn": pfl_cnn,
+    "resnet18": resnet18,
+    "vit_s16": vit_s16,
+    **dict.fromkeys(("logistic", "mlp64", "mlp200"), mlp),
+}
+"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1) -> logits; BatchNorm as in training"""
+
+
+def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
+    """With a bias where there is one."""
+    return F.conv2d(x, t[f"{name}/kernel"], t.get(f"{name}/bias"), stride, padding)
+
+
+def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
+    """x W' + b."""
+    return F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"])
+
+
+def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor) -> Tensor:
+    """BatchNorm with the batch's statistics; moves the running ones where there are any."""
+    mean, var = (stats[f"{name}/mean"], stats[f"{name}/var"]) if stats else (None, None)
+    return F.batch_norm(x, mean, var, t[f"{name}/scale"], t[f"{name}/bias"], True, 0.1, 1e-5)

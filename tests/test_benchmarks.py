@@ -1,0 +1,235 @@
+"""The benchmarks run, refuse contestants that disagree, and tell the README what they found. No test reads a clock."""
+
+import ast
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import accuracy, cases, contest, costs, gpu, machine, ours, rounds, table
+from fedvg_jax.types import Batch
+
+HOUSE = Path(__file__).parent.parent
+
+
+def torch_or_skip():
+    return pytest.importorskip("torch", reason="PyTorch, the contestant, is not installed")
+
+
+# --- contestants agree, or are not timed
+
+
+@pytest.fixture(scope="module")
+def logistic(tmp_path_factory):
+    """The folder of a world, and ours in it."""
+    folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1)
+    sim = ours.simulation(case)
+    planned = [sim.schedule(0)]
+    ours.write_world(folder, case, sim, planned)
+    return folder, ours.Ours(sim, planned)
+
+
+@pytest.mark.parametrize("name", ["lean", "loader"])
+def test_pytorch_ends_with_the_same_models_and_weights(logistic, name):
+    torch_or_skip()
+    from benchmarks import peers
+
+    folder, mine = logistic
+    found = disagreement(folder, mine, peers.PEERS[name](peers.read(folder)))
+    assert contest.agrees(found), found
+
+
+def test_pytorch_on_other_minibatches_does_not(logistic):
+    torch_or_skip()
+    from benchmarks import peers
+
+    folder, mine = logistic
+    other = peers.read(folder)
+    other = other._replace(rounds=[[[rows[1:] for rows in client] for client in other.rounds[0]]])
+    assert not contest.agrees(disagreement(folder, mine, peers.Lean(other)))
+
+
+def disagreement(folder, mine, peer):
+    from benchmarks import peers
+
+    with np.load(folder / "world.npz") as file:
+        return contest.disagreement(mine.check(), peers.check(peer), mine.exact(), dict(file))
+
+
+@pytest.mark.slow
+def test_all_clients_at_once_in_pytorch_end_with_the_same_models(tmp_path):
+    torch_or_skip()
+    from benchmarks import peers
+
+    case = cases.CASES["pfl_cnn"]._replace(images=2000)
+    settings = case.settings | {"clients": 100, "join_ratio": 0.02}
+    case = case._replace(settings=settings)
+    sim = ours.simulation(case)
+    planned = [sim.schedule(0)]
+    ours.write_world(tmp_path, case, sim, planned)
+    found = disagreement(tmp_path, ours.Ours(sim, planned), peers.Vmap(peers.read(tmp_path)))
+    assert contest.agrees(found), found
+
+
+def test_weights_that_differ_are_a_disagreement():
+    model = {"params/w": np.ones(3)}
+    before = {"init/params/w": np.zeros(3)}
+    mine = {f"{at}/{n}": x for at in ("step", "round") for n, x in model.items()} | {"weights": np.array([0.5, 0.5])}
+
+    def agree(**changes):
+        theirs = mine | {name.replace("_", "/"): value for name, value in changes.items()}
+        return contest.agrees(contest.disagreement(mine, theirs, mine, before))
+
+    assert agree()
+    assert not agree(weights=np.array([0.4, 0.6]))
+    assert not agree(round_params_w=1.1 * np.ones(3))
+    assert not agree(step_params_w=1.001 * np.ones(3))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mlp64", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lenet5", "cnn", "pfl_cnn", "resnet18", "vit_s16"))],
+)
+def test_pytorch_has_the_same_network(name):
+    torch = torch_or_skip()
+    from benchmarks import torch_nets
+
+    case = cases.CASES[name]
+    case = case._replace(images=case.images and 4)
+    task = named_task(case)
+    variables = jax.jit(task.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda x: x + rng.normal(0, 0.02, x.shape).astype(x.dtype), variables)
+    x = rng.integers(0, 256, (4, *((32, 32, 3) if case.images else (8, 8, 1))), np.uint8)
+    batch, mask = Batch(x, rng.integers(0, 10, 4).astype(np.int32)), np.ones(4, bool)
+    loss = jax.jit(lambda v: task.loss(*v, batch, mask, True)[0])(variables)
+    arrays = contest.by_path("init", *jax.device_get(variables))
+    params = {n: torch_nets.to_torch(name, n, a) for n, a in contest.below(arrays, "init/params").items()}
+    logits = torch_nets.NETS[name](params, None, torch.tensor(x).permute(0, 3, 1, 2).float() / 255)
+    theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.y).long())
+    np.testing.assert_allclose(loss, theirs, rtol=2e-5)
+    for path, array in contest.below(arrays, "init/params").items():
+        np.testing.assert_array_equal(torch_nets.from_torch(name, path, params[path]), array)
+
+
+def named_task(case):
+    from fedvg_jax import build
+
+    return cases.task(case) or build.make_task(cases.config(case), cases.arrays(case, None))
+
+
+def test_rounds_are_timed_in_processes_and_written(tmp_path):
+    torch_or_skip()
+    file = tmp_path / "found.json"
+    options = ["--rounds", "1", "--repeats", "1", "--peers", "lean", "pfl", "--threads", "1", "--out", str(file)]
+    assert rounds.main(["--cases", "logistic", *options]) == 0
+    found = json.loads(file.read_text())
+    case = found["cases"]["logistic"]
+    assert case["seconds"].keys() == {"ours", "lean"} and "pfl" in case["skipped"]
+    assert case["ratio"]["lean"] == pytest.approx(
+        case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"], abs=1e-3
+    )
+    assert found["machine"].keys() >= {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
+    assert "logistic" in table.render(tmp_path)
+
+
+# --- the README's table
+
+
+def test_the_table_of_the_readme_is_that_of_the_results():
+    text = table.README.read_text(encoding="utf-8")
+    assert table.updated(text, table.render(table.RESULTS)) == text, "python -m benchmarks.table"
+
+
+def test_a_readme_without_the_markers_is_refused():
+    with pytest.raises(SystemExit, match="speed: begin"):
+        table.updated("no markers", "table")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
+)
+def test_a_target_is_reached_missed_or_not_measured(ratio, said):
+    assert table.verdict("lenet5", {"ratio": ratio}) == f"2 x lean: {said}"
+
+
+def test_without_a_file_of_a_gpu_the_table_says_so(tmp_path):
+    assert "not yet measured" in table.render(tmp_path)
+    machine.write(tmp_path / "smoke.json", {"smoke": True, "sections": {}})
+    assert "not yet measured" in table.render(tmp_path)
+
+
+# --- the other scripts
+
+
+def test_a_section_of_the_gpu_script_runs_on_the_cpu_and_a_failing_one_is_recorded(tmp_path):
+    args = gpu.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
+    assert gpu.section("loop", 60, args)["microseconds a turn, trip count data"] > 0
+    assert "stopped" in gpu.section("loop", 0.01, args)
+
+
+@pytest.mark.slow
+def test_the_gpu_script_runs_whole_on_the_cpu(tmp_path):
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
+    sections = json.loads(out.read_text())["sections"]
+    assert [name for name, s in sections.items() if "failed" in s or "error" in s] == []
+
+
+def campaign(tmp_path, *more):
+    small = ["dataset=digits", "model=mlp", "clients=4", "join_ratio=0.5", "rounds=2", "local_epochs=1", "alpha=1"]
+    options = ["--seeds", "0", "--alphas", "0.05", "--set", *small, f"cache_dir={tmp_path / 'cache'}"]
+    return accuracy.parse(["--out", str(tmp_path / "runs"), *options, *more])
+
+
+def test_the_campaign_stops_when_time_is_up_and_goes_on_later(tmp_path, capsys):
+    assert not accuracy.campaign(campaign(tmp_path, "--minutes", "0"))
+    assert accuracy.campaign(campaign(tmp_path))
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
+    assert len(written) == len(accuracy.METHODS)
+    assert accuracy.campaign(campaign(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in written} == written, "finished runs are not run again"
+    assert "| FedVG | 0.05 | 1 of 1 |" in capsys.readouterr().out.split("| method |")[-1]
+
+
+def test_a_table_of_accuracy_has_means_and_deviations(tmp_path):
+    args = accuracy.parse(["--out", str(tmp_path), "--seeds", "0", "1", "--alphas", "0.1"])
+    for seed, found in enumerate((0.5, 0.6)):
+        names = ("test_accuracy_final", "test_accuracy_at_best_val", "test_accuracy_max")
+        folder = accuracy.folder(args, "FedVG", 0.1, seed)
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"rounds": 200} | dict.fromkeys(names, found)))
+    # the deviation of two numbers is their difference / sqrt 2: 10 / 1.414
+    assert "| FedVG | 0.1 | 2 of 2 | 55.00 ± 7.07 |" in accuracy.table(args)
+
+
+def test_a_data_set_in_pieces_is_joined_in_order(tmp_path, capsys):
+    pieces = [tmp_path / name for name in ("a", "b")]
+    for piece, content in zip(pieces, (b"first", b"second"), strict=True):
+        piece.write_bytes(content)
+    accuracy.join(pieces, tmp_path / "data" / "cifar10.npz")
+    assert (tmp_path / "data" / "cifar10.npz").read_bytes() == b"firstsecond"
+    assert accuracy.main(["--data-dir", str(tmp_path), "--parts", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_costs_are_measured_of_the_round_that_is_meant():
+    few = costs.Round(clients=4, cohort=2, epochs=1, validation=32, width=8, rows=32)
+    found = costs.measure(few, 1)
+    assert found["image_gradients"] == 2 * (32 + 32)
+    assert found["parameters"] == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
+
+
+def test_growth_is_the_slope_between_the_largest_two():
+    points = [{"seconds": {"median": s}} for s in (1.0, 2.0, 8.0)]
+    assert costs.growth([1, 2, 4], points) == pytest.approx(2)
+
+
+def test_the_package_does_not_know_of_the_benchmarks():
+    for path in (HOUSE / "fedvg_jax").rglob("*.py"):
+        names = [
+            ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)
+        ]
+        assert not any("benchmarks" in name for name in names), path

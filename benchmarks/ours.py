@@ -60,7 +60,7 @@ def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: 
     known = {
         "model": case.model,
         "rounds": case.rounds,
-        "lr": config.lr,
+        "lr": float(np.float32(config.lr)),
         "eps": config.fedvg.eps,
         "batch_size": config.batch_size,
         "scored": config.weighting == "fedvg",
@@ -83,6 +83,7 @@ class Ours:
         self.parts = _parts(sim)
         self.clients = jax.block_until_ready(self.parts["train"](sim.state, planned[0], sim.data, sim.hyper))
         self.measured = jax.block_until_ready(self.parts["score"](sim.state, self.clients, planned[0], sim.data))
+        jax.block_until_ready(self.parts["aggregate"](sim.state, self.clients, self.measured, planned[0], sim.data))
 
     def about(self) -> dict[str, Any]:
         """What is told once."""

@@ -2,15 +2,18 @@
 
     python -m benchmarks.peers --folder DIR --peer {lean,loader,vmap} --threads N
 
-lean    tensors preloaded and scaled, the functional gradient, one fused update; the memory format that is faster
+lean    tensors preloaded and scaled, the functional gradient, one fused update; the faster memory format
 loader  as the field's frameworks do it: a Dataset, a DataLoader, torch.optim, a model copied for every client
 vmap    torch.func.vmap over the whole cohort, where clients are equal and there is no BatchNorm
+
+Each with N threads or with one, whichever is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import time
@@ -70,22 +73,31 @@ def read(folder: Path) -> World:
 class Lean:
     """No DataLoader, no optimiser object, nothing copied that need not be."""
 
+    formats = True
+    """whether it looks for the faster memory format"""
+
     def __init__(self, world: World):
         self.world = world
-        self.about = {"memory_format": self._choose()}
 
-    def _choose(self) -> str:
-        """The faster of two memory formats for one client's steps; only convolutions care."""
-        if not any(p.ndim == 4 for p in self.world.params.values()):
-            return "contiguous"
-        formats, found = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}, {}
+    def choose(self, threads: int) -> dict[str, Any]:
+        """The fastest of all threads or one, and of two memory formats where there are convolutions."""
+        formats = {"contiguous": torch.contiguous_format}
+        if self.formats and any(p.ndim == 4 for p in self.world.params.values()):
+            formats["channels_last"] = torch.channels_last
         batches = max(self.world.rounds[0], key=len)[:4]
-        for name, memory_format in formats.items():
-            self._lay_out(memory_format)
-            found[name] = machine.median_seconds(lambda: self.train(batches), 3)
+        found = {}
+        for way in itertools.product(sorted({threads, 1}), formats):
+            torch.set_num_threads(way[0])
+            self._lay_out(formats[way[1]])
+            found[way] = machine.median_seconds(lambda: self.steps_of(batches), 3)
         best = min(found, key=found.get)
-        self._lay_out(formats[best])
-        return best
+        torch.set_num_threads(best[0])
+        self._lay_out(formats[best[1]])
+        return {"threads": best[0], "memory_format": best[1]}
+
+    def steps_of(self, batches: list[Tensor]) -> None:
+        """What the ways to work are compared on."""
+        self.train(batches)
 
     def _lay_out(self, memory_format) -> None:
         params = {n: p.to(memory_format=memory_format) if p.ndim == 4 else p for n, p in self.world.params.items()}
@@ -135,8 +147,9 @@ class Lean:
 class Loader(Lean):
     """A Dataset of images that are scaled one by one, and torch.optim."""
 
+    formats = False
+
     def __init__(self, world: World):
-        self.about = {}
         self.pixels = (world.x * 255).round().to(torch.uint8)
         self.world = world
 
@@ -179,12 +192,15 @@ class Vmap(Lean):
         sizes = {len(rows) for clients in world.rounds for batches in clients for rows in batches}
         if world.stats or world.known["scored"] or len(sizes) > 1 or not world.known["equal"]:
             raise SystemExit("vmap needs equal clients without BatchNorm or scoring groups")
-        self.world, self.about = world, {}
+        self.world = world
 
         def loss(params, x, y):
             return F.cross_entropy(world.net(params, None, x), y)
 
         self.gradients = torch.func.vmap(torch.func.grad(loss))
+
+    def steps_of(self, batches):
+        self.together([b[:1] for b in self.world.rounds[0]], self.world.params)
 
     def together(self, batches: list[list[Tensor]], start: Tensors) -> Tensors:
         """Stacked clients after their local training."""
@@ -228,7 +244,8 @@ def double(world: World) -> World:
     def doubled(tensors: Tensors) -> Tensors:
         return {name: tensor.double() for name, tensor in tensors.items()}
 
-    return world._replace(x=world.x.double(), params=doubled(world.params), stats=doubled(world.stats))
+    pixels = (world.x.double() * 255).round() / 255
+    return world._replace(x=pixels, params=doubled(world.params), stats=doubled(world.stats))
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:
@@ -264,9 +281,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
     peer = PEERS[args.peer](read(args.folder))
-    about = peer.about | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    about = peer.choose(args.threads) | {"torch": torch.__version__}
     contest.serve(args.folder, args.peer, {"check": lambda: check(peer)}, lambda: timing(peer), about)
     return 0
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import Attack
 from fedvg_jax.config.population import Corrupt, Validation
+from fedvg_jax.config.robustness import Attack
 from fedvg_jax.types import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")
+"""Those that are notebooks; regression.py is a command, and `test_adapt.py` runs it."""
 
 
 def module(path):

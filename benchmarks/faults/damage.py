@@ -41,7 +41,7 @@ def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
 def opened(settings: config.Config, state: SimState, told: list[str]) -> Iterator:
     from fedvg_jax import recording
 
-    with recording.opened(settings, state, [], lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
+    with recording.opened(settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
         yield recorder
 
 

@@ -147,7 +147,7 @@ def _double(x: jax.Array) -> jax.Array:
 
 def _parts(sim: build.Simulation) -> dict[str, Any]:
     """Training, scoring and aggregation as programs of their own."""
-    config, task, hyper = sim.config, sim.task, sim.hyper
+    config, task = sim.config, sim.task
     algorithm = build.ALGORITHMS[config.algorithm](config)
     weighting, executor = build.make_weighting(config, task, algorithm), build.make_executor(config)
     optimiser = build.make_optimiser(config)
@@ -156,11 +156,15 @@ def _parts(sim: build.Simulation) -> dict[str, Any]:
         state, data, hyper = shared
         return local.make_client(task, algorithm, optimiser, state, planned, data, hyper)
 
+    def like_model(state):
+        return jax.tree.map(lambda x: x.astype(tree.dtype(state.variables.params)), sim.hyper)
+
     def train(state, planned, data, hyper) -> Variables:
         done = executor.train(client, (state, data, hyper), planned)
         return Variables(done.params, done.stats)
 
     def score(state, clients, planned, data):
+        hyper = like_model(state)
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, planned.num_samples, deltas)
         return executor.map(
@@ -168,6 +172,7 @@ def _parts(sim: build.Simulation) -> dict[str, Any]:
         )
 
     def aggregate(state, clients, measured, planned, data):
+        hyper = like_model(state)
         weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
         return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
 

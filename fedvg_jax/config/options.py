@@ -169,11 +169,13 @@ class Config:
     batch_size: int = 32
     """Minibatch size, for training and for scoring."""
     lr: float = 0.2
-    """Client learning rate (SGD)."""
+    """Client learning rate."""
+    optimiser: str = "sgd"
+    """Clients' optimiser: sgd, adam, or adamw (weight decay apart from the gradient)."""
     momentum: float = 0.0
-    """Client momentum."""
+    """Client momentum, of sgd."""
     optimiser_state: str = "reset"
-    """A client's momentum is forgotten between rounds (reset), or kept until it plays again (kept)."""
+    """The memory of a client's optimiser is forgotten between rounds (reset), or kept until it plays again (kept)."""
     weight_decay: float = 0.0
     """Client weight decay."""
     lr_schedule: str = "constant"

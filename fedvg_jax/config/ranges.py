@@ -148,10 +148,13 @@ def _check_robust(config: Config) -> None:
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
-    if config.optimiser_state == "kept" and (not config.momentum or config.algorithm in ("scaffold", "fednova")):
+    if config.momentum and config.optimiser != "sgd":
+        raise UsageError(f"momentum {config.momentum:g} is of optimiser sgd, got {config.optimiser}; leave it out")
+    remembers = config.momentum or config.optimiser != "sgd"
+    if config.optimiser_state == "kept" and (not remembers or config.algorithm in ("scaffold", "fednova")):
         raise UsageError(
-            f"optimiser_state kept needs --momentum above 0 and an algorithm that does not count the optimiser's steps"
-            f" from rest, got momentum {config.momentum:g} and {config.algorithm}; use --optimiser-state reset"
+            f"optimiser_state kept needs an optimiser with a memory and an algorithm that does not count its steps from"
+            f" rest; got {config.optimiser} at momentum {config.momentum:g}, and {config.algorithm}; use reset"
         )
     if config.conv == "planes" and config.model not in PLANES_MODELS:
         raise UsageError(f"conv planes is for {', '.join(PLANES_MODELS)}; for model {config.model} use gemm or auto")
@@ -181,6 +184,7 @@ _NAMES = {
     "fedvg.link": LINKS,
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
+    "optimiser": ("sgd", "adam", "adamw"),
     "optimiser_state": ("reset", "kept"),
     "cohorts": ("seeded", "official"),
     "server_stats": ("averaged", "official"),

@@ -72,6 +72,8 @@ def summary(bounds: Sequence[Bound]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as `python -m fedvg_jax.sim`."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(argv):
+        print(f"{PROG}\n\n{__doc__}")
     return command.guarded(lambda: _show(command.parse(argv)))
 
 

@@ -32,18 +32,18 @@ _DIGITS = {"clients": 100, "join_ratio": 0.1, "alpha": 100.0, "min_samples": 5, 
 _CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": 1.0, "local_epochs": 5, "lr": 0.01}
 
 CASES = {
-    "lenet5": Case("lenet5", _CIFAR, 60_000, says="CIFAR-10 as the paper splits it"),
-    "cnn": Case("cnn", _CIFAR, 12_000, says="a fifth of CIFAR-10"),
-    "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 3_000, says="3,000 images, 20 clients, 2 a round"),
+    "lenet5": Case("lenet5", _CIFAR, 60_000, says="100 clients, 10 a round"),
+    "cnn": Case("cnn", _CIFAR, 12_000, says="100 clients, 10 a round"),
+    "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 3_000, says="20 clients, 2 a round"),
     "vit_s16": Case(
         "vit_s16",
         _CIFAR | {"clients": 4, "join_ratio": 0.25, "local_epochs": 1, "batch_size": 8},
         80,
-        says="80 images at 224 px, 1 client of 4 a round, 1 epoch, batches of 8",
+        says="at 224 px, 1 client of 4 a round, 1 epoch, batches of 8",
     ),
-    "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients"),
-    "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients"),
-    "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients"),
+    "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
+    "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
+    "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
     "pfl_cnn": Case(
         "pfl_cnn",
         {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},

@@ -114,8 +114,10 @@ def disagreement(ours: Mapping, theirs: Mapping, exact: Mapping, before: Mapping
 
     start, truth = below(before, "init"), below(exact, "round")
     step, moved = below(theirs, "step"), max(distance(truth, start), 1e-30)
+    known = below(ours, "step")
+    known = {name: known[name][: len(clients)] for name, clients in step.items()}  # as many clients as they have
     return {
-        "step": distance(below(ours, "step"), step) / max(distance(step, start), 1e-30),
+        "step": distance(known, step) / max(distance(step, start), 1e-30),
         "our rounding": distance(below(ours, "round"), truth) / moved,
         "their rounding": distance(below(theirs, "round"), truth) / moved,
         "weights": float(np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()),

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import cases, contest, machine
 from fedvg_jax import build, local, robust, tree
 from fedvg_jax import schedule as schedules
-from fedvg_jax.types import Report, Returns, Schedule, SimState, Variables
+from fedvg_jax.types import Hyper, Report, Returns, Schedule, SimState, Variables
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,9 +81,10 @@ class Ours:
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
         self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - begun
         self.parts = _parts(sim)
-        self.clients = jax.block_until_ready(self.parts["train"](sim.state, planned[0], sim.data, sim.hyper))
-        self.measured = jax.block_until_ready(self.parts["score"](sim.state, self.clients, planned[0], sim.data))
-        jax.block_until_ready(self.parts["aggregate"](sim.state, self.clients, self.measured, planned[0], sim.data))
+        first, data, hyper = planned[0], sim.data, sim.hyper
+        self.clients = self.parts["train"](sim.state, first, data, hyper)
+        self.measured = self.parts["score"](sim.state, self.clients, first, data, hyper)
+        jax.block_until_ready(self.parts["aggregate"](sim.state, self.clients, self.measured, first, data, hyper))
 
     def about(self) -> dict[str, Any]:
         """What is told once."""
@@ -108,17 +109,17 @@ class Ours:
     def exact(self) -> dict[str, np.ndarray]:
         """The first round's global model in float64, which all are compared with."""
         first, data = self.planned[0], self.sim.data
-        state, clients = self._double(first)
+        state, clients, hyper = self._double(first)
         with jax.enable_x64(True):
-            measured = self.parts["score"](state, clients, first, data)
-            model = self.parts["aggregate"](state, clients, measured, first, data)
+            measured = self.parts["score"](state, clients, first, data, hyper)
+            model = self.parts["aggregate"](state, clients, measured, first, data, hyper)
         return contest.by_path("round", *jax.device_get(model))
 
-    def _double(self, planned: Schedule) -> tuple[SimState, Variables]:
-        """The initial state and the trained clients in float64."""
+    def _double(self, planned: Schedule) -> tuple[SimState, Variables, Hyper]:
+        """The initial state, the trained clients and the hyper-parameters in float64."""
         with jax.enable_x64(True):
             state, hyper = jax.tree.map(_double, (self.sim.state, self.sim.hyper))
-            return state, self.parts["train"](state, planned, self.sim.data, hyper)
+            return state, self.parts["train"](state, planned, self.sim.data, hyper), hyper
 
     def time(self) -> dict[str, float]:
         """Seconds of all rounds, uploads included; then of the parts of the first round."""
@@ -130,8 +131,8 @@ class Ours:
         found = {"round": (time.perf_counter() - begun) / len(self.planned)}
         arguments = {
             "train": (sim.state, first, sim.data, sim.hyper),
-            "score": (sim.state, self.clients, first, sim.data),
-            "aggregate": (sim.state, self.clients, self.measured, first, sim.data),
+            "score": (sim.state, self.clients, first, sim.data, sim.hyper),
+            "aggregate": (sim.state, self.clients, self.measured, first, sim.data, sim.hyper),
         }
         for name, part in self.parts.items():
             found[name] = machine.timed(lambda part=part, name=name: jax.block_until_ready(part(*arguments[name])))
@@ -156,23 +157,18 @@ def _parts(sim: build.Simulation) -> dict[str, Any]:
         state, data, hyper = shared
         return local.make_client(task, algorithm, optimiser, state, planned, data, hyper)
 
-    def like_model(state):
-        return jax.tree.map(lambda x: x.astype(tree.dtype(state.variables.params)), sim.hyper)
-
     def train(state, planned, data, hyper) -> Variables:
         done = executor.train(client, (state, data, hyper), planned)
         return Variables(done.params, done.stats)
 
-    def score(state, clients, planned, data):
-        hyper = like_model(state)
+    def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, planned.num_samples, deltas)
         return executor.map(
             lambda shared, report: weighting.signal(shared[0], report, shared[1]), (hyper, data), reports
         )
 
-    def aggregate(state, clients, measured, planned, data):
-        hyper = like_model(state)
+    def aggregate(state, clients, measured, planned, data, hyper):
         weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
         return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
 

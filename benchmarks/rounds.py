@@ -34,14 +34,16 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     deadline = time.monotonic() + 60 * args.minutes
     found = {"machine": machine.describe(["python", "-m", "benchmarks.rounds", *(argv or sys.argv[1:])])}
-    found |= {"sgemm GF/s": machine.sgemm(), "threads": args.threads, "cases": earlier(args.out)}
+    known = earlier(args.out)
+    peaks = {name: max(rate, known["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
+    found |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": known["cases"]}
     for name in args.cases:
         if time.monotonic() > deadline:
             print(f"{name}: left out, no time", flush=True)
             continue
         print(f"{name}: {cases.CASES[name].says}", flush=True)
         others = machine.others_share()
-        case = contend(name, args, found["sgemm GF/s"]["all cores"])
+        case = contend(name, args)
         found["cases"][name] = case | {
             "others_before": others,
             "others_after": machine.others_share(),
@@ -55,8 +57,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def earlier(file: Path | None) -> dict[str, Any]:
-    """The cases a results file holds already; those measured now replace them."""
-    return json.loads(file.read_text(encoding="utf-8"))["cases"] if file and file.is_file() else {}
+    """What a results file holds already: cases measured now replace theirs, and a peak is the highest ever seen."""
+    if file and file.is_file():
+        return json.loads(file.read_text(encoding="utf-8"))
+    return {"cases": {}, "sgemm GF/s": {}}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -76,7 +80,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
+def contend(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One case: everyone starts, agrees, and then takes turns."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
@@ -93,7 +97,7 @@ def contend(name: str, args: argparse.Namespace, peak: float) -> dict[str, Any]:
             for who in order:
                 times[who].append(running[who].ask("time"))
         about = {who: contestant.about for who, contestant in running.items()}
-    return result(name, known, about, times, agreement, skipped, peak)
+    return result(name, known, about, times, agreement, skipped)
 
 
 def agree(folder: Path, running: dict, skipped: dict, before: Mapping) -> dict[str, dict[str, float]]:
@@ -158,23 +162,19 @@ def missing(who: str, case: str, python: Path) -> str | None:
     return None
 
 
-def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, skipped, peak: float) -> dict[str, Any]:
+def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, skipped) -> dict[str, Any]:
     """Medians with range, and what follows from them."""
     world = json.loads(known)
     medians = {who: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
                for who, ts in times.items()}  # fmt: skip
     gradients = sum(world["work"].values()) / world["rounds"]
     ours = medians["ours"]["round"]["median"]
-    flops = about["ours"].get("flops_per_image_gradient")
-    rate = gradients / ours
     return {
-        "says": cases.CASES[name].says,
         "world": world,
         "about": about,
         "seconds": medians,
         "memory_gib": {who: max(t["memory_gib"] for t in ts) for who, ts in times.items()},
-        "image_gradients_per_second": round(rate, 1),
-        "fraction_of_peak": round(rate * flops / (peak * 1e9), 4) if flops else None,
+        "image_gradients_per_second": round(gradients / ours, 1),
         "ratio": {who: round(m["round"]["median"] / ours, 3) for who, m in medians.items() if who != "ours"},
         "agreement": agreement,
         "skipped": skipped,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cases
 from benchmarks.machine import BUSY
 
 README = Path(__file__).parent.parent / "README.md"
@@ -64,20 +65,21 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
     """Rounds on a CPU."""
     machine = file["machine"]
     versions = ", ".join(f"{n} {machine['versions'][n]}" for n in ("jax", "torch") if n in machine["versions"])
-    peak = file["sgemm GF/s"]
+    peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
     yield (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
-        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
+        f" {peak['all cores']:.0f} on all{busy}), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
     )
     yield ""
-    yield "| round | ours, s | of peak | PyTorch, lean | DataLoader | vmap | pfl | compile, s | target |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---" * len(_COLUMNS) + "|"
     for name, case in file["cases"].items():
-        ours, peak = case["seconds"]["ours"]["round"], case["fraction_of_peak"]
+        ours = case["seconds"]["ours"]["round"]
         cells = [
-            f"{name}: {case['says']}{'' if quiet(case) else ' (busy)'}",
+            f"{name}: {cases.CASES[name].says}{'' if quiet(case) else ' (busy)'}",
+            f"{sum(case['world']['work'].values()) // case['world']['rounds']:,}",
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
-            f"{100 * peak:.0f} %" if peak else "-",
+            of_peak(case, peak["all cores"]),
             *(f"{case['ratio'][w]:.2f} x" if w in case["ratio"] else "-" for w in _PEERS),
             f"{case['about']['ours']['compile_seconds']:.1f}",
             verdict(name, case),
@@ -85,15 +87,28 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
     if not all(map(quiet, file["cases"].values())):
         yield ""
-        yield "busy: other work was running on the machine, so that these times are too long and their ratios rough."
+        yield (
+            "busy: other work was running on the machine, so that these times are too long, their ratios rough, and no"
+            " target is decided by them."
+        )
 
 
 def quiet(case: dict[str, Any]) -> bool:
     """Whether the machine was idle but for us, before and after."""
-    return all((case[name] or 0) <= BUSY for name in ("others_before", "others_after"))
+    return all((case.get(name) or 0) <= BUSY for name in ("others_before", "others_after"))
 
 
 _PEERS = ("lean", "loader", "vmap", "pfl")
+_COLUMNS = ("round", "images forward and back", "ours, s", "of peak", "PyTorch, lean", "DataLoader", "vmap", "pfl")
+_COLUMNS += ("compile, s", "target")
+
+
+def of_peak(case: dict[str, Any], peak: float) -> str:
+    """Share of the machine's own matrix products; of a busy machine it would mean nothing."""
+    flops = case["about"]["ours"].get("flops_per_image_gradient")
+    if not flops or not quiet(case):
+        return "-"
+    return f"{100 * case['image_gradients_per_second'] * flops / (1e9 * peak):.0f} %"
 
 
 def verdict(name: str, case: dict[str, Any]) -> str:
@@ -104,6 +119,8 @@ def verdict(name: str, case: dict[str, Any]) -> str:
     against = {"lean": "lean", "loader": "DataLoader"}[peer]
     if peer not in case["ratio"]:
         return f"{factor} x {against}: not measured"
+    if not quiet(case):
+        return f"{factor} x {against}: not decided"
     return f"{factor} x {against}: {'reached' if case['ratio'][peer] >= factor else 'not reached'}"
 
 

@@ -155,6 +155,11 @@ def test_a_target_is_reached_missed_or_not_measured(ratio, said):
     assert table.verdict("lenet5", {"ratio": ratio}) == f"2 x lean: {said}"
 
 
+def test_a_busy_machine_decides_no_target():
+    case = {"ratio": {"lean": 3.0}, "others_before": 0.0, "others_after": 0.5}
+    assert table.verdict("lenet5", case) == "2 x lean: not decided"
+
+
 def test_without_a_file_of_a_gpu_the_table_says_so(tmp_path):
     assert "not yet measured" in table.render(tmp_path)
     machine.write(tmp_path / "smoke.json", {"smoke": True, "sections": {}})

@@ -29,7 +29,7 @@ SECTIONS = {
     "The Fisher view": ("joint_fisher", "sampled_joint_fisher", "fisher_trace"),
     "Rounds, and slopes through them": ("make_round", "unrolled", "over_rounds", "hypergradient"),
     "Whole runs": ("run", "History", "Config"),
-    "Your own model and weighting": ("check_task", "check_weighting", "UsageError"),
+    "Your own model and weighting": ("linen_task", "nnx_task", "check_task", "check_weighting", "UsageError"),
 }
 MODULES = {
     "differentiable": ("stack", "most_steps"),
@@ -37,7 +37,7 @@ MODULES = {
     "family": ("generalised", "sharpened"),
     "controls": ("permuted", "inverse_samples", "val_loss", "val_accuracy", "fltrust", "fitted"),
     "signals": ("normed", "validation_gradient", "delta", "fisher", "validation_loss", "validation_accuracy"),
-    "executors": ("lanes", "vmapped", "looped"),
+    "executors": ("lanes", "vmapped", "sharded", "looped"),
 }
 """Parts that rounds of one's own are made of."""
 
@@ -154,7 +154,11 @@ def memory_table() -> str:
 
 def with_table(text: str) -> str:
     """The page with its table anew."""
-    return re.sub(r"(<!-- memory -->\n).*?(\n<!-- end -->)", lambda m: m[1] + memory_table() + m[2], text, flags=re.S)
+    page, count = re.subn(
+        r"(<!-- memory -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{memory_table()}\n{m[2]}", text, flags=re.S
+    )
+    assert count == 1, "the page marks where its table is"
+    return page
 
 
 def pages() -> dict[Path, str]:

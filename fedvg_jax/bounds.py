@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import Attack
 from fedvg_jax.config.population import Corrupt, Validation
+from fedvg_jax.config.robustness import Attack
 from fedvg_jax.types import UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def summary(bounds: Sequence[Bound]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as `python -m fedvg_jax.sim`."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(argv):
+        print(f"{PROG}\n\n{__doc__}")
     return command.guarded(lambda: _show(command.parse(argv)))
 
 

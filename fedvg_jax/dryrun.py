@@ -21,7 +21,7 @@ import numpy as np
 
 from fedvg_jax import build, loop
 from fedvg_jax import schedule as schedules
-from fedvg_jax.config import cohort_size
+from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.types import Data, Schedule
 
 SECONDS = 1.0
@@ -61,9 +61,9 @@ def predict(sim: build.Simulation) -> Prediction:
     first = sim.schedule(0)
     sample = _Sample(sim, programs, first)
     groups = int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
-    step = _slope(sample.training, int(first.num_steps.max()))
-    group = _slope(sample.scoring, groups)
-    fixed = _slope(sample.rounds, build.MAX_ROUNDS)
+    step = slope(sample.training, int(first.num_steps.max()))
+    group = slope(sample.scoring, groups)
+    fixed = slope(sample.rounds, build.MAX_ROUNDS)
     chunk = sample.rounds(1)[1] - fixed
     evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
     planned = [sim.schedule(r) for r in range(config.rounds)]
@@ -71,7 +71,7 @@ def predict(sim: build.Simulation) -> Prediction:
     seconds = [empty + step * (_longest_lane(s) + _probes(sim, s)) + group * groups for s in planned]
     evaluations = math.ceil(config.rounds / config.eval_every)
     chunks = max(evaluations, math.ceil(sum(seconds) / loop.CHUNK_SECONDS))
-    uses_data = _reads_scoring(sim)
+    uses_data = reads_scoring(config)
     return Prediction(
         config.rounds,
         float(np.mean([s.num_steps.sum() for s in planned])),
@@ -124,7 +124,7 @@ class _Sample(NamedTuple):
         return _seconds(run)
 
 
-def _slope(sample: Callable[[int], tuple[int, float]], most: int) -> float:
+def slope(sample: Callable[[int], tuple[int, float]], most: int) -> float:
     """Seconds of one unit, from the smallest sample and one that takes about `SECONDS` longer, or is the largest."""
     least = more = sample(1)
     size = 1
@@ -148,12 +148,11 @@ def _without(data: Data, groups: int) -> Data:
     return data._replace(scoring=cut(data.scoring, groups), val=cut(data.val, math.ceil(share * used)))
 
 
-def _reads_scoring(sim: build.Simulation) -> bool:
+def reads_scoring(config: Config) -> bool:
     """Whether the weights are measured on D_val."""
-    names = ("fedvg", "val_loss", "val_accuracy", "fltrust", "fitted")
-    options = sim.config.fedvg
-    only_delta = "delta" in (options.norm, options.signal) and "fedvg" in sim.config.weighting
-    return any(name in sim.config.weighting for name in names) and not only_delta
+    names = ("fedvg", "generalised", "val_loss", "val_accuracy", "fltrust", "fitted")
+    only_delta = "delta" in (config.fedvg.norm, config.fedvg.signal) and "val" not in config.weighting
+    return any(name in config.weighting for name in names) and not only_delta
 
 
 def _longest_lane(schedule: Schedule) -> int:

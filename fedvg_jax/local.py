@@ -3,6 +3,7 @@ unless the state holds its memory."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
     return optax.sgd(hyper["lr"])
 
 
+standard_promotion = functools.partial(jax.numpy_dtype_promotion, "standard")
+"""For optax's adaptive optimisers, which mix counters of their own in."""
+
 LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
     "constant": lambda hyper, round: jnp.ones_like(round),
     "exponential": lambda hyper, round: hyper["lr_decay"] ** round,
@@ -71,7 +75,8 @@ def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Ar
     zero = jnp.zeros((), hyper["lr"].dtype)
 
     def step(_, carry):
-        updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
+        with standard_promotion():
+            updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
         return carry[0] + updates, memory
 
     return -loop(num_steps, step, (zero, rule.init(zero)))[0]
@@ -103,7 +108,8 @@ def make_client(
         gradient = jax.value_and_grad(task.loss, has_aux=True)
         (loss, stats), grads = gradient(carry.params, carry.stats, batch, mask, True)
         grads = algorithm.correct(hyper, grads, carry.params, tree.params_of(anchor(state, schedule, k)))
-        updates, memory = rule.update(grads, carry.optimiser, carry.params)
+        with standard_promotion():
+            updates, memory = rule.update(grads, carry.optimiser, carry.params)
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 
     return Client(init, step)

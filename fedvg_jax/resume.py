@@ -20,6 +20,7 @@ FREE = frozenset(
         "resume",
         "dry_run",
         "profile",
+        "export",
         "checkpoint_every",
         "keep",
         "cache_dir",

@@ -147,6 +147,8 @@ def simulate(config: Config) -> int:
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
+    if config.export and not config.export.absolute().parent.is_dir():
+        raise UsageError(f"export {config.export}: no such folder; make it, or name another file")
     if config.dry_run:
         return _plan(config, console)
     wanted, config = config.resume, resume.resolve(config)
@@ -175,6 +177,11 @@ def simulate(config: Config) -> int:
 
         plots.write(finished.folder, finished.records, config.clients)
     console.print(display.end(finished))
+    if config.export:
+        from fedvg_jax.models import pretrained
+
+        pretrained.save(config.export, finished.variables, config.model)
+        tell(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0
     tell(f"go on with: {PROG} --resume {config.out}")

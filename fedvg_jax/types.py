@@ -27,8 +27,6 @@ class UsageError(ValueError):
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
-
-
 class Variables(NamedTuple):
     """A model's arrays: `params` are trained, scored, aggregated; `stats` (BatchNorm's) are averaged, never scored."""
 
@@ -58,8 +56,6 @@ class Task(NamedTuple):
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
-
-
 class Batch(NamedTuple):
     """Examples: for images `x` uint8 [..., H, W, D] and `y` int32 [...]; pixels are scaled inside the program."""
 
@@ -85,8 +81,6 @@ class Data(NamedTuple):
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
-
-
 class Plan(NamedTuple):
     """K clients packed on L lanes, cut wherever a lane changes client: segments, padded to K."""
 
@@ -130,8 +124,6 @@ class Schedule(NamedTuple):
 
 
 # --- a federated algorithm is a few small pure functions -------------------------------------------------------------
-
-
 class Anchor(NamedTuple):
     """What a client knows of the federation while it trains."""
 
@@ -197,8 +189,6 @@ class Algorithm(NamedTuple):
 
 
 # --- a weighting is a measurement and a rule -------------------------------------------------------------------------
-
-
 class Report(NamedTuple):
     """One client's return, as a signal sees it."""
 
@@ -245,8 +235,6 @@ class Weighting(NamedTuple):
 
 
 # --- executors and rounds --------------------------------------------------------------------------------------------
-
-
 class Client(NamedTuple):
     """One client's work as an executor runs it; it knows nothing of lanes."""
 

@@ -189,6 +189,7 @@ def campaign(tmp_path, *more):
     return accuracy.parse(["--out", str(tmp_path / "runs"), *options, *more])
 
 
+@pytest.mark.slow
 def test_the_campaign_stops_when_time_is_up_and_goes_on_later(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(accuracy, "METHODS", {"FedVG": "fedvg"})
     assert not accuracy.campaign(campaign(tmp_path, "--minutes", "0"))

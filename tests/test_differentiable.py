@@ -104,8 +104,8 @@ def along(slopes, direction):
     return sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), slopes, direction)))
 
 
-QUICK = ("scaffold", "elastic", "fedadam")
-"""With memories and a displacement; with a probe; with an optimiser on the server."""
+QUICK = ("scaffold",)
+"""With memories on both sides, messages and a displacement."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ALGORITHMS])

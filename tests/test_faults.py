@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import faults
+from benchmarks.faults import damage
 
 
 def test_a_damaged_run_folder_goes_on_from_what_is_whole_or_is_refused_in_one_line(tmp_path):
-    counts = faults.damage(tmp_path, 12, random.Random(0))
+    counts = damage.damage(tmp_path, 12, random.Random(0))
     assert (counts["survived"], counts["lost"]) == (12, 0), counts
 
 

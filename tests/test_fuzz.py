@@ -103,6 +103,8 @@ def test_any_bytes_as_a_history(folder, content):
 @example([0, 1] * 20, "dirichlet", 4, 1e-300, 0.25, 0.1)
 @example([0, 1] * 20, "official", 4, 1e-300, 0.25, 0.1)
 @example([0, 1] * 20, "official", 4, 1e300, 0.25, 0.1)
+@example([0, 1] * 20, "dirichlet", 4, 1e30, 0.25, 0.1)
+@example([0, 1] * 20, "official", 4, 1e30, 0.25, 0.1)
 def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
     ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
     with or_one_line():
@@ -115,10 +117,13 @@ def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, tes
         assert all(len(part) == num_clients for part in made)
 
 
-@given(st.lists(st.binary(max_size=8) | st.integers(0, 2).map(lambda n: bytes([n]) * cifar.RECORD), max_size=3))
+RECORD = 1 + cifar.PIXELS
+
+
+@given(st.lists(st.binary(max_size=8) | st.integers(0, 2).map(lambda n: bytes([n]) * RECORD), max_size=3))
 def test_any_bytes_as_a_cifar_file(folder, parts):
     for name in cifar.FILES:
-        (folder / name).write_bytes(bytes(cifar.RECORD))
+        (folder / name).write_bytes(bytes(RECORD))
     (folder / cifar.FILES[1]).write_bytes(b"".join(parts))
     with or_one_line():
         got = data.load("cifar10", folder)

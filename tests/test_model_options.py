@@ -10,7 +10,7 @@ from fedvg_jax import build, config, sim
 from fedvg_jax.build import pieces
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import pretrained
+from fedvg_jax.models import conv, pretrained
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.types import Batch, UsageError
 
@@ -31,8 +31,8 @@ COUNTS = {
 def tiny(monkeypatch):
     """A resnet18 of 4 features and one block."""
 
-    def resnet18(classes, convolution, **options):
-        return ResNet(classes, convolution, (1,), width=4, **options)
+    def resnet18(classes, name, **options):
+        return ResNet(classes, conv.by_name(name), (1,), width=4, **options)
 
     monkeypatch.setitem(pieces.MODELS, "resnet18", resnet18)
     return Config(model="resnet18")

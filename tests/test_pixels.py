@@ -82,10 +82,12 @@ def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
     algorithm = worlds.algorithm("fedavg")
 
     def train(schedule, state, data, hyper):
-        client = local.make_client(TASK, algorithm, local.sgd, state, schedule, data, hyper, augment)
-        if executor.train is LOOPED.train:
-            client = client._replace(step=jax.jit(client.step))
-        return executor.train(client, schedule)
+        def make_client(shared, schedule):
+            client = local.make_client(TASK, algorithm, local.sgd, shared[0], schedule, *shared[1:], augment)
+            is_looped = executor.train is LOOPED.train
+            return client._replace(step=jax.jit(client.step)) if is_looped else client
+
+        return executor.train(make_client, (state, data, hyper), schedule)
 
     run = train if executor.train is LOOPED.train else jax.jit(train, compiler_options=worlds.HASTE)
     schedule = jax.tree.map(jnp.asarray, schedule)

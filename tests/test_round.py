@@ -232,6 +232,27 @@ def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
+def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
+    """m <- .9 m + .1 g, v <- .999 v + .001 g^2, x <- x - lr m^ / (sqrt v^ + 1e-8), corrected by 1 - b^t; adam adds the
+    decay d x to g, adamw (Loshchilov and Hutter 2019) lr d x to the step."""
+    settings = Config(optimiser=optimiser, weight_decay=decay)
+    a, b = np.array([[0.5, 1.0, 2.0]]), np.array([[1.0, -1.0, 3.0]])
+    world, algorithm = worlds.quadratics(a, b, [6], 1), worlds.algorithm("fedavg")
+    step = worlds.make_round(world, algorithm, optimiser=build.make_optimiser(settings))
+    hyper, state = worlds.hyper(lr=0.25, weight_decay=decay), worlds.state(world, algorithm, TASK)
+    x = np.concatenate(jax.tree.leaves(state.variables))
+    for number in range(2):
+        state, _ = step(state, world.schedule(number, 2), world.data(), hyper)
+        m, v = np.zeros(3), np.zeros(3)
+        for t in (1, 2, 3):
+            g = a[0] * x - b[0] + decay * x * (optimiser == "adam")
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            moved = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            x = x - 0.25 * (moved + decay * x * (optimiser == "adamw"))
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
+
+
 def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
     """v <- v / 2 + g over all of a client's rounds; it stays as it was for who is not in the cohort, or drops out."""
     settings = Config(momentum=0.5, optimiser_state="kept")

@@ -161,6 +161,7 @@ def test_help_names_every_setting_and_imports_no_jax(shell):
         (["--config"], "--config"),
         (["--resume", "/no/such"], "/no/such is no run folder"),
         (["--keep", "-1"], "keep must be >= 0"),
+        (["--export", "/no/such/m.safetensors"], "export /no/such/m.safetensors: no such folder"),
         (["--rounds", "9" * 400], "rounds must be below 2**32"),
     ],
 )
@@ -210,8 +211,13 @@ def test_a_file_of_arrays_trains(shell, tmp_path):
     x = (rng.integers(0, 60, (240, 16, 16, 1)) + 60 * y[:, None, None, None]).astype(np.uint8)
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     args = ["--dataset", "npz", "--data-dir", tmp_path, "--clients", "4", "--rounds", "2", "--eval-every", "2"]
-    done = shell(*args, "--model", "mlp", "--alpha", "1", "--out", tmp_path / "out")
+    more = ["--export", tmp_path / "model.safetensors", "--profile", tmp_path / "trace"]
+    done = shell(*args, "--model", "mlp", "--alpha", "1", "--out", tmp_path / "out", *more)
     assert done.returncode == 0, done.stderr
+    size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
+    assert tensors["classifier.weight"]["shape"][0] == 3
+    assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
     assert "mine: 240 images 16 x 16 x 1, 3 classes" in done.stdout
 
 

@@ -223,7 +223,7 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
 
     def weigh(hyper, measured, returns):
         found = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
-        return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper["rule"]], *found)
+        return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper.get("rule", 0)], *found)
 
     def scores(measured):
         return {str(i): rule.score(m) for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))}

@@ -146,12 +146,15 @@ def make_hyper(config: Config) -> Hyper:
 
 
 def make_optimiser(config: Config) -> local.Optimiser:
-    """The clients' optimiser: SGD, with momentum, weight decay and a schedule over rounds where they are asked for."""
+    """The clients' optimiser, with momentum, weight decay and a schedule over rounds where they are asked for."""
     factor = local.LR_SCHEDULES[config.lr_schedule]
 
     def optimiser(hyper: Hyper, round):
+        rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))
+        if config.optimiser == "adamw":
+            return optax.adamw(rate, weight_decay=hyper["weight_decay"])
         momentum = hyper["momentum"] if config.momentum else None
-        sgd = optax.sgd(hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype)), momentum)
-        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), sgd) if config.weight_decay else sgd
+        rule = optax.adam(rate) if config.optimiser == "adam" else optax.sgd(rate, momentum)
+        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
 
     return optimiser

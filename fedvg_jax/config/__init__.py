@@ -18,7 +18,7 @@ from fedvg_jax.config.options import (
     num_corrupt,
 )
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
-from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, RULES, check, epochs_range
+from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
 from fedvg_jax.config.settings import apply, flatten, read_toml, suggestion, to_json
 from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, WEIGHTINGS, parse_weighting
 
@@ -32,6 +32,7 @@ __all__ = [
     "MODELS",
     "NORMS",
     "PARTITIONS",
+    "PRECISIONS",
     "RULES",
     "SCORING_MODES",
     "SIGNALS",

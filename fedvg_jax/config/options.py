@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedvg_jax.config.population import Corrupt, Validation
+from fedvg_jax.config.robustness import Attack, Robust, Tuning
 
 
 @dataclass(frozen=True)
@@ -126,46 +127,6 @@ class Elastic:
 
 
 @dataclass(frozen=True)
-class Robust:
-    """How the server joins the clients' models, where some may be corrupt."""
-
-    rule: str = "mean"
-    """mean (by --weighting), median, trimmed_mean, krum (these three ignore the weights), or clipped_mean."""
-    trim: float = 0.1
-    """trimmed_mean: share of the clients left out at each end, in [0, 0.5)."""
-    num_bad: int = 1
-    """krum: corrupt clients of a cohort it is to stand; the cohort needs 2 num_bad + 3."""
-    num_kept: int = 1
-    """krum: models averaged (more than 1 is multi-Krum)."""
-    clip_norm: float = 10.0
-    """clipped_mean: global norm an update is shortened to."""
-    noise: float = 0.0
-    """clipped_mean: noise multiplier; its deviation is noise x clip_norm x largest weight. No privacy is claimed."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Corrupt clients, the same in every round."""
-
-    kind: str = "none"
-    """none, sign_flip (update times -scale), scaling (times scale), noise (scale times as long an update of noise)."""
-    clients: float = 0.2
-    """Share of all clients that are corrupt, in (0, 1]."""
-    scale: float = 1.0
-    """Factor of the corrupt update."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The server's own training on the shared validation set, after every round."""
-
-    steps: int = 0
-    """Minibatch steps per round; 0 for none. Validation accuracy is then that of training."""
-    lr: float = 0.01
-    """Learning rate (plain SGD)."""
-
-
-@dataclass(frozen=True)
 class Config:
     """One federated run."""
 
@@ -208,11 +169,13 @@ class Config:
     batch_size: int = 32
     """Minibatch size, for training and for scoring."""
     lr: float = 0.2
-    """Client learning rate (SGD)."""
+    """Client learning rate."""
+    optimiser: str = "sgd"
+    """Clients' optimiser: sgd, adam, or adamw (weight decay apart from the gradient)."""
     momentum: float = 0.0
-    """Client momentum."""
+    """Client momentum, of sgd."""
     optimiser_state: str = "reset"
-    """A client's momentum is forgotten between rounds (reset), or kept until it plays again (kept)."""
+    """The memory of a client's optimiser is forgotten between rounds (reset), or kept until it plays again (kept)."""
     weight_decay: float = 0.0
     """Client weight decay."""
     lr_schedule: str = "constant"
@@ -264,6 +227,8 @@ class Config:
     precision: str = "default"
     """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
     throughout), or bfloat16; parameters, norms and averages stay float32."""
+    export: Path | None = None
+    """File for the final model, .safetensors: a ResNet's and a ViT's with torch's names, for `load_state_dict`."""
     dry_run: bool = False
     """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
     profile: Path | None = None

@@ -47,6 +47,7 @@ MIN_SAMPLES_RULES = ("redraw", "top_up")
 CONVS = ("auto", "lax", "gemm", "planes")
 PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
 """What `--conv planes` is for."""
+PRECISIONS = ("default", "highest", "bfloat16")
 LR_SCHEDULES = ("constant", "exponential", "cosine")
 NONFINITE = ("raise", "skip")
 RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
@@ -147,10 +148,13 @@ def _check_robust(config: Config) -> None:
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
-    if config.optimiser_state == "kept" and (not config.momentum or config.algorithm in ("scaffold", "fednova")):
+    if config.momentum and config.optimiser != "sgd":
+        raise UsageError(f"momentum {config.momentum:g} is of optimiser sgd, got {config.optimiser}; leave it out")
+    remembers = config.momentum or config.optimiser != "sgd"
+    if config.optimiser_state == "kept" and (not remembers or config.algorithm in ("scaffold", "fednova")):
         raise UsageError(
-            f"optimiser_state kept needs --momentum above 0 and an algorithm that does not count the optimiser's steps"
-            f" from rest, got momentum {config.momentum:g} and {config.algorithm}; use --optimiser-state reset"
+            f"optimiser_state kept needs an optimiser with a memory and an algorithm that does not count its steps from"
+            f" rest; got {config.optimiser} at momentum {config.momentum:g}, and {config.algorithm}; use reset"
         )
     if config.conv == "planes" and config.model not in PLANES_MODELS:
         raise UsageError(f"conv planes is for {', '.join(PLANES_MODELS)}; for model {config.model} use gemm or auto")
@@ -169,7 +173,7 @@ _NAMES = {
     "algorithm": ALGORITHMS,
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
-    "precision": ("default", "highest", "bfloat16"),
+    "precision": PRECISIONS,
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,
     "fedvg.layer": ("tensor", "module"),
@@ -180,6 +184,7 @@ _NAMES = {
     "fedvg.link": LINKS,
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
+    "optimiser": ("sgd", "adam", "adamw"),
     "optimiser_state": ("reset", "kept"),
     "cohorts": ("seeded", "official"),
     "server_stats": ("averaged", "official"),
@@ -196,7 +201,7 @@ _NAMES = {
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "alpha": (lambda v: 0 < v <= 1e6, "> 0 and at most 1e6; 0.05 is very skewed, 100 almost even"),
+    "alpha": (lambda v: 0 < v <= 1e30, "> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
     "clients": (lambda v: v >= 1, ">= 1"),
     "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "rounds": (lambda v: v >= 1, ">= 1"),

@@ -215,7 +215,7 @@ def _check(spec: Spec, num_samples: int, groups: np.ndarray | None) -> None:
         f"split must be client, global or stratified, got {spec.held_out!r}": (
             spec.held_out not in ("client", "global", "stratified")
         ),
-        f"alpha must be > 0 and at most 1e6, got {spec.alpha:g}": not 0 < spec.alpha <= 1e6,
+        f"alpha must be > 0 and at most 1e30, got {spec.alpha:g}": not 0 < spec.alpha <= 1e30,
         f"partition seed must be 0..{2**32 - 1}, got {spec.seed}": not 0 <= spec.seed < 2**32,
         f"clients must be >= 1, got {spec.num_clients}": spec.num_clients < 1,
         f"min_samples must be >= 1, got {spec.min_samples}": spec.min_samples < 1,

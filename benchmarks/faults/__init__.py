@@ -1,0 +1,1 @@
+"""Everything that can befall a run folder: see `__main__`."""

@@ -1,0 +1,141 @@
+"""Random bytes of a run folder flipped, zeroed or cut, and of the caches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.faults.kills import outcome, simulated
+from fedvg_jax import config, files, resume
+from fedvg_jax.types import SimState, UsageError, Variables
+
+
+def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
+    """A folder of six rounds and their checkpoints; in every trial one to three of its files are damaged."""
+    import jax.numpy as jnp
+
+    counts, state = Counter(), SimState(jnp.int32(0), Variables({"w": jnp.zeros(300)}, {}), {"m": jnp.zeros(3)}, ())
+    run = folder / "run"
+    settings = config.Config(out=run, rounds=9, checkpoint_every=1, keep=3)
+    truth = record(settings, state)
+    for trial in range(trials):
+        copy = folder / f"trial-{trial}"
+        shutil.copytree(run, copy)
+        victims = sorted(path for path in copy.rglob("*") if path.is_file() and path.name != files.LOCK)
+        kinds = {spoil(rng.choice(victims), rng) for _ in range(rng.randint(1, 3))}
+        went, how = judged_damage(copy, state, truth)
+        counts.update([went, how, *kinds])
+        shutil.rmtree(copy)
+    return counts
+
+
+@contextlib.contextmanager
+def opened(settings: config.Config, state: SimState, told: list[str]) -> Iterator:
+    from fedvg_jax import recording
+
+    with recording.opened(settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
+        yield recorder
+
+
+def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dict]]:
+    """Six rounds, as the loop would have them written; the state and the record of each."""
+    import jax
+
+    truth = []
+    with opened(settings, state, []) as recorder:
+        for number in range(1, 7):
+            state = jax.tree.map(lambda x, n=number: x + n, state)._replace(round=state.round + 1)
+            truth.append((state, {"round": number, "val_accuracy": 1 / number}))
+            recorder.add([truth[-1][1]])
+            recorder.checkpoint(state, truth[-1][1], (0.0, float(number)))
+            recorder.settle()
+    return truth
+
+
+def judged_damage(run: Path, template: SimState, truth: list) -> tuple[str, str]:
+    import jax
+
+    told: list[str] = []
+    try:
+        settings = resume.resolve(dataclasses.replace(resume.stored(run), out=run, resume=str(run)))
+        with opened(settings, template, told) as recorder:
+            start = recorder.start
+    except UsageError as error:
+        return ("survived" if "\n" not in str(error) else "lost"), "refused in one line"
+    except Exception as error:
+        return "lost", f"{type(error).__name__}: {error}"
+    done = len(start.records)
+    known = truth[done - 1][0] if done else template
+    same = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start.state, known)), strict=True))
+    same = same and start.records == [line for _, line in truth[:done]] and all("\n" not in line for line in told)
+    silent = done < len(truth) and not told
+    return ("survived" if same and not silent else "lost"), f"went on from round {done}"
+
+
+def spoil(path: Path, rng: random.Random) -> str:
+    """Damages a file at a random offset; returns how."""
+    if not path.exists():
+        return "gone"
+    good = path.read_bytes()
+    at, kind = rng.randrange(len(good) + 1), rng.choice(["bit flipped", "byte changed", "block zeroed", "cut", "gone"])
+    bad = bytearray(good)
+    if kind == "gone":
+        path.unlink()
+        return kind
+    if kind == "cut":
+        bad = bad[:at]
+    elif at < len(bad):
+        bad[at] = {"bit flipped": bad[at] ^ 1 << rng.randrange(8), "byte changed": rng.randrange(256)}.get(kind, 0)
+        if kind == "block zeroed":
+            bad[at : at + 512] = bytes(len(bad[at : at + 512]))
+    path.write_bytes(bad)
+    return kind
+
+
+def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
+    """Decoded data and a partition, damaged and asked for again; then compiled programs, by a run."""
+    from fedvg_jax.data import cache, partition
+    from fedvg_jax.data.arrays import Arrays
+
+    counts, source = Counter(), folder / "source"
+    source.write_bytes(b"raw")
+    y = np.arange(400, dtype=np.int32) % 4
+    made = Arrays("set", np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), np.uint8), y, tuple("abcd"), 400)
+
+    def ask():
+        got = cache.cached("reader", [source], lambda: made, folder / "entries")
+        parts = partition.make(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
+        return [got.x, got.y, *itertools.chain(*parts)]
+
+    known = [x.copy() for x in ask()]
+    for _ in range(trials):
+        victims = sorted(path for path in (folder / "entries").rglob("*") if path.is_file())
+        counts[spoil(rng.choice(victims), rng)] += 1
+        try:
+            right = all(np.array_equal(a, b) for a, b in zip(ask(), known, strict=True))
+        except Exception as error:
+            right = counts.update([f"{type(error).__name__}: {error}"])
+        counts["survived" if right else "lost"] += 1
+    return counts + programs(folder, min(10, trials), rng)
+
+
+def programs(folder: Path, trials: int, rng: random.Random) -> Counter:
+    """Compiled programs of a run cut short, as a kill while jax writes them leaves them."""
+    counts, cache = Counter(), folder / "cache"
+    assert simulated(folder / "alone", cache, 3) == 0
+    for trial in range(trials):
+        for path in rng.sample(sorted((cache / "xla").glob("*-cache")), 3):
+            path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+        out = folder / f"run-{trial}"
+        ended = simulated(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "alone", 3)
+        counts["survived" if ended else "lost"] += 1
+        counts["programs cut"] += 3
+    return counts

@@ -1,0 +1,97 @@
+"""Real runs, killed at random instants and told to go on until they end; against one that is left alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.faults.processes import start, waited
+from fedvg_jax import checkpoint, history
+
+RUN = "--clients 8 --alpha 5 --algorithm scaffold --weighting samples --local-epochs 1 --eval-every 10"
+RUN += " --checkpoint-every 3 --resume auto"
+
+
+def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: int = 4) -> Counter:
+    """Chains of processes in one folder, each killed at a random instant, until one ends: one in five at any instant
+    of its life, the others while rounds are on."""
+    cache, alone, warm = (folder / name for name in ("cache", "alone", "warm"))
+    assert simulated(alone, cache, rounds) == 0, "the run that is left alone does not end"
+    begun = time.monotonic()
+    assert simulated(warm, cache, rounds) == 0
+    life, known = time.monotonic() - begun, outcome(alone, rounds)
+    working = json.loads((warm / "summary.json").read_text())["run_seconds"]
+    counts = Counter(survived=int(outcome(warm, rounds) == known))  # the same bits in any process
+    counts["lost"] = 1 - counts["survived"]
+
+    def chains(own: Path, rng: random.Random) -> int:
+        own.mkdir()
+        found = chain(own, cache, rounds, rng, -(-count // workers), (life, working), known)
+        (own / "found.json").write_text(json.dumps(found))
+        return 0
+
+    owns = [folder / f"worker-{i}" for i in range(workers)]
+    seeds = [rng.random() for _ in owns]
+    started = [start(lambda own=o, seed=s: chains(own, random.Random(seed))) for o, s in zip(owns, seeds, strict=True)]
+    for child, own in zip(started, owns, strict=True):
+        assert waited(child) == 0, f"{own} failed"
+        counts += Counter(json.loads((own / "found.json").read_text()))
+    return counts
+
+
+def chain(
+    folder: Path, cache: Path, rounds: int, rng: random.Random, count: int, seconds: tuple[float, float], known: tuple
+) -> Counter:
+    """As many chains as it takes to kill `count` processes; every kill counts as survived where its chain ends well.
+
+    Args:
+        seconds: of a process's life, and of the rounds in it.
+    """
+    counts, (life, working) = Counter(), seconds
+    for number in itertools.count():
+        out, killed, code = folder / f"chain-{number}", 0, -signal.SIGKILL
+        while code == -signal.SIGKILL and counts["killed"] < count:
+            sizes, anytime = size(out), rng.random() < 0.2
+            delay = rng.uniform(0.1, 1) * life if anytime else rng.uniform(0, 0.5) * working
+            begins = (lambda: True) if anytime else lambda out=out, sizes=sizes: size(out) not in (0, sizes)
+            code = simulated(out, cache, rounds, delay, begins)
+            if code == -signal.SIGKILL:
+                killed += 1
+                counts.update(["killed", where(out, anytime)])
+        if code == -signal.SIGKILL:  # enough of them: this one may end
+            code = simulated(out, cache, rounds)
+        right = code == 0 and outcome(out, rounds) == known
+        counts.update({"survived" if right else "lost": max(killed, 1)})
+        if counts["killed"] >= count:
+            return counts
+
+
+def size(out: Path) -> int:
+    """Bytes of the history so far."""
+    return (out / "history.jsonl").stat().st_size if (out / "history.jsonl").exists() else 0
+
+
+def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf"), begins=lambda: True) -> int:
+    """The exit code of the command line in a process of its own, killed after so many seconds."""
+    from fedvg_jax import sim
+
+    args = [*RUN.split(), "--rounds", str(rounds), "--cache-dir", str(cache), "--out", str(out)]
+    return waited(start(lambda: sim.main(args)), seconds, begins)
+
+
+def where(out: Path, anytime: bool) -> str:
+    if anytime:
+        return "killed at any instant"
+    return "killed in its rounds, a checkpoint there" if checkpoint.newest(out) else "killed in its rounds, none yet"
+
+
+def outcome(out: Path, rounds: int) -> tuple:
+    """History but for times; CRC-32 of all leaves of the last state and of the best model."""
+    records = [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)]
+    seal = json.loads((out / "checkpoints" / checkpoint.name(rounds) / checkpoint.SEAL).read_text())
+    return records, seal["leaves"], seal["best"]

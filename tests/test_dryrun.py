@@ -1,0 +1,71 @@
+"""The plan of a run: what is counted is what the run does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedvg_jax import build, config, display, dryrun, schedule, sim
+
+FLAGS = "--clients 4 --join-ratio 0.5 --rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --dry-run"
+SETTINGS = replace(config.Config(), clients=4, join_ratio=0.5, rounds=3, local_epochs=2, alpha=1.0, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """What a dry run found, the folder it ran in, and what it printed."""
+    from _pytest.monkeypatch import MonkeyPatch
+
+    folder, found, shown = tmp_path_factory.mktemp("here"), [], display.plan
+    with MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(display, "plan", lambda prediction: found.append(prediction) or shown(prediction))
+        patched.setattr(dryrun, "SECONDS", 0.01)
+        patched.setattr(dryrun, "REPEATS", 1)
+        assert sim.main([*FLAGS.split(), "--cache-dir", str(folder / "cache")]) == 0
+    return found[0], folder
+
+
+def test_a_dry_run_leaves_nothing_but_the_cache(planned):
+    assert [path.name for path in planned[1].iterdir()] == ["cache"]
+
+
+def test_its_counts_are_those_of_the_schedules(planned):
+    found, folder = planned
+    settings = replace(SETTINGS, cache_dir=folder / "cache")
+    arrays = build.load_data(settings)
+    parts = build.make_partition(settings, arrays)
+    of_round = build.make_schedule(settings, arrays, parts, build.make_executor(settings))
+    rounds = [of_round(number) for number in range(3)]
+    batches = [[-(-len(parts.train[c]) // 32) - (len(parts.train[c]) % 32 == 1) for c in s.clients] for s in rounds]
+    assert found.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
+    used = [(s.rows[: schedule.length(s)] >= 0).sum() for s in rounds]
+    assert found.train_images_per_round == pytest.approx(np.mean(used))
+    shared = sum(map(len, parts.val))
+    assert found.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))
+    assert found.eval_images == shared + sum(map(len, parts.test))
+    assert (found.rounds, found.evaluations) == (3, 2)
+
+
+def test_its_times_and_memory_are_of_this_machine(planned):
+    found, _ = planned
+    assert 0 < found.seconds_per_round * 3 <= found.seconds < 60
+    assert found.compile_seconds > 0 and found.memory_bytes > 2**20
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [({}, True), ({"weighting": "samples"}, False), ({"weighting": "samples+val_loss"}, True),
+     ({"fedvg.norm": "delta"}, False), ({"fedvg.signal": "fisher"}, True)],
+)  # fmt: skip
+def test_the_validation_set_is_counted_where_weights_are_measured_on_it(changes, reads):
+    settings = config.apply(config.Config(), changes, "test")
+    assert dryrun.reads_scoring(settings) is reads
+
+
+def test_the_slope_is_that_of_a_line_and_needs_no_more_than_the_whole():
+    assert dryrun.slope(lambda n: (n, 0.25 + 0.125 * n), 1000) == 0.125
+    asked = []
+    assert dryrun.slope(lambda n: asked.append(n) or (n, 1e-3 * n), 7) == pytest.approx(1e-3)
+    assert asked[-1] == 7
+    assert dryrun.slope(lambda n: (n, 1.0), 1) == 0.0

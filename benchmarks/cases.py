@@ -115,13 +115,12 @@ def _pfl_cnn(at):
     import flax.linen as nn
 
     from fedvg_jax.models.layers import Conv, dense
-    from fedvg_jax.models.layout import max_pool
 
     class PflCNN(nn.Module):
         @nn.compact
         def __call__(self, x, mask, train: bool):
             x = nn.relu(Conv(32, 3, at, name="conv1")(at.enter(x)))
-            x = max_pool(nn.relu(Conv(64, 3, at, name="conv2")(x)), 2)
+            x = nn.relu(at.pool(Conv(64, 3, at, pooled=True, name="conv2")(x)))
             return dense(nn.relu(dense(at.flatten(x), 128, "fc1")), 10, "classifier")
 
     return PflCNN()

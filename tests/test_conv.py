@@ -100,6 +100,37 @@ def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
     worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(planes.enter(dy))), expected, 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel", "features", "padding", "blocks"),
+    [
+        ((8, 10), 5, 3, "VALID", True),
+        ((6, 4), 3, 2, "SAME", True),
+        ((2, 2), 1, 2, "VALID", True),
+        ((7, 6), 3, 2, "SAME", False),  # an odd height: 2 x 2 windows leave a border
+        ((6, 6), 2, 2, "SAME", False),  # an even kernel
+        ((4, 4), 3, 33, "SAME", False),  # a matmul that is wide enough
+    ],
+)
+def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(x64, size, kernel, features, padding, blocks):
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (kernel, kernel, 3, features)))
+    planes = layout.images_last()
+    assert (planes.convolve_pooled(planes.enter(x), w, padding).ndim == 5) == blocks
+
+    def in_planes(x, w):
+        return jnp.moveaxis(planes.pool(planes.convolve_pooled(planes.enter(x), w, padding)), (3, 0), (0, 3))
+
+    def expected(x, w):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return nn.max_pool(lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims), (2, 2), (2, 2))
+
+    def value_and_gradients(f):
+        y, pullback = jax.vjp(f, x, w)
+        return y, pullback(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
+    worlds.assert_close(value_and_gradients(in_planes), value_and_gradients(expected), 1e-9)
+
+
 @pytest.mark.parametrize("lies", [layout.images_first(), layout.images_last()], ids=["first", "last"])
 def test_flattened_images_are_in_height_width_channel_order_in_every_layout(lies):
     x = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)

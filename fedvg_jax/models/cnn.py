@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 
 from fedvg_jax.models.layers import Conv, dense
-from fedvg_jax.models.layout import Layout, images_first, max_pool
+from fedvg_jax.models.layout import Layout, images_first
 
 
 class CNN(nn.Module):
@@ -18,8 +18,8 @@ class CNN(nn.Module):
     def __call__(self, x, mask, train: bool):
         at = self.layout
         x = at.enter(x)
-        x = max_pool(nn.relu(Conv(32, 5, at, name="conv1")(x)), 2)
-        x = max_pool(nn.relu(Conv(64, 5, at, name="conv2")(x)), 2)
+        x = nn.relu(at.pool(Conv(32, 5, at, pooled=True, name="conv1")(x)))
+        x = nn.relu(at.pool(Conv(64, 5, at, pooled=True, name="conv2")(x)))
         x = nn.relu(dense(at.flatten(x), 512, "fc1"))
         return dense(x, self.num_classes, "classifier")
 
@@ -34,7 +34,7 @@ class TinyCNN(nn.Module):
     def __call__(self, x, mask, train: bool):
         at = self.layout
         x = at.enter(x)
-        x = max_pool(nn.relu(Conv(16, 3, at, "SAME", name="conv1")(x)), 2)
-        x = max_pool(nn.relu(Conv(32, 3, at, "SAME", name="conv2")(x)), 2)
+        x = nn.relu(at.pool(Conv(16, 3, at, "SAME", pooled=True, name="conv1")(x)))
+        x = nn.relu(at.pool(Conv(32, 3, at, "SAME", pooled=True, name="conv2")(x)))
         x = nn.relu(dense(at.flatten(x), 64, "fc1"))
         return dense(x, self.num_classes, "classifier")

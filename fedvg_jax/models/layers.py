@@ -21,13 +21,17 @@ class Conv(nn.Module):
     kernel: int
     layout: Layout
     padding: str = "VALID"
+    pooled: bool = False
+    """whether `layout.pool` sees the result next, before or after what works value by value or channel by channel"""
 
     @nn.compact
     def __call__(self, x):
         shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
         kernel = self.param("kernel", _kernel_init, shape)
         bias = self.param("bias", _uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
-        return self.layout.convolve(x, kernel, self.padding) + self.layout.per_channel(bias)
+        convolve = self.layout.convolve_pooled if self.pooled else self.layout.convolve
+        y = convolve(x, kernel, self.padding)
+        return y + self.layout.per_channel(bias, y)
 
 
 def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):

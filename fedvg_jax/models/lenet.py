@@ -5,12 +5,12 @@ from __future__ import annotations
 import flax.linen as nn
 
 from fedvg_jax.models.layers import Conv, dense
-from fedvg_jax.models.layout import Layout, images_first, max_pool
+from fedvg_jax.models.layout import Layout, images_first
 from fedvg_jax.models.norm import BatchNorm
 
 
 class LeNet5(nn.Module):
-    """5x5 convolutions 6 and 16, each BatchNorm, ReLU, max-pool; dense 120, 84. 62,050 parameters at 3 x 32 x 32."""
+    """5x5 convolutions 6 and 16, each BatchNorm, max-pool, ReLU; dense 120, 84. 62,050 parameters at 3 x 32 x 32."""
 
     num_classes: int
     layout: Layout = images_first()
@@ -19,10 +19,10 @@ class LeNet5(nn.Module):
     def __call__(self, x, mask, train: bool):
         at = self.layout
         x = at.enter(x)
-        x = Conv(6, 5, at, name="conv1")(x)
-        x = max_pool(nn.relu(BatchNorm(rows=at.images, channels=at.channels, name="bn1")(x, mask, train)), 2)
-        x = Conv(16, 5, at, name="conv2")(x)
-        x = max_pool(nn.relu(BatchNorm(rows=at.images, channels=at.channels, name="bn2")(x, mask, train)), 2)
+        x = Conv(6, 5, at, pooled=True, name="conv1")(x)
+        x = nn.relu(at.pool(BatchNorm(rows=at.images, channels=at.channels, name="bn1")(x, mask, train)))
+        x = Conv(16, 5, at, pooled=True, name="conv2")(x)
+        x = nn.relu(at.pool(BatchNorm(rows=at.images, channels=at.channels, name="bn2")(x, mask, train)))
         x = nn.relu(dense(at.flatten(x), 120, "fc1"))
         x = nn.relu(dense(x, 84, "fc2"))
         return dense(x, self.num_classes, "classifier")

@@ -18,6 +18,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.dryrun import Prediction
 from fedvg_jax.history import History, Record, judged
+from fedvg_jax.rounding import Rounding
 
 DEMONSTRATION = (
     "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
@@ -146,8 +147,8 @@ def end(history: History) -> Table:
     return table
 
 
-def plan(prediction: Prediction) -> Table:
-    """What a run will take."""
+def plan(prediction: Prediction, rounded: Rounding | None = None) -> Table:
+    """What a run will take, and how far its number format moves a round."""
     p = prediction
     table = Table(show_header=False, title="plan")
     table.add_row("local steps a round, all clients", f"{p.steps_per_round:,.0f}")
@@ -159,6 +160,9 @@ def plan(prediction: Prediction) -> Table:
     table.add_row("a round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
     table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
+    if rounded is not None:
+        apart = f"within {rounded.weights:.2g} of a mean {rounded.mean_weight:.2g}, within {rounded.step:.1%}"
+        table.add_row("beside float32: weights, step", apart)
     return table
 
 

@@ -191,14 +191,15 @@ def simulate(config: Config) -> int:
 def _plan(config: Config, console) -> int:
     """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
     start_jax(config)
-    from fedvg_jax import build, display, dryrun
+    from fedvg_jax import build, display, dryrun, rounding
 
     with display.draws(console) as progress, display.reads(console) as reading:
         sim = build.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim), highlight=False, soft_wrap=True)
     with console.status("compiling, and timing a sample of each part"):
         prediction = dryrun.predict(sim)
-    console.print(display.plan(prediction))
+        rounded = None if rounding.is_float32(config) else rounding.compare(sim, rounding.in_float32(sim))
+    console.print(display.plan(prediction, rounded))
     return 0
 
 

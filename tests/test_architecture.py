@@ -15,7 +15,7 @@ FLOORS = [  # a folder is one room
     | {"robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume"},
-    {"recording", "loop", "dryrun", "display"},
+    {"recording", "loop", "dryrun", "rounding", "display"},
     {"sim", "prepare", "bounds"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -30,7 +30,7 @@ STAIRS = {
     ("provenance", "data"),
     ("loop", "recording"),
     ("dryrun", "loop"),
-    ("display", "dryrun"),
+    *(("display", room) for room in ("dryrun", "rounding")),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
 }

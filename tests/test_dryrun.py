@@ -19,7 +19,9 @@ def planned(tmp_path_factory):
     folder, found, shown = tmp_path_factory.mktemp("here"), [], display.plan
     with MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr(display, "plan", lambda prediction: found.append(prediction) or shown(prediction))
+        patched.setattr(
+            display, "plan", lambda prediction, rounded: found.append(prediction) or shown(prediction, rounded)
+        )
         patched.setattr(dryrun, "SECONDS", 0.01)
         patched.setattr(dryrun, "REPEATS", 1)
         assert sim.main([*FLAGS.split(), "--cache-dir", str(folder / "cache")]) == 0

@@ -87,6 +87,21 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
     assert first.evaluate._cache_size() == 2  # one for each table
 
 
+@pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
+def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_clients, width):
+    """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, after a quarter for the test and a tenth; 4 clients have more."""
+    config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
+    arrays = build.load_data(config)
+    parts = build.make_partition(config, arrays)
+    found = build.make_schedule(config, arrays, parts, build.make_executor(config))(0)
+    assert found.rows.shape[1] == width
+    for place, (client, first, count) in enumerate(zip(found.clients, found.start, found.num_steps, strict=True)):
+        rows = found.rows[first : first + count]
+        epochs = np.sort(rows[rows >= 0].reshape(config.local_epochs, -1), axis=1)
+        assert found.num_samples[place] == len(parts.train[client])
+        np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
+
+
 def test_two_simulations_live_in_one_process(tmp_path):
     """Both built at the same place of the same program, as a sweep or a notebook does."""
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)

@@ -214,8 +214,13 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
 
 
 def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor):
-    """round -> Schedule."""
+    """round -> Schedule.
+
+    Where no client fills a minibatch, it is as wide as the largest client, in fours: the same rows with less padding.
+    """
     size, epochs = cohort_size(config), epochs_range(config)
+    largest = max(2, *map(len, parts.train))
+    batch_size = min(config.batch_size, -(-largest // 4) * 4)
     official = config.cohorts == "official"
     cohorts = schedule.official_cohorts(config.seed, config.clients, size, config.rounds) if official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
@@ -227,9 +232,9 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             seed=config.seed,
             cohort_size=size,
             local_epochs=epochs,
-            batch_size=config.batch_size,
+            batch_size=batch_size,
             num_lanes=executor.num_lanes,
-            capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), config.batch_size),
+            capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), batch_size),
             probe_ratio=probe_ratio,
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",

@@ -89,7 +89,7 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
 def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_clients, width):
-    """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, after a quarter for the test and a tenth; 4 clients have more."""
+    """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
     arrays = build.load_data(config)
     parts = build.make_partition(config, arrays)

@@ -21,14 +21,14 @@ import numpy as np
 PLANNED = ("clients", "num_samples", "num_steps", "start", "rows")
 """What the peers need of a schedule."""
 
-STEP, ROUND, ROUNDING, WEIGHTS = 1e-8, 0.01, 10, 0.05
+STEP, EXACT, ROUND, ROUNDING, WEIGHTS = 1e-8, 1e-6, 0.01, 10, 0.05
 """Allowed differences.
 
 STEP: every client after one step in float64, ||a - b|| / ||b - before||: sums of 1e5 terms with some cancellation.
-ROUND: the timed float32 round against the same round in float64, ||a - exact|| / ||exact - before||. Steps amplify
-    rounding: one ReLU or max-pool decision that falls the other way moves a client by 1e-3 of its update, BatchNorm
-    over few values by more. How much is measured: each side may be off by 0.01 and ROUNDING times what the other is
-    off by, and by half of the update never. A wrong minibatch, learning rate or weight is off by more.
+EXACT: the whole round in float64, likewise. In single precision a ReLU falls the other way now and then, which moved
+    one client of ResNet-18 by 1 % of its first step and by 70 % of ten; in double precision none does.
+ROUND: the timed float32 round against the same round in float64, ||a - exact|| / ||exact - before||: each side may be
+    off by 0.01 and ROUNDING times what the other is off by.
 WEIGHTS: inverses of the norms of such clients' gradients, relative.
 """
 
@@ -106,8 +106,8 @@ class Contestant:
 
 
 def disagreement(ours: Mapping, theirs: Mapping, exact: Mapping, before: Mapping) -> dict[str, float]:
-    """How far two contestants are apart: clients after one step in float64; each one's round from the exact one; their
-    weights. `exact` holds that round in float64, `before` the initial model."""
+    """How far two contestants are apart: clients after one step, and the round, in float64; each one's timed round from
+    that; their weights. `exact` holds our round in float64, `before` the initial model."""
 
     def distance(a: Mapping, b: Mapping) -> float:
         return float(np.sqrt(sum(np.square(np.float64(a[n]) - b[n]).sum() for n in b if n.startswith("params/"))))
@@ -118,6 +118,7 @@ def disagreement(ours: Mapping, theirs: Mapping, exact: Mapping, before: Mapping
     known = {name: known[name][: len(clients)] for name, clients in step.items()}  # as many clients as they have
     return {
         "step": distance(known, step) / max(distance(step, start), 1e-30),
+        "exact": distance(below(theirs, "exact"), truth) / moved,
         "our rounding": distance(below(ours, "round"), truth) / moved,
         "their rounding": distance(below(theirs, "round"), truth) / moved,
         "weights": float(np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()),
@@ -127,5 +128,5 @@ def disagreement(ours: Mapping, theirs: Mapping, exact: Mapping, before: Mapping
 def agrees(found: Mapping[str, float]) -> bool:
     """Whether all of it is what rounding explains."""
     small, large = sorted((found["our rounding"], found["their rounding"]))
-    rounds = large <= min(ROUND + ROUNDING * small, 0.5)
-    return found["step"] <= STEP and rounds and found["weights"] <= WEIGHTS
+    same = found["step"] <= STEP and found["exact"] <= EXACT
+    return same and large <= ROUND + ROUNDING * small and found["weights"] <= WEIGHTS

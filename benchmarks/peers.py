@@ -249,15 +249,17 @@ def double(world: World) -> World:
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:
-    """As `benchmarks.ours.Ours.check`."""
-    model = peer.world.known["model"]
+    """As `benchmarks.ours.Ours.check`, and the round in float64."""
+    name, params = peer.world.known["model"], peer.world.params
     reference = copy.copy(peer)
     reference.world = double(peer.world)
-    clients = [params for params, _ in reference.steps()]
-    found = {n: np.stack([torch_nets.from_torch(model, n, c[n]) for c in clients]) for n in peer.world.params}
-    after, weights, _ = peer.round(0, (peer.world.params, peer.world.stats))
-    found = {f"step/params/{name}": x for name, x in found.items()} | {"weights": np.array(weights)}
-    return found | {f"round/params/{n}": torch_nets.from_torch(model, n, t) for n, t in after[0].items()}
+    clients = [stepped for stepped, _ in reference.steps()]
+    found = {f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients]) for n in params}
+    for kind, who in (("round", peer), ("exact", reference)):
+        (after, _), weights, _ = who.round(0, (who.world.params, who.world.stats))
+        found |= {f"{kind}/params/{n}": torch_nets.from_torch(name, n, t) for n, t in after.items()}
+        found.setdefault("weights", np.array(weights))
+    return found
 
 
 def timing(peer: Lean) -> dict[str, float]:

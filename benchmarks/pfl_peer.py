@@ -81,11 +81,12 @@ class Simulator:
         for batches in self.world.rounds[0][:STEPPED]:
             exact.run([batches[:1]])
             steps.append({name: x.copy() for name, x in exact.found().items()})
-        self.run(self.world.rounds[0])
         count = len(self.world.rounds[0])
-        weights = np.full(count, 1 / count, np.float32)
-        stepped = {f"step/{name}": np.stack([s[name] for s in steps]) for name in steps[0]}
-        return stepped | {f"round/{name}": x for name, x in self.found().items()} | {"weights": weights}
+        found = {f"step/{name}": np.stack([s[name] for s in steps]) for name in steps[0]}
+        for kind, simulator in (("round", self), ("exact", exact)):
+            simulator.run(self.world.rounds[0])
+            found |= {f"{kind}/{name}": x.copy() for name, x in simulator.found().items()}
+        return found | {"weights": np.full(count, 1 / count, np.float32)}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -76,7 +76,9 @@ def test_all_clients_at_once_in_pytorch_end_with_the_same_models(tmp_path):
 def test_weights_that_differ_are_a_disagreement():
     model = {"params/w": np.ones(3)}
     before = {"init/params/w": np.zeros(3)}
-    mine = {f"{at}/{n}": x for at in ("step", "round") for n, x in model.items()} | {"weights": np.array([0.5, 0.5])}
+    mine = {f"{at}/{n}": x for at in ("step", "exact", "round") for n, x in model.items()} | {
+        "weights": np.array([0.5, 0.5])
+    }
 
     def agree(**changes):
         theirs = mine | {name.replace("_", "/"): value for name, value in changes.items()}
@@ -86,6 +88,7 @@ def test_weights_that_differ_are_a_disagreement():
     assert not agree(weights=np.array([0.4, 0.6]))
     assert not agree(round_params_w=1.1 * np.ones(3))
     assert not agree(step_params_w=1.001 * np.ones(3))
+    assert not agree(exact_params_w=1.001 * np.ones(3))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedvg_jax import config
-from fedvg_jax.models import conv, layout
+from fedvg_jax.models import conv, layout, winograd
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
@@ -70,6 +70,38 @@ def test_gemm_equals_lax_in_value_and_gradients(x64, case, batched):
         jax.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (conv.gemm_conv, lax.conv_general_dilated)
     )
     worlds.assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (3, 5), (8, 4), (1, 4)], ids=str)
+def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, size):
+    rng = np.random.default_rng(0)
+    args = [jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (3, 3, 3, 4), (2, *size, 4))]
+    filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
+    expected = value_and_pullback(lax.conv_general_dilated, (1, 1), [(1, 1), (1, 1)])
+    worlds.assert_close(jax.jit(filtered)(*args), jax.jit(expected)(*args), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernels"),
+    [({}, 16), ({"size": (3, 5)}, 16), ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
+     ({"features": 15}, 1), ({"kernel": 5}, 1), ({"stride": 2}, 1), ({"padding": "VALID"}, 1),
+     ({"dtype": jnp.bfloat16}, 1)],
+)  # fmt: skip
+def test_winograd_is_taken_where_it_pays_and_gemm_elsewhere(changes, kernels):
+    """16 matmuls, or one."""
+    case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
+            "dtype": jnp.float32} | changes  # fmt: skip
+    x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])
+    w = jax.ShapeDtypeStruct((case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"])
+    conv_fn = functools.partial(
+        conv.winograd_conv, window_strides=(case["stride"],) * 2, padding=case["padding"], dimension_numbers=DIMENSIONS
+    )
+    assert str(jax.make_jaxpr(conv_fn)(x, w)).count("dot_general") == kernels
+    expected = functools.partial(
+        lax.conv_general_dilated, window_strides=(case["stride"],) * 2, padding=case["padding"],
+        dimension_numbers=DIMENSIONS,
+    )  # fmt: skip
+    assert jax.eval_shape(conv_fn, x, w) == jax.eval_shape(expected, x, w)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ ALGORITHMS = (
     "fednova",
 )
 MIN_SAMPLES_RULES = ("redraw", "top_up")
-CONVS = ("auto", "lax", "gemm", "planes")
+CONVS = ("auto", "lax", "gemm", "winograd", "planes")
 PLANES_MODELS = ("tinycnn", "cnn", "lenet5")
 """What `--conv planes` is for."""
 PRECISIONS = ("default", "highest", "bfloat16")

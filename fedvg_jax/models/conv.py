@@ -1,4 +1,5 @@
-"""The convolution every model uses: live-tap patches and one matmul, put in through Flax's `conv_general_dilated` hook.
+"""The convolution every model uses: live-tap patches and one matmul, put in through Flax's `conv_general_dilated` hook;
+on the CPU Winograd's products for 3x3 kernels.
 
 Same parameters and results as `lax.conv_general_dilated` (NHWC, HWIO), up to rounding. XLA's CPU back end runs the
 gradients of its own convolution 12 to 28 times slower inside a loop, and one batched over clients becomes a grouped
@@ -14,19 +15,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedvg_jax.models import winograd
+
 # above this many pixels the patches' memory traffic outweighs what the matmul gains on an accelerator
 _GEMM_PIXELS = 64 * 64
 
 
 def by_name(name: str) -> Callable:
-    """The function for Flax's hook: "lax", "gemm", or "auto": gemm on the CPU and for images up to 64 x 64."""
-    return {"lax": lax.conv_general_dilated, "gemm": gemm_conv, "auto": _auto}[name]
+    """The function for Flax's hook: "lax", "gemm", "winograd" (gemm where that does not apply), or "auto": winograd on
+    the CPU, elsewhere gemm for images up to 64 x 64."""
+    found = {"lax": lax.conv_general_dilated, "gemm": gemm_conv, "winograd": winograd_conv, "auto": _auto}
+    return found[name]
 
 
 def _auto(x: Array, w: Array, *args, **kwargs) -> Array:
     small = x.shape[1] * x.shape[2] <= _GEMM_PIXELS
-    conv = gemm_conv if jax.default_backend() == "cpu" or small else lax.conv_general_dilated
-    return conv(x, w, *args, **kwargs)
+    elsewhere = gemm_conv if small else lax.conv_general_dilated
+    return (winograd_conv if jax.default_backend() == "cpu" else elsewhere)(x, w, *args, **kwargs)
+
+
+def winograd_conv(x: Array, w: Array, window_strides, padding, precision=None, **kwargs) -> Array:
+    """`gemm_conv`, with fewer products where the kernel is 3 x 3."""
+    pads = _pads(x, w, window_strides, padding)
+    if _is_plain(**kwargs) and winograd.pays(x, w, window_strides, pads):
+        return winograd.convolve(x, w, precision)
+    return gemm_conv(x, w, window_strides, padding, precision=precision, **kwargs)
 
 
 def gemm_conv(
@@ -48,16 +61,24 @@ def gemm_conv(
     Raises:
         ValueError: for dilated or grouped convolutions, which need conv = lax.
     """
-    plain = all(d is None or np.all(np.equal(d, 1)) for d in (lhs_dilation, rhs_dilation))
-    if not plain or feature_group_count != 1:
+    if not _is_plain(lhs_dilation, rhs_dilation, feature_group_count=feature_group_count):
         raise ValueError("conv 'gemm' does neither dilation nor groups; use conv 'lax' for this model")
     size, kernel = x.shape[1:3], w.shape[:2]
-    pads = lax.padtype_to_pads(size, kernel, window_strides, padding) if isinstance(padding, str) else padding
+    pads = _pads(x, w, window_strides, padding)
     out = [(n + sum(p) - k) // s + 1 for n, k, s, p in zip(size, kernel, window_strides, pads, strict=True)]
     live = [_live_taps(*dim) for dim in zip(kernel, size, out, window_strides, pads, strict=True)]
     (a, b), (c, d) = live
     x, w = _margins(x, live, out, window_strides, pads), w[a:b, c:d]
     return _direct(x, w, out, window_strides, precision)
+
+
+def _is_plain(lhs_dilation=None, rhs_dilation=None, dimension_numbers=None, feature_group_count: int = 1, **_) -> bool:
+    dilated = any(d is not None and np.any(np.not_equal(d, 1)) for d in (lhs_dilation, rhs_dilation))
+    return not dilated and feature_group_count == 1
+
+
+def _pads(x: Array, w: Array, strides, padding) -> list[tuple[int, int]]:
+    return lax.padtype_to_pads(x.shape[1:3], w.shape[:2], strides, padding) if isinstance(padding, str) else padding
 
 
 def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:

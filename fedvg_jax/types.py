@@ -83,7 +83,7 @@ class Data(NamedTuple):
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
 class Plan(NamedTuple):
-    """K clients packed on L lanes, cut wherever a lane changes client: segments, padded to K; or [blocks, ...] of them."""
+    """K clients packed on L lanes, cut where a lane changes client: segments, padded to K; of blocks, [blocks, ...]."""
 
     num_segments: Vector
     """[] how many segments there are."""

@@ -92,7 +92,7 @@ def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64, seed):
     names, ones = list("abcdef"), dict.fromkeys("abcdef", jnp.ones(()))
     weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
     probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-    cohort = Cohort(ones, (), weights, probes, 9)
+    cohort = Cohort(ones, (), (), weights, probes, 9)
     rest, _ = worlds.algorithm("elastic").residual(worlds.hyper(tau=0.5), (), ones, cohort)
     sensitivity = np.array([weights[name] @ probes[name] for name in names])
     zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
@@ -196,7 +196,7 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
     """zeta = 1 + 0.5 - (0.25 x 8 + 0.75 x 4) / 8 = 0.875 of u = 1."""
     residual = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).residual
     one = {"x": jnp.ones(())}
-    cohort = Cohort(one, (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
+    cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
     np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
 

@@ -21,7 +21,15 @@ from fedvg_jax.config.options import (
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
 from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
 from fedvg_jax.config.settings import apply, flatten, read_toml, suggestion, to_json
-from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, WEIGHTINGS, parse_weighting
+from fedvg_jax.config.weightings import (
+    GRANULARITIES,
+    NORMS,
+    SCORING_MODES,
+    SIGNALS,
+    WEIGHTINGS,
+    parse_weighting,
+    streams,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -63,6 +71,7 @@ __all__ = [
     "num_corrupt",
     "parse_weighting",
     "read_toml",
+    "streams",
     "suggestion",
     "to_json",
 ]

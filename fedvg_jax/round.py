@@ -80,6 +80,8 @@ def make_round(
     A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
     counts as if it had returned the global model, with weight 0, and keeps the memory it had.
 
+    A schedule made with a `block_size` has the cohort in blocks, which takes a weighting with `terms` and the mean.
+
     Args:
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
         disturb: what corrupt clients return in place of what they trained.
@@ -130,6 +132,7 @@ def make_round(
             return Returns(theta, clients, schedule.shuffle, data, told.present)
 
         def visit(before: Seen | None, block: Schedule, places: jax.Array) -> Seen:
+            """The clients of a block, after those of `before`; a whole cohort is one block, and nobody was before."""
             now = state if before is None else state._replace(clients=before.clients, optimisers=before.optimisers)
 
             # clients: probe, train, and who is there

@@ -67,7 +67,11 @@ def split(weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, Re
 
 
 def blended(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
-    """sum_t c_t x^t; the shares may be a prefix of the trees, which may be (). One term alone has the share 1."""
+    """sum_t c_t x^t; the shares may be a prefix of the trees, which may be (). One term alone has the share 1.
+
+    >>> blended([{"w": 0.25}, {"w": 0.75}], [{"w": jnp.array([4.0])}, {"w": jnp.array([8.0])}])["w"].tolist()
+    [7.0]
+    """
 
     def added(*both: Tree) -> Tree:
         shares, trees = both[: len(both) // 2], both[len(both) // 2 :]

@@ -156,8 +156,10 @@ def test_slopes_through_blocks_are_those_through_the_whole_cohort(x64):
     rule = worlds.weighting("samples+fedvg", algorithm)
     step = round.make_round(TASK, algorithm, rule, executor, local.sgd, 5)
 
+    start, data = worlds.state(net, algorithm, TASK), net.data()
+
     def total(hyper, plan):
-        state, _ = step(worlds.state(net, algorithm, TASK), plan, net.data(), hyper)
+        state, _ = step(start, plan, data, hyper)
         return sum(leaf.sum() for leaf in jax.tree.leaves(state.variables))
 
     whole, cut = (jax.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size)) for size in (None, 2))

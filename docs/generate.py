@@ -34,6 +34,7 @@ SECTIONS = {
 MODULES = {
     "differentiable": ("stack", "most_steps"),
     "weighting": ("samples", "uniform", "fedvg", "mix", "by_scalar", "shares", "everywhere", "with_own_statistics"),
+    "terms": ("Term", "alone", "halves", "split"),
     "family": ("generalised", "sharpened"),
     "controls": ("permuted", "inverse_samples", "val_loss", "val_accuracy", "fltrust", "fitted"),
     "signals": ("normed", "validation_gradient", "delta", "fisher", "validation_loss", "validation_accuracy"),

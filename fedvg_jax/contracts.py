@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedvg_jax import checks, tree
+from fedvg_jax import checks, terms, tree
 from fedvg_jax.types import Data, Hyper, Report, Returns, Task, UsageError, Variables, Weighting
 
 _CLIENTS = 3
@@ -78,6 +79,51 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     _leading(jax.eval_shape(weighting.detail, measured), _CLIENTS, "weighting.detail", "clients")
 
 
+def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+    """The terms that a round in blocks goes by against `types.Weighting`, on the clients of `check_weighting`.
+
+    Raises:
+        UsageError: without terms; naming the leaf where they do not add up to the weights, or where one of them changes
+            its ratios when a client is left out.
+
+    >>> from fedvg_jax import weighting
+    >>> from fedvg_jax.types import Batch
+    >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
+    >>> stale = weighting.samples()
+    >>> stale = stale._replace(weigh=lambda hyper, n, returns: weighting.everywhere(n[::-1] / 6, returns))
+    >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.types.UsageError: weighting.terms: leaf 'params/w' adds up to [0.17 0.33 0.5 ]; weigh has [0.5  0.33 0.17]
+    """
+    if not weighting.terms:
+        raise UsageError(
+            "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
+            " use --hold 0"
+        )
+    model = jax.jit(task.init)(jax.random.key(0))
+    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
+
+    def trial(model: Variables) -> tuple[Variables, Variables, list[Variables], list[Variables]]:
+        measured, weights = _weighed(weighting, model, few, hyper)
+        everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # terms read neither of the two
+        fewer = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
+        found, left = ([t.weigh(hyper, measured, there) for t in weighting.terms] for there in (everyone, fewer))
+        shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
+        return weights, terms.blended(shares, found), found, left
+
+    weights, total, found, left = jax.device_get(jax.jit(trial)(model))
+    for path, whole, added in _leaves(weights, total):
+        if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
+            raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
+    for path, all_three, two in (leaf for both in zip(found, left, strict=True) for leaf in _leaves(*both)):
+        if two[0] or not np.allclose(all_three[1] * two[2], all_three[2] * two[1], rtol=1e-3, atol=1e-5):
+            raise UsageError(
+                f"weighting.terms: leaf '{path}' is {all_three.round(2)}, and {two.round(2)} without the first client;"
+                " expected the same ratios, and 0 for who is not present"
+            )
+
+
 def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> tuple[Any, Any]:
     """The signals and weights of clients that each moved a little."""
     keys = jax.random.split(jax.random.key(1), _CLIENTS)
@@ -92,6 +138,10 @@ def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -
     measured = jax.lax.map(lambda report: weighting.signal(hyper, report, data), Report(clients, counts, deltas))
     order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool)
     return measured, weighting.weigh(hyper, measured, Returns(model, clients, order, data, present))
+
+
+def _leaves(first: Variables, second: Variables) -> list[tuple[str, Any, Any]]:
+    return list(zip(tree.paths(first), jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:

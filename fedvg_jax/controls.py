@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax import norms, signals, tree
+from fedvg_jax import norms, signals, terms, tree
 from fedvg_jax.types import Data, Hyper, Report, Returns, Task, Tree, Variables, Weighting
 from fedvg_jax.weighting import aggregate, by_scalar, everywhere, no_detail, reciprocal, shares
 
@@ -24,7 +24,7 @@ def permuted(rule: Weighting) -> Weighting:
         taker = jnp.argsort(absent)
         return jax.tree.map(lambda w: w.at[taker].set(w[giver]), rule.weigh(hyper, measured, returns))
 
-    return rule._replace(weigh=weigh)
+    return rule._replace(weigh=weigh, terms=())
 
 
 def inverse_samples() -> Weighting:
@@ -44,7 +44,7 @@ def val_loss(task: Task) -> Weighting:
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
         return everywhere(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
 
-    return Weighting(signals.validation_loss(task), weigh, score=lambda loss: loss, detail=no_detail)
+    return Weighting(signals.validation_loss(task), weigh, lambda loss: loss, no_detail, terms.alone(weigh))
 
 
 def val_accuracy(task: Task) -> Weighting:

@@ -109,9 +109,9 @@ class _Sample(NamedTuple):
     def cut(self, steps: int) -> Schedule:
         """The first round with so many steps of every client, and no probes."""
         fewer = np.minimum(self.schedule.num_steps, steps)
-        lanes = self.schedule.plan.client.shape[1]
+        block_size, lanes = self.schedule.plan.client.shape[-2:]
         none = np.zeros_like(self.schedule.probe_steps)
-        return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=schedules.plan(fewer, lanes))
+        return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=schedules.plans(fewer, lanes, block_size))
 
     def _seconds(self, cut: Schedule, groups: int, count: int = 1) -> float:
         stacked = schedules.stack([cut], build.MAX_ROUNDS)._replace(rows=self.schedule.rows)

@@ -3,7 +3,7 @@ which tensors count as one layer in a group's mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -75,6 +75,15 @@ def layers(
     for path in filter(counts, sizes):
         members.setdefault(name_of(path), []).append(path)
     return tuple(Layer(name, tuple(paths), factor(sum(sizes[p] for p in paths))) for name, paths in members.items())
+
+
+def members(measured: Sequence[tuple[Layer, Tree]], by_group: Variables) -> dict[int, list[tuple[Layer, Tree]]]:
+    """The layers of every group, each with what was measured of it."""
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    found: dict[int, list[tuple[Layer, Tree]]] = {}
+    for layer, norm in measured:
+        found.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
+    return found
 
 
 def module_of(path: str) -> str:

@@ -30,7 +30,7 @@ FREE = frozenset(
     }
 )
 """What may change when a run goes on. Data may move: their digest is compared. `nonfinite` says when to stop, not what
-to compute. Not `lanes` or `conv`, which agree to rounding but not to the bit; not `eval_every`, for an even history."""
+to compute. Not `lanes`, `hold` or `conv`, alike to rounding only; not `eval_every`, for an even history."""
 
 
 def resolve(config: Config) -> Config:

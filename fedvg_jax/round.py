@@ -2,7 +2,8 @@
 
     theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
 
-The round never learns which algorithm, weighting, model or data set it is running.
+The cohort is visited whole, or in blocks where the schedule is cut (see `blocks`). The round never learns which
+algorithm, weighting, model or data set it is running.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedvg_jax import attacks, local, robust, tree, tuning, weighting
+from fedvg_jax import attacks, blocks, local, robust, terms, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
+from fedvg_jax.blocks import Seen, Told
 from fedvg_jax.types import (
     Algorithm,
     Augment,
@@ -78,6 +80,8 @@ def make_round(
     A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
     counts as if it had returned the global model, with weight 0, and keeps the memory it had.
 
+    A schedule made with a `block_size` has the cohort in blocks, which takes a weighting with `terms` and the mean.
+
     Args:
         aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
         disturb: what corrupt clients return in place of what they trained.
@@ -112,73 +116,94 @@ def make_round(
         state, data, hyper = shared
         return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment)
 
-    def probe(shared: Tree, k: jax.Array) -> Tree:
+    def probe(shared: Tree, who: tuple[jax.Array, jax.Array]) -> Tree:
         state, schedule, data, hyper = shared
-        return algorithm.probe(hyper, _probe(task, state, schedule, data, k, loop))
+        return algorithm.probe(hyper, _probe(task, state, schedule, data, *who, loop))
 
-    def measure(shared: Tree, report: Report) -> Tree:
-        hyper, data = shared
-        return weighting_.signal(hyper, report, data)
+    def measure(shared: Tree, returned: tuple[Variables, jax.Array]) -> Tree:
+        (hyper, data, params), (variables, num_samples) = shared, returned
+        return weighting_.signal(hyper, Report(variables, num_samples, tree.sub(params, variables.params)), data)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
-        # clients: probe, train, and who is there
-        cohort = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-        probes = executor.map(probe, (state, schedule, data, hyper), cohort)
-        trained: local.Carry = executor.train(client, (state, data, hyper), schedule)
+        theta, parts = state.variables, blocks.terms_of(weighting_, aggregate, schedule)
         attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
-        returned = Variables(trained.params, trained.stats)
-        returned = disturb(hyper, attack_key, schedule.clients, state.variables, returned)
-        clients, finite, present = _screened(state, schedule, returned, trained.loss)
 
-        # weights and the weighted mean
-        deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
-        reports = Report(clients, schedule.num_samples, deltas)
-        measured = executor.map(measure, (hyper, data), reports)
-        sound = _all_finite(measured, cohort) | ~present
-        present = present & sound
-        weights = weighting_.weigh(hyper, measured, Returns(state.variables, clients, schedule.shuffle, data, present))
-        sound = sound & (_all_finite(weights, cohort) | ~present)
-        finite, present = finite & sound, present & sound
-        clients = tree.where(present, clients, tree.repeat(state.variables, len(cohort)))
-        weights = weighting.among(present, weights)
-        averaged = aggregate(hyper, rule_key, state.variables, clients, weights)
+        def returns(told: Told, clients: Variables | None = None) -> Returns:
+            return Returns(theta, clients, schedule.shuffle, data, told.present)
 
-        # what clients remember and tell
-        def report(k: jax.Array, returned: Tree) -> tuple[Tree, Tree]:
-            known = local.anchor(state, schedule, k)._replace(params=acted_on(state.variables))
-            moved = local.displacement(optimiser, hyper, state.round, schedule.num_steps[k], loop)
-            return algorithm.report(hyper, returned, known, moved)
+        def visit(before: Seen | None, block: Schedule, places: jax.Array) -> Seen:
+            """The clients of a block, after those of `before`; a whole cohort is one block, and nobody was before."""
+            now = state if before is None else state._replace(clients=before.clients, optimisers=before.optimisers)
 
-        memories, messages = jax.vmap(report)(cohort, acted_on(clients))
-        messages, probes = (tree.where(present, told, tree.zeros_like(told)) for told in (messages, probes))
-        memories = tree.where(present, memories, tree.take(state.clients, schedule.clients))
+            # clients: probe, train, and who is there
+            each = jnp.arange(len(block.clients), dtype=jnp.int32)
+            probes = executor.map(probe, (now, block, data, hyper), (each, places))
+            trained: local.Carry = executor.train(client, (now, data, hyper), block)
+            returned = Variables(trained.params, trained.stats)
+            returned = disturb(hyper, attack_key, block.clients, theta, returned)
+            clients, finite, present = _screened(now, block, returned, trained.loss)
+
+            # weights of all who were seen, and their weighted means
+            measured = executor.map(measure, (hyper, data, theta.params), (clients, block.num_samples))
+            told = _sound(Told(measured, probes, trained.loss, finite, present), measured)
+            told = blocks.noted(before, places, told)
+            known = returns(told, clients if before is None else None)
+            weights = tuple(term.weigh(hyper, told.measured, known) for term in parts)
+            told = _sound(told, weights)
+            weights = tuple(weighting.among(told.present, w) for w in weights)
+            present = blocks.at(before, places, told.present)
+            clients = tree.where(present, clients, tree.repeat(theta, len(each)))
+            here = blocks.at(before, places, weights)
+            models = tuple(aggregate(hyper, rule_key, theta, clients, w) for w in here)
+
+            # what clients remember and tell
+            def report(k: jax.Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
+                known = local.anchor(now, block, k)._replace(params=acted_on(theta))
+                moved = local.displacement(optimiser, hyper, state.round, block.num_steps[k], loop)
+                return algorithm.report(hyper, returned, known, moved)
+
+            memories, *messages = jax.vmap(report)(each, acted_on(clients))
+            summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
+            memories = tree.where(present, memories, tree.take(now.clients, block.clients))
+            averaged = tuple(blocks.summed(acted_on(w), averaged) for w in here)
+            clients_memory = tree.put(now.clients, block.clients, memories)
+            optimisers = _kept(now, block, present, trained.optimiser) if state.optimisers else ()
+            seen = Seen(told, weights, models, averaged, tree.total(summed), clients_memory, optimisers)
+            return seen if before is None else blocks.gone_on(before, seen, places, theta, acted_on)
+
+        seen = blocks.fold(visit, state, schedule, num_clients, len(parts))
+        told = seen.told
+        shares = [term.share(hyper, told.measured, returns(told)) for term in parts]
+        weights, averaged = terms.blended(shares, seen.weights), terms.blended(shares, seen.models)
+        messages = seen.summed, terms.blended(acted_on(shares), seen.averaged)
+        probes = tree.where(told.present, told.probes, tree.zeros_like(told.probes))
 
         # the server's own term
-        theta = acted_on(state.variables)
-        update = tree.sub(theta, acted_on(averaged))
-        told = Cohort(update, messages, acted_on(weights), acted_on(probes), num_clients)
-        residual, server = algorithm.residual(hyper, state.server, theta, told)
+        update = tree.sub(acted_on(theta), acted_on(averaged))
+        cohort = Cohort(update, *messages, acted_on(weights), acted_on(probes), num_clients)
+        residual, server = algorithm.residual(hyper, state.server, acted_on(theta), cohort)
         moved = tree.add(acted_on(averaged), residual)
         variables = moved if stats_too else Variables(moved, averaged.stats)
         variables = refine(hyper, state.round, variables, data)
 
-        clients_memory = tree.put(state.clients, schedule.clients, memories)
-        optimisers = _kept(state, schedule, present, trained.optimiser) if state.optimisers else ()
-        loss = _mean_loss(schedule, trained.loss, finite)
-        shown = (weighting.mean_weight(weights), weighting_.score(measured), loss, finite, weighting_.detail(measured))
-        return SimState(state.round + 1, variables, server, clients_memory, optimisers), Metrics(*shown)
+        state = SimState(state.round + 1, variables, server, seen.clients, seen.optimisers)
+        loss = _mean_loss(schedule, told.loss, told.finite)
+        scores, detail = weighting_.score(told.measured), weighting_.detail(told.measured)
+        return state, Metrics(weighting.mean_weight(weights), scores, loss, told.finite, detail)
 
     return round_step
 
 
-def _probe(task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array, loop: Loop) -> Probe:
+def _probe(
+    task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array, place: jax.Array, loop: Loop
+) -> Probe:
     """Client k's probe batches, which stand behind its training batches."""
     begin = schedule.start[k] + schedule.num_steps[k]
 
     def batch(i):
         return tree.gather(data.pool, schedule.rows[begin + i])
 
-    return Probe(task, state.variables, batch, schedule.probe_steps[k], k, loop)
+    return Probe(task, state.variables, batch, schedule.probe_steps[k], place, loop)
 
 
 def _screened(
@@ -197,9 +222,10 @@ def _kept(state: SimState, schedule: Schedule, present: jax.Array, optimisers: T
     return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, known))
 
 
-def _all_finite(measured: Tree, cohort: jax.Array) -> jax.Array:
-    """[K] of which clients all scalars are finite; a rule may measure nothing."""
-    return tree.is_finite((measured, cohort))
+def _sound(told: Told, scalars: Tree) -> Told:
+    """The table without the clients of which some scalar is not finite; a rule may measure nothing."""
+    sound = tree.is_finite((scalars, told.present)) | ~told.present
+    return told._replace(finite=told.finite & sound, present=told.present & sound)
 
 
 def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:

@@ -32,6 +32,7 @@ def make(
     single_batches: bool = False,
     dropout: float = 0.0,
     clients: np.ndarray | None = None,
+    block_size: int | None = None,
 ) -> Schedule:
     """The schedule of one round.
 
@@ -45,6 +46,7 @@ def make(
         single_batches: whether a local "epoch" is one minibatch.
         dropout: probability that a client of the cohort is not heard of again.
         clients: the cohort, where it is not to be drawn here.
+        block_size: H, clients held at a time; by default the whole cohort.
     """
     drawn, heard, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout)
     clients = drawn if clients is None else clients
@@ -73,7 +75,7 @@ def make(
     batches = [train(c, mine) for c, (mine, _) in zip(clients, parts, strict=True)]
     probes = [cut(probed, batch_size) for _, probed in parts]
     sizes = [len(mine) for mine, _ in parts]
-    packed = pack(clients, batches, sizes, num_lanes=num_lanes, capacity=capacity, probes=probes)
+    packed = pack(clients, batches, sizes, num_lanes=num_lanes, capacity=capacity, probes=probes, block_size=block_size)
     return packed._replace(heard=heard, shuffle=shuffle, key=key(seed, round))
 
 
@@ -137,6 +139,7 @@ def pack(
     num_lanes: int,
     capacity: int,
     probes: Sequence[np.ndarray] = (),
+    block_size: int | None = None,
 ) -> Schedule:
     """A schedule from each client's own minibatches [S_k, B], and its probe's; all are heard of, the key is 0."""
     num_steps = np.array([len(b) for b in batches], np.int32)
@@ -154,9 +157,17 @@ def pack(
         heard=np.ones(len(clients), bool),
         shuffle=np.arange(len(clients), dtype=np.int32),
         key=np.zeros(2, np.uint32),
-        plan=plan(num_steps, num_lanes),
+        plan=plans(num_steps, num_lanes, block_size),
         rows=rows,
     )
+
+
+def plans(num_steps: np.ndarray, num_lanes: int, block_size: int | None = None) -> Plan:
+    """The plan of a cohort; or those of its blocks, stacked, the last filled up with clients without steps."""
+    if block_size is None or block_size >= len(num_steps):
+        return plan(num_steps, num_lanes)
+    filled = np.pad(num_steps, (0, -len(num_steps) % block_size)).reshape(-1, block_size)
+    return Plan(*(np.stack(leaf) for leaf in zip(*(plan(block, num_lanes) for block in filled), strict=True)))
 
 
 def plan(num_steps: np.ndarray, num_lanes: int) -> Plan:

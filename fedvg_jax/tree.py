@@ -34,6 +34,11 @@ def repeat(tree: Tree, count: int) -> Tree:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
+def total(tree: Tree) -> Tree:
+    """The sum over every leaf's leading axis."""
+    return jax.tree.map(lambda x: x.sum(0), tree)
+
+
 def gather(pool: Tree, rows) -> tuple[Tree, jax.Array]:
     """The rows of a minibatch and the mask of the real ones; rows [B] int32, -1 where there is none."""
     return take(pool, jnp.maximum(rows, 0)), rows >= 0

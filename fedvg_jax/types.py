@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from jax import Array
 
+    from fedvg_jax.terms import Term
+
     Vector = Array | np.ndarray
 
 Tree = Any
@@ -49,8 +51,7 @@ class Task(NamedTuple):
     measure: Callable[[Tree, Tree, Tree, Array], Tree]
     """(params, stats, batch, mask) -> sums over the real rows, to be added over batches."""
     metrics: Callable[[Tree], dict[str, float]]
-    """added sums, on the host -> named metrics: `loss`, and any others; progress and summaries show `accuracy`, or the
-    loss of a task that has none."""
+    """added sums, on the host -> named metrics: `loss` and any others; `accuracy`, if there is one, is shown first"""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its block."""
 
@@ -82,7 +83,7 @@ class Data(NamedTuple):
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
 class Plan(NamedTuple):
-    """K clients packed on L lanes, cut wherever a lane changes client: segments, padded to K."""
+    """K clients packed on L lanes, cut where a lane changes client: segments, padded to K; of blocks, [blocks, ...]."""
 
     num_segments: Vector
     """[] how many segments there are."""
@@ -138,8 +139,10 @@ class Cohort(NamedTuple):
 
     update: Tree
     """u = sum_k s_k (theta_g - theta_k)"""
-    messages: Tree
-    """stacked [K, ...], one per client; zero from a client that dropped out or diverged"""
+    summed: Tree
+    """sum_k m_k of the messages to be summed; a client that dropped out or diverged sends zero"""
+    averaged: Tree
+    """sum_k s_k m_k of those to be averaged: () or a pytree for every tensor, under its own weights"""
     weights: Tree
     """s_k: pytree like the parameters, every leaf [K]"""
     probes: Tree
@@ -177,9 +180,9 @@ class Algorithm(NamedTuple):
     """(hyper, params) -> (server memory, one client's memory)"""
     correct: Callable[[Hyper, Tree, Tree, Anchor], Tree]
     """(hyper, gradients, params, anchor) -> gradients"""
-    report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree]]
-    """(hyper, theta_k, anchor, displacement) -> (client memory, message to the server); the displacement is how far the
-    client's optimiser carries a constant unit gradient over its steps: steps x lr for plain SGD"""
+    report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree, Tree]]
+    """(hyper, theta_k, anchor, displacement) -> (client memory, message to be summed, message to be averaged); how far
+    the client's optimiser carries a constant unit gradient is the displacement: steps x lr for plain SGD"""
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
     """(hyper, server memory, theta_g, cohort) -> (R, server memory)"""
     probe: Callable[[Hyper, Probe], Tree]
@@ -204,7 +207,7 @@ class Returns(NamedTuple):
     variables: Variables
     """the global model"""
     clients: Variables
-    """the clients' models, stacked [K, ...]"""
+    """the clients' models, stacked [K, ...]; None where it comes in blocks"""
     shuffle: Array
     """int32 [K] a permutation of the cohort"""
     data: Data
@@ -232,6 +235,8 @@ class Weighting(NamedTuple):
     """signals stacked [K] -> [K] the number the history shows per client, e.g. G_k"""
     detail: Callable[[Tree], dict[str, Array]]
     """signals stacked [K] -> more for the history, by name, arrays [K, ...]"""
+    terms: tuple[Term, ...] = ()
+    """what `weigh` is the sum of; () for a rule that needs all models at once"""
 
 
 # --- executors and rounds --------------------------------------------------------------------------------------------

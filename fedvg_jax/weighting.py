@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax import checks, groups, norms, signals, tree
+from fedvg_jax import checks, groups, norms, signals, terms, tree
 from fedvg_jax.types import Grouping, Hyper, Norm, Returns, Signal, Tree, Variables, Weighting
 
 Joined = list[tuple[groups.Layer, Array]]
@@ -100,7 +101,7 @@ def by_scalar(signal: Signal) -> Weighting:
     def weigh(hyper: Hyper, raw: Array, returns: Returns) -> Variables:
         return everywhere(shares(raw, returns.present), returns)
 
-    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail)
+    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=terms.alone(weigh))
 
 
 def everywhere(weights: Array, returns: Returns) -> Variables:
@@ -132,14 +133,28 @@ def fedvg(
     def norms_of(measured: Tree) -> Array:
         return jnp.stack([layer.factor * norm for layer, norm in joined(measured)], -1)
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        by_group = grouping(Variables(measured, returns.variables.stats), block_of)
-        return by_groups(inverse(hyper["eps"]), joined(measured), by_group, returns.present, floor)
+    def grouped(measured: Tree, returns: Returns) -> Variables:
+        return grouping(Variables(measured, returns.variables.stats), block_of)
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns, floor: float = floor) -> Variables:
+        of_mean = inverse(hyper["eps"])
+        return by_groups(of_mean, joined(measured), grouped(measured, returns), returns.present, floor)
+
+    def equal(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        ones = jnp.ones_like(jax.tree.leaves(measured)[0])
+        return everywhere(shares(ones, returns.present), returns)
+
+    def is_loud(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        by_group = grouped(measured, returns)
+        loud = loud_groups(groups.members(joined(measured), by_group), returns.present, floor)
+        return jax.tree.map(lambda group: loud.get(group, jnp.array(False)), by_group)
 
     def detail(measured: Tree) -> dict[str, Array]:
         return {"layer_shares": layer_shares(norms_of(measured))}
 
-    return Weighting(signal, weigh, score=lambda measured: norms_of(measured).mean(-1), detail=detail)
+    # whether another group is loud shows at the end only; one alone is, or all its norms are 0
+    found = terms.alone(weigh) if grouping is groups.modelwise else terms.split(partial(weigh, floor=0), equal, is_loud)
+    return Weighting(signal, weigh, lambda measured: norms_of(measured).mean(-1), detail, found)
 
 
 def inverse(eps: float | Array) -> ByMean:
@@ -154,18 +169,26 @@ def by_groups(
 
     A group whose norms are all below `floor` of the largest takes those of equal norms.
     """
-    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    members: dict[int, Joined] = {}
-    for layer, norm in joined:
-        members.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
-    loudest = {group: jnp.stack([norm for _, norm in found]).max() for group, found in members.items()}
-    noise = floor * jnp.stack(list(loudest.values())).max()
+    members = groups.members(joined, by_group)
+    loud = loud_groups(members, present, floor)
     weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(joined[0][1]), present))
     for group, found in members.items():
         mean = _mean([layer.factor * norm for layer, norm in found])
         # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
-        weights[group] = of_mean(jnp.where(loudest[group] > noise, mean, 1), present)
+        weights[group] = of_mean(jnp.where(loud[group], mean, 1), present)
     return jax.tree.map(lambda group: weights[group], by_group)
+
+
+def loud_groups(members: dict[int, Joined], present: Array | bool = True, floor: float = FLOOR) -> dict[int, Array]:
+    """Which groups hold more than noise: bool [], of the clients that are there."""
+
+    def most(found: Joined) -> Array:
+        norms = jnp.stack([norm for _, norm in found])
+        return norms.max(where=jnp.broadcast_to(present, norms.shape), initial=0)
+
+    loudest = {group: most(found) for group, found in members.items()}
+    noise = floor * jnp.stack(list(loudest.values())).max()
+    return {group: norm > noise for group, norm in loudest.items()}
 
 
 def joined_norms(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> Joined:
@@ -197,7 +220,7 @@ def with_own_statistics(rule: Weighting) -> Weighting:
         own = [_mean(members.get(groups.module_of(path), w)) for path, w in zip(paths, leaves, strict=True)]
         return weights._replace(stats=jax.tree.structure(weights.stats).unflatten(own))
 
-    return rule._replace(weigh=weigh)
+    return rule._replace(weigh=weigh, terms=())
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
@@ -212,6 +235,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         weigh=weigh,
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
+        terms=terms.halves(first.terms, second.terms),
     )
 
 

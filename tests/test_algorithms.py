@@ -92,7 +92,7 @@ def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64, seed):
     names, ones = list("abcdef"), dict.fromkeys("abcdef", jnp.ones(()))
     weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
     probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-    cohort = Cohort(ones, (), weights, probes, 9)
+    cohort = Cohort(ones, (), (), weights, probes, 9)
     rest, _ = worlds.algorithm("elastic").residual(worlds.hyper(tau=0.5), (), ones, cohort)
     sensitivity = np.array([weights[name] @ probes[name] for name in names])
     zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
@@ -196,7 +196,7 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
     """zeta = 1 + 0.5 - (0.25 x 8 + 0.75 x 4) / 8 = 0.875 of u = 1."""
     residual = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).residual
     one = {"x": jnp.ones(())}
-    cohort = Cohort(one, (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
+    cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
     np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
 
@@ -311,11 +311,11 @@ def test_the_slopes_of_a_page_s_functions_are_finite_at_zero(name, displacement)
     def total(hyper, params, grads, displacement):
         anchor = Anchor(zero, server, client)
         corrected = algorithm.correct(hyper, grads, params, anchor)
-        memory, message = algorithm.report(hyper, params, anchor, displacement)
+        memory, *messages = algorithm.report(hyper, params, anchor, displacement)
         probes = stack(algorithm.probe(hyper, probe_of(WORLD, 2, params)))
-        cohort = Cohort(grads, stack(message), weights, probes, 5)
+        cohort = Cohort(grads, *messages, weights, probes, 5)
         rest, _ = algorithm.residual(hyper, server, params, cohort)
-        return sum(leaf.sum() for leaf in jax.tree.leaves((corrected, memory, message, probes, rest)))
+        return sum(leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest)))
 
     value, slopes = jax.value_and_grad(total, (0, 1, 2, 3))(hyper, zero, zero, jnp.float32(displacement))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes)))

@@ -12,7 +12,7 @@ FLOORS = [  # a folder is one room
     {"types"},
     {"tree", "norms", "groups", "checks", "config", "files", "interrupts", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
-    | {"robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
+    | {"blocks", "terms", "robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume"},
     {"recording", "loop", "dryrun", "rounding", "display"},
@@ -32,7 +32,9 @@ STAIRS = {
     ("dryrun", "loop"),
     *(("display", room) for room in ("dryrun", "rounding")),
     *(("controls", room) for room in ("signals", "weighting")),
-    *(("round", room) for room in ("local", "schedule", "weighting", "robust", "attacks", "tuning")),
+    *(("round", room) for room in ("blocks", "local", "schedule", "terms", "weighting", "robust", "attacks", "tuning")),
+    ("blocks", "robust"),
+    *((room, "terms") for room in ("blocks", "weighting", "controls", "contracts")),
 }
 """Imports within a floor that are meant: a round is made of these."""
 

@@ -358,3 +358,15 @@ def test_the_named_norms_are_those_of_numpy(x64):
     x = np.random.default_rng(0).normal(size=(3, 2))
     np.testing.assert_allclose(norms.l1(jnp.asarray(x)), np.abs(x).sum(), rtol=1e-12)
     np.testing.assert_allclose(norms.l2(jnp.asarray(x)), np.linalg.norm(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e9])
+def test_the_norms_of_who_is_absent_change_no_weight(bad):
+    """Neither through the mean nor through the floor under it: 1/1 to 1/3 for the first tensor, 1/2 to 1/2."""
+    rule = weighting.fedvg(None, groups.layerwise, str)
+    signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
+    model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
+    returns = Returns(model, None, None, None, jnp.array([True, True, False]))
+    found = rule.weigh({"eps": 0.0}, signals, returns).params
+    np.testing.assert_allclose(found["a"], [0.75, 0.25, 0], rtol=1e-6)
+    np.testing.assert_allclose(found["b"], [0.5, 0.5, 0], rtol=1e-6)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, config, executors, local, round, schedule, tree
+from fedvg_jax import build, config, executors, local, round, schedule, terms, tree
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
@@ -150,7 +150,8 @@ def busybody() -> Algorithm:
 
         own = jax.tree.map(one, params, anchor.params, anchor.server["c"], anchor.client["c"])
         memory = {"c": own, "moved": anchor.client["moved"] + displacement, "rounds": anchor.client["rounds"] + 1}
-        return memory, tree.sub(own, anchor.client["c"])
+        moved = tree.sub(own, anchor.client["c"])
+        return memory, moved, moved
 
     def probe(hyper, probe):
         loss, _ = probe.task.loss(*probe.variables, *probe.batch(0), False)
@@ -158,12 +159,11 @@ def busybody() -> Algorithm:
         return jnp.where(count > 0, loss, 0) * count + position * hyper["mu"]
 
     def residual(hyper, server, params, cohort):
-        def one(p, u, m, w, c):
-            mean = m.sum(0) / cohort.num_clients
-            told = jnp.tensordot(w, m, 1) + w @ cohort.probes
-            return 0.1 * p - 0.25 * u + hyper["eps"] * told, c + mean
+        def one(p, u, total, mean, w, c):
+            told = mean + w @ cohort.probes
+            return 0.1 * p - 0.25 * u + hyper["eps"] * told, c + total / cohort.num_clients
 
-        both = jax.tree.map(one, params, cohort.update, cohort.messages, cohort.weights, server["c"])
+        both = jax.tree.map(one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"])
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
         return added, {"c": c}
 
@@ -231,7 +231,19 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
     def signal(*report):
         return [rule.signal(*report) for rule in weightings]
 
-    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores)
+    def picked(number, term):
+        def own(f):
+            return lambda hyper, measured, returns: f(hyper, measured[number], returns)
+
+        def share(hyper, measured, returns):
+            chosen = jnp.asarray(hyper.get("rule", 0) == number)
+            return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, returns))
+
+        return terms.Term(own(term.weigh), share)
+
+    streams = all(rule.terms for rule in weightings)
+    found = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
+    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=found)
 
 
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:

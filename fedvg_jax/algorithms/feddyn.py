@@ -51,7 +51,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
 
     def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
         """R = mean lambda, over all N clients"""
-        dual = jax.tree.map(lambda h, m: h + m.sum(0) / cohort.num_clients, server.dual, cohort.messages)
+        dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, server.dual, cohort.summed)
         undone = jnp.where(averages | (server.round == 0), 0.0, 1.0)
         added = jax.tree.map(lambda h, u: h + undone.astype(u.dtype) * u, dual, cohort.update)
         return added, Server(dual, server.round + 1)
@@ -64,10 +64,10 @@ def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
     return Server(tree.zeros_like(params), jnp.zeros((), jnp.int32)), tree.zeros_like(params)
 
 
-def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree]:
-    """lambda_k - delta_k and -delta_k"""
+def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    """lambda_k - delta_k, and -delta_k to be summed"""
     message = tree.sub(params, anchor.params)
-    return tree.add(anchor.client, message), message
+    return tree.add(anchor.client, message), message, ()
 
 
 def clipped(most: Array, grads: Tree) -> Tree:

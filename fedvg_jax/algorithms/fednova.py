@@ -21,17 +21,18 @@ def fednova() -> Algorithm:
     return Algorithm(no_memory, no_correction, report, residual, no_probe, native_weighting="samples")
 
 
-def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree]:
-    """(theta_g - theta_k) / D_k and D_k"""
+def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    """((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged"""
     safe = jnp.where(displacement > 0, displacement, 1)
-    return anchor.client, (jax.tree.map(lambda p, global_p: (global_p - p) / safe, params, anchor.params), displacement)
+    told = jax.tree.map(lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params)
+    return anchor.client, (), told
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
     """R = u - (sum_k s_k D_k) sum_k s_k delta_k / D_k"""
-    directions, displacements = cohort.messages
 
-    def rest(u, s, direction):
-        return u - (s @ displacements) * jnp.tensordot(s, direction, 1, precision="highest")
+    def rest(u, told):
+        direction, displacement = told
+        return u - displacement * direction
 
-    return jax.tree.map(rest, cohort.update, cohort.weights, directions), server
+    return jax.tree.map(rest, cohort.update, cohort.averaged), server

@@ -16,9 +16,9 @@ def no_correction(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tr
     return grads
 
 
-def no_report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree]:
-    """The memory as it was, an empty message."""
-    return anchor.client, ()
+def no_report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    """The memory as it was, and no message."""
+    return anchor.client, (), ()
 
 
 def no_probe(hyper: Hyper, probe: Probe) -> Tree:

@@ -25,9 +25,9 @@ from fedvg_jax.types import Algorithm, Anchor, Cohort, Hyper, Tree
 def scaffold(keeps: bool = True) -> Algorithm:
     """Scaffold; reads `eta_g`. Its first round is FedAvg's. `keeps` False forgets c_k, as the published code does."""
 
-    def remember(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree]:
-        memory, message = report(hyper, params, anchor, displacement)
-        return (memory if keeps else anchor.client), message
+    def remember(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+        memory, *messages = report(hyper, params, anchor, displacement)
+        return (memory if keeps else anchor.client), *messages
 
     return Algorithm(init, correct, remember, residual, no_probe, native_weighting="uniform")
 
@@ -42,8 +42,8 @@ def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     return jax.tree.map(lambda g, c, c_k: g + c - c_k, grads, anchor.server, anchor.client)
 
 
-def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree]:
-    """c_k+ and c_k+ - c_k"""
+def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    """c_k+, and c_k+ - c_k to be summed"""
     moved = displacement > 0
     safe = jnp.where(moved, displacement, 1)
 
@@ -51,10 +51,10 @@ def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tr
         return jnp.where(moved, (global_p - p) / safe - c, jnp.zeros_like(c))
 
     message = jax.tree.map(change, params, anchor.params, anchor.server)
-    return tree.add(anchor.client, message), message
+    return tree.add(anchor.client, message), message, ()
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
     """R = (1 - eta_g) u and c + (1/N) sum_k message"""
-    c = jax.tree.map(lambda c, m: c + m.sum(0) / cohort.num_clients, server, cohort.messages)
+    c = jax.tree.map(lambda c, m: c + m / cohort.num_clients, server, cohort.summed)
     return tree.scale(1 - hyper["eta_g"], cohort.update), c

@@ -26,7 +26,7 @@ from fedvg_jax.build.pieces import (
 )
 from fedvg_jax.build.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.build.weightings import layer_names, make_fedvg, make_multipliers, make_weighting
-from fedvg_jax.config import Config, check, cohort_size, default_cache_dir, epochs_range
+from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
@@ -116,6 +116,8 @@ def simulation(
     hyper = make_hyper(config) | make_multipliers(config, task)
     if weighting:
         contracts.check_weighting(weighting, task, tables, hyper)
+        if block_size(config) < cohort_size(config):
+            contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     weighting = weighting or make_weighting(config, task, algorithm)
@@ -166,7 +168,7 @@ def make_executor(config: Config) -> Executor:
     devices = num_devices(config)
     automatic = 1 if jax.default_backend() == "cpu" else 4
     wanted = automatic if config.lanes == "auto" else int(config.lanes)
-    inner = executors.lanes(min(wanted, -(-cohort_size(config) // devices)))
+    inner = executors.lanes(min(wanted, -(-block_size(config) // devices)))
     return executors.sharded(devices, inner) if devices > 1 else inner
 
 
@@ -177,7 +179,7 @@ def num_devices(config: Config) -> int:
     Raises:
         UsageError: for more devices than there are, or than clients in a cohort.
     """
-    there, size = len(jax.devices()), cohort_size(config)
+    there, size = len(jax.devices()), block_size(config)
     if config.devices == "auto":
         pays = jax.default_backend() != "cpu" or config.model in SMALL_OPERATIONS
         return min(there, size) if pays else 1
@@ -188,7 +190,8 @@ def num_devices(config: Config) -> int:
             + (", or set JAX_NUM_CPU_DEVICES before jax starts" if jax.default_backend() == "cpu" else "")
         )
     if wanted > size:
-        raise UsageError(f"devices {wanted} for a cohort of {size}; use --devices {size} or fewer")
+        held = "a cohort of" if size == cohort_size(config) else "blocks of"
+        raise UsageError(f"devices {wanted} for {held} {size}; use --devices {size} or fewer")
     return wanted
 
 
@@ -240,6 +243,7 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
             clients=cohorts[number] if cohorts else None,
+            block_size=block_size(config),
         )
 
     return of_round

@@ -12,6 +12,7 @@ from fedvg_jax.config.options import (
     Robust,
     Scaffold,
     Tuning,
+    block_size,
     cohort_size,
     default_cache_dir,
     method_name,
@@ -20,7 +21,15 @@ from fedvg_jax.config.options import (
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
 from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
 from fedvg_jax.config.settings import apply, flatten, read_toml, suggestion, to_json
-from fedvg_jax.config.weightings import GRANULARITIES, NORMS, SCORING_MODES, SIGNALS, WEIGHTINGS, parse_weighting
+from fedvg_jax.config.weightings import (
+    GRANULARITIES,
+    NORMS,
+    SCORING_MODES,
+    SIGNALS,
+    WEIGHTINGS,
+    parse_weighting,
+    streams,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -52,6 +61,7 @@ __all__ = [
     "Tuning",
     "Validation",
     "apply",
+    "block_size",
     "check",
     "cohort_size",
     "default_cache_dir",
@@ -61,6 +71,7 @@ __all__ = [
     "num_corrupt",
     "parse_weighting",
     "read_toml",
+    "streams",
     "suggestion",
     "to_json",
 ]

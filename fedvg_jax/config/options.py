@@ -219,6 +219,8 @@ class Config:
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"
     """Clients trained side by side on a device: auto, a number, or all (one vmap over the cohort)."""
+    hold: int = 0
+    """Clients held at a time: a round's memory grows with them, not with the cohort. 0: the whole cohort."""
     devices: str = "auto"
     """Devices that share a cohort: auto, or a number; the cores of a CPU can serve as devices."""
     conv: str = "auto"
@@ -275,6 +277,12 @@ def method_name(config: Config) -> str:
 def cohort_size(config: Config) -> int:
     """K = max(1, floor(N * join ratio)), as published."""
     return max(1, int(config.clients * config.join_ratio))
+
+
+def block_size(config: Config) -> int:
+    """H, clients held at a time: the cohort in as few blocks of at most `hold` as there can be, of one size."""
+    size = cohort_size(config)
+    return -(-size // -(-size // config.hold)) if config.hold else size
 
 
 def num_corrupt(config: Config) -> int:

@@ -10,7 +10,16 @@ from typing import Any
 from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.settings import flatten, suggestion
-from fedvg_jax.config.weightings import GRANULARITIES, LINKS, NORMS, SCORING_MODES, SIGNALS, check_weighting
+from fedvg_jax.config.weightings import (
+    GRANULARITIES,
+    LINKS,
+    NORMS,
+    SCORING_MODES,
+    SIGNALS,
+    STREAMED,
+    check_weighting,
+    streams,
+)
 from fedvg_jax.types import UsageError
 
 DATASETS = (
@@ -101,6 +110,7 @@ def check(config: Config) -> Config:
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
     _check_robust(config)
     _check_model(config)
+    _check_hold(config)
     population.check_population(config)
     return config
 
@@ -127,6 +137,25 @@ def _check_model(config: Config) -> None:
         raise UsageError(
             f"no pretrained weights exist for model {config.model}; drop --pretrained, or use --model"
             f" {', '.join(name for name in MODELS if name.startswith(('resnet', 'vit')))}"
+        )
+
+
+def _check_hold(config: Config) -> None:
+    """UsageError for a cohort in blocks under a rule that needs all models at once."""
+    size = cohort_size(config)
+    if not 0 < config.hold < size:
+        return
+    if config.robust.rule != "mean":
+        raise UsageError(
+            f"hold {config.hold} of a cohort of {size} takes the weighted mean, for robust.rule {config.robust.rule}"
+            f" needs all {size} models at once; use --hold 0 or --robust.rule mean"
+        )
+    layer_stats = config.fedvg.stats == "layer" and "fedvg" in config.weighting
+    if layer_stats or not streams(config.weighting):
+        raise UsageError(
+            f"hold {config.hold} of a cohort of {size} takes weights that can be averaged client by client:"
+            f" {', '.join(STREAMED)} or a mean of two, running statistics uniform; got"
+            f" {config.weighting}{' with fedvg.stats layer' if layer_stats else ''}; use --hold 0 or one of these"
         )
 
 
@@ -213,7 +242,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
-    **dict.fromkeys(("checkpoint_every", "keep"), (lambda v: v >= 0, ">= 0")),
+    **dict.fromkeys(("checkpoint_every", "keep", "hold"), (lambda v: v >= 0, ">= 0")),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "dropout": (lambda v: 0 <= v < 1, "in [0, 1)"),
     **dict.fromkeys(("momentum", "fedavgm.momentum"), (lambda v: 0 <= v < 1, "in [0, 1)")),

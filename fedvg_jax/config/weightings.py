@@ -22,6 +22,8 @@ WEIGHTINGS = (
     "fitted",
     "generalised",
 )
+STREAMED = ("native", "samples", "uniform", "fedvg", "inverse_samples", "val_loss", "val_accuracy")
+"""Rules that do not need the models of a whole cohort at once."""
 NORMS = ("l1", "l2", "spectral", "spectral_l2", "delta")
 GRANULARITIES = ("modelwise", "layerwise", "blockwise")
 SCORING_MODES = ("train", "eval")
@@ -68,6 +70,16 @@ def parse_weighting(text: str) -> Rule:
         known = (*WEIGHTINGS, "permuted(NAME)")
         raise UsageError(f"unknown weighting '{text}'{suggestion(text, known)}")
     return text
+
+
+def streams(text: str) -> bool:
+    """Whether a rule takes a cohort in blocks: a streamed NAME, or the mean of two.
+
+    >>> streams("samples+fedvg"), streams("permuted(fedvg)")
+    (True, False)
+    """
+    rule = parse_weighting(text)
+    return all(part in STREAMED for part in (rule if isinstance(rule, Mean) else (rule,)))
 
 
 def parse_multipliers(text: str) -> list[tuple[str, float]]:

@@ -1,0 +1,64 @@
+"""Memory of a round as its cohort grows, whole and in blocks (`--hold`), as XLA plans it.
+
+    python -m benchmarks.cohort_memory [--model resnet18] [--out benchmarks/results/cohort_memory.json]
+
+Nothing is run: `memory_analysis()` of the compiled program gives the bytes of its temporaries; the data and the state
+come on top. Of 100 clients 10 or all play, on 32 x 32 images, by FedVG's weights; one lane.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).parent / "results" / "cohort_memory.json"
+CLIENTS, IMAGES = 100, 4000
+POINTS = ((10, 0), (100, 0), (10, 5), (100, 5), (100, 1))
+"""(cohort, hold)"""
+
+
+def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
+    """Bytes of temporaries of one compiled chunk of rounds, and of a model."""
+    import numpy as np
+
+    from fedvg_jax import build, tree
+    from fedvg_jax import schedule as schedules
+    from fedvg_jax.config import Config
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
+    rows = np.split(np.arange(IMAGES), CLIENTS)
+    config = Config(
+        model=model, clients=CLIENTS, join_ratio=cohort / CLIENTS, hold=hold, local_epochs=1, rounds=1, lanes="1"
+    )
+    sim = build.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
+    plan = schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
+    compiled = sim.chunk.lower(sim.state, np.int32(0), plan, sim.data, sim.hyper).compile()
+    return {
+        "cohort": cohort,
+        "hold": hold,
+        "bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "model_bytes": 4 * tree.size(sim.state.variables),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args(argv)
+    import jax
+
+    found = []
+    for cohort, hold in POINTS:
+        found.append(measure(args.model, cohort, hold))
+        mib, models = found[-1]["bytes"] / 2**20, found[-1]["bytes"] / found[-1]["model_bytes"]
+        print(f"cohort {cohort}, hold {hold}: {mib:.0f} MiB, {models:.1f} models", flush=True)
+    about = {"jax": jax.__version__, "backend": jax.default_backend(), "model": args.model, "clients": CLIENTS}
+    args.out.write_text(json.dumps(about | {"points": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

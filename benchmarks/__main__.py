@@ -2,15 +2,15 @@
 
     python -m benchmarks [--minutes 20] [...as benchmarks.rounds]
 
-Rounds beside PyTorch first, then how costs grow. A case that no longer fits keeps the numbers it had in the file. Run
-it on a quiet machine: the file says how busy it was.
+Rounds beside PyTorch first, then what is no race, and how costs grow. A case that no longer fits keeps the numbers it
+had in the file. Run it on a quiet machine: the file says how busy it was.
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import costs, machine, rounds, table
+from benchmarks import costs, limits, machine, rounds, table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     name = machine.slug(machine.describe())
     given = sys.argv[1:] if argv is None else argv
     code = rounds.main(["--minutes", "20", "--out", str(table.RESULTS / f"{name}.json"), *given])
+    limits.main(["--out", str(table.RESULTS / f"{name}-limits.json")])
     files = [str(table.RESULTS / f"{name}-costs{suffix}") for suffix in (".json", ".png")]
     costs.main(["--out", files[0], "--picture", files[1]])
     table.main([])

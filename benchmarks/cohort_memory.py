@@ -9,9 +9,11 @@ come on top. Of 100 clients 10 or all play, on 32 x 32 images, by FedVG's weight
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks import machine
 
 RESULT = Path(__file__).parent / "results" / "cohort_memory.json"
 CLIENTS, IMAGES = 100, 4000
@@ -49,15 +51,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
+    about, found = machine.describe(["python", "-m", "benchmarks.cohort_memory", *(argv or sys.argv[1:])]), []
     import jax
 
-    found = []
     for cohort, hold in POINTS:
         found.append(measure(args.model, cohort, hold))
         mib, models = found[-1]["bytes"] / 2**20, found[-1]["bytes"] / found[-1]["model_bytes"]
         print(f"cohort {cohort}, hold {hold}: {mib:.0f} MiB, {models:.1f} models", flush=True)
-    about = {"jax": jax.__version__, "backend": jax.default_backend(), "model": args.model, "clients": CLIENTS}
-    args.out.write_text(json.dumps(about | {"points": found}, indent=1) + "\n")
+    about = {"machine": machine.finished(about), "backend": jax.default_backend(), "model": args.model}
+    machine.write(args.out, about | {"clients": CLIENTS, "points": found})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def render(results: Path) -> str:
     """One table per machine, and a line for what no file tells."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     parts = ["\n".join(rounds(file)) for file in found if "cases" in file]
+    parts += ["\n".join(limits(file)) for file in found if LIMITS & set(file)]
     parts += ["\n".join(gpu(file)) for file in found if "sections" in file and not file["smoke"]]
     if not any("sections" in file and not file["smoke"] for file in found):
         parts.append("GPU: not yet measured (`python -m benchmarks.gpu`, one command of 8 minutes).")
@@ -91,6 +92,36 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             "busy: other work was running on the machine, so that these times are too long, their ratios rough, and no"
             " target is decided by them."
         )
+
+
+def limits(file: dict[str, Any]) -> Iterator[str]:
+    """What is no race, beside its targets."""
+    machine = file["machine"]
+    busy = ", busy" if machine["busy"] else ""
+    yield f"Beside the races (`{machine['command']}`, {machine['processor']}, {machine['date'][:10]}{busy}):"
+    yield ""
+    if "help" in file:
+        yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
+    if "start" in file:
+        seconds = ", ".join(f"{name} {number(file['start'][name]['median'])} s" for name in file["start"])
+        yield f"- A second start, to the end of its first round and an evaluation: {seconds} (targets 5 s and 15 s)."
+    if "schedule" in file:
+        times = ", ".join(f"{number(spread['median'])} ms for {k}" for k, spread in file["schedule"].items())
+        yield f"- Planning a round of 100,000 clients, by cohort: {times} (target 50 ms)."
+    if "lanes" in file:
+        ratios = [ratio for by_alpha in file["lanes"].values() for ratio in by_alpha.values()]
+        counts = ", ".join(file["lanes"])
+        yield (
+            f"- Training on {counts} lanes at five alphas: {min(ratios):.2f} to {max(ratios):.2f} times as long as the"
+            " same steps without a gap (target 1.15)."
+        )
+    if "plan" in file:
+        yield "- `--dry-run`, foretold / found (target: within 20 %):"
+        for name, plan in file["plan"].items():
+            yield f"  {name}: seconds {plan['time']:.2f}, memory {plan['memory']:.2f}."
+
+
+LIMITS = {"help", "start", "schedule", "lanes", "plan"}
 
 
 def quiet(case: dict[str, Any]) -> bool:

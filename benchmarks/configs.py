@@ -1,10 +1,11 @@
-"""What the shipped configs take at a reduced size, each run in a fresh process; and predictions at full size.
+"""What the shipped configs take at a reduced size, each run in a fresh process; and at full size.
 
-    python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--full NAME ...]
+    python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--full NAME ...] [--five NAME ...]
 
 DIR holds the files of every set, or a folder of each set's name with them. A set is read by its own reader at the size
 of `REDUCED`, evenly spaced images are kept, and `python -m fedvg_jax.sim --config configs/NAME.toml` runs on those. A
-config whose files are not there keeps what the results file says of it.
+config whose files are not there keeps what the results file says of it. What is measured goes into the header of each
+config, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +33,7 @@ from fedvg_jax.types import UsageError
 CONFIGS = Path(__file__).parent.parent / "configs"
 RESULT = Path(__file__).parent / "results" / "configs.json"
 
-COMMON = "--rounds 3 --eval-every 1 --min-samples-rule top_up"
+COMMON = "--rounds 3 --eval-every 1 --alpha 1"
 SMALL = "--clients 10 --join-ratio 0.2"
 TINY = "--clients 4 --join-ratio 0.5 --local-epochs 1 --batch-size 8"
 """For ViTs, which see 224 x 224 pixels whatever the set's images."""
@@ -52,8 +54,8 @@ REDUCED = {
     "tinyimagenet_resnet50": Reduced(1000, SMALL),
     "covid19_resnet50": Reduced(800, SMALL, (64, 64)),
     "dermamnist_resnet50": Reduced(1000, SMALL, (28, 28)),
-    "covid19_vit_s16": Reduced(160, TINY, (64, 64)),
-    "dermamnist_vit_b16": Reduced(80, TINY, (28, 28)),
+    "covid19_vit_s16": Reduced(80, TINY, (64, 64)),
+    "dermamnist_vit_b16": Reduced(64, TINY, (28, 28)),
 }
 
 
@@ -61,16 +63,19 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when all were measured, 1 when the files of some are not there."""
     args = parse(argv)
     about = machine.describe(["python", "-m", "benchmarks.configs", *(sys.argv[1:] if argv is None else argv)])
-    results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+    results = json.loads(args.out.read_text(encoding="utf-8"))["configs"] if args.out.is_file() else {}
     lacking = []
     for name in args.only:
         try:
-            results[name] = measured(name, args)
+            results[name] = results.get(name, {}) | measured(name, args)
         except UsageError as error:
             lacking.append(f"{name}: {error}")
             continue
         results[name] |= {"measured": machine.finished(about)}
-        machine.write(args.out, dict(sorted(results.items())))
+        machine.write(args.out, {"configs": dict(sorted(results.items()))})
+        if args.out == RESULT:
+            path = CONFIGS / f"{name}.toml"
+            path.write_text(with_header(path.read_text(encoding="utf-8"), told(results[name])), encoding="utf-8")
     print(*lacking, sep="\n", file=sys.stderr)
     return bool(lacking)
 
@@ -81,55 +86,58 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=REDUCED, default=list(REDUCED), metavar="NAME")
     parser.add_argument("--full", nargs="+", choices=REDUCED, default=[], metavar="NAME", help="predicted at full size")
+    parser.add_argument("--five", nargs="+", choices=REDUCED, default=[], metavar="NAME", help="five rounds of it")
     parser.add_argument("--note", nargs="*", default=[], metavar="SET=TEXT", help="of files that stand in for a set")
     parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args(argv)
 
 
 def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A run at reduced size, and its plan at full size where that is asked for.
+    """A run at reduced size, and at full size a plan and five rounds where these are asked for.
 
     Raises:
         UsageError: the set's files are not there, or damaged.
     """
     dataset = configs.read_toml(CONFIGS / f"{name}.toml")["dataset"]
     folder = args.data_dir / dataset if (args.data_dir / dataset).is_dir() else args.data_dir
-    arrays = data.load(dataset, folder, configs.default_cache_dir(), size=REDUCED[name].size)
+    arrays = data.load(dataset, folder, configs.default_cache_dir() / "data", size=REDUCED[name].size)
     found = {"images_found": len(arrays.y), "images_of_the_paper": presets.NUM_IMAGES[dataset]}
     notes = dict(note.split("=", 1) for note in args.note)
     found |= {"note": notes[dataset]} if dataset in notes else {}
     with tempfile.TemporaryDirectory() as scratch:
         small = Path(scratch) / f"{dataset}.npz"
-        reduce(arrays, REDUCED[name].images, small)
-        found["reduced"] = run(name, small)
-    if name in args.full:
-        found["full_size_predicted"] = predicted(name, folder)
+        shape = reduce(arrays, REDUCED[name].images, small)
+        flags = f"--dataset npz {COMMON} {REDUCED[name].flags}"
+        found["reduced"] = {"images": shape} | run(name, flags, small, Path(scratch) / "small")
+        if name in args.full:
+            found["full_size_predicted"] = predicted(name, folder)
+        if name in args.five:
+            found["full_size"] = run(name, "--rounds 5 --eval-every 1", folder, Path(scratch) / "full")
     return found
 
 
-def reduce(arrays: data.Arrays, num: int, file: Path) -> None:
-    """`num` images, evenly spaced over the pool, as a .npz of arrays."""
+def reduce(arrays: data.Arrays, num: int, file: Path) -> list[int]:
+    """`num` images, evenly spaced over the pool, as a .npz of arrays; returns their shape."""
     rows = np.unique(np.linspace(0, len(arrays.y) - 1, num).astype(int))
     np.savez(file, x=arrays.x[rows], y=arrays.y[rows], class_names=np.array(arrays.class_names))
+    return [len(rows), *arrays.x.shape[1:]]
 
 
-def run(name: str, small: Path) -> dict[str, Any]:
-    """Losses, times and memory of a run on the images of `small`."""
-    case, out = REDUCED[name], small.parent / "run"
-    flags = f"--dataset npz {COMMON} {case.flags}"
-    peak = call(name, f"{flags} --data-dir {small} --out {out} --cache-dir {small.parent / 'cache'}")
+def run(name: str, flags: str, where: Path, out: Path) -> dict[str, Any]:
+    """Losses, times and memory of a run on the data at `where`; every program is compiled anew."""
+    own = f"--data-dir {where} --out {out} --cache-dir {out}-cache"
+    begun = time.perf_counter()
+    peak = call(name, f"{flags} {own}")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     records = [json.loads(line) for line in (out / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-    with np.load(small) as held:
-        shape = list(held["x"].shape)
+    columns = ("train_loss", "val_loss", "test_accuracy")
+    shown = where.name if where.is_file() else "DIR"
     found = {
-        "command": f"python -m fedvg_jax.sim --config configs/{name}.toml {flags} --data-dir {small.name}",
-        "images": shape,
-        "train_loss": [record["train_loss"] for record in records],
-        "val_loss": [record["val_loss"] for record in records],
-        "test_accuracy": [record["test_accuracy"] for record in records],
+        "command": f"python -m fedvg_jax.sim --config configs/{name}.toml {flags} --data-dir {shown}",
+        **{column: [record[column] for record in records] for column in columns},
         "seconds_per_round": [round(record["seconds"], 2) for record in records],
         "compile_seconds": round(summary["compile_seconds"], 1),
+        "seconds_in_all": round(time.perf_counter() - begun),
         "peak_memory_gib": round(peak / 2**30, 2),
     }
     print(f"{name}: {json.dumps(found)}", flush=True)
@@ -147,6 +155,41 @@ def predicted(name: str, folder: Path) -> dict[str, Any]:
     found |= dict(lines) | {"seconds_of_the_dry_run": round(time.perf_counter() - begun)}
     print(f"{name}: {json.dumps(found)}", flush=True)
     return found
+
+
+def told(result: dict[str, Any]) -> str:
+    """What was measured, for the header of a config."""
+    about, small = result["measured"], result["reduced"]
+    images, height, width, _ = small["images"]
+    busy = ", which other work shared" if about["busy"] else ""
+    note = f", {result['note']}" if "note" in result else ""
+    said = (
+        f"Measured at a reduced size ({images:,} images of {height} x {width}{note}; the command is in"
+        f" benchmarks/results/configs.json) on {about['cores']} cores of an {about['processor']}{busy}, jax"
+        f" {about['versions']['jax']}: {_cost(small)}."
+    )
+    if full := result.get("full_size"):
+        losses = ", ".join(f"{loss:.3f}" for loss in full["val_loss"])
+        said += f" At full size, five rounds: {_cost(full)}; validation loss {losses}."
+    if plan := result.get("full_size_predicted"):
+        rounds = next(key for key in plan if key.endswith("rounds"))
+        said += f" Predicted at full size (--dry-run): {plan['a round']} a round, {plan[rounds]} for {rounds}."
+    return said if full or plan else f"{said} At full size not yet measured."
+
+
+def _cost(run: dict[str, Any]) -> str:
+    seconds = run["seconds_per_round"]
+    rounds = f"{min(seconds):.0f} to {max(seconds):.0f} s a round"
+    return f"{rounds}, {run['compile_seconds']:.0f} s to compile, {run['peak_memory_gib']:.1f} GiB at most"
+
+
+def with_header(config: str, said: str) -> str:
+    """`config` with its lines from "Measured at" to those about memory replaced by `said`."""
+    lines = config.splitlines(keepends=True)
+    begin = next(i for i, line in enumerate(lines) if line.startswith("# Measured at"))
+    end = next(i for i in range(begin, len(lines)) if lines[i].startswith(("# Memory", "#\n")))
+    wrapped = textwrap.wrap(said, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return "".join(lines[:begin] + [f"{line}\n" for line in wrapped] + lines[end:])
 
 
 def call(name: str, flags: str, stdout: Any = subprocess.DEVNULL) -> int:

@@ -1,16 +1,17 @@
-"""What the shipped configs take at a reduced size, each run in a fresh process; and at full size.
+"""What the shipped configs take, each in a fresh process: at a reduced size, and at full size planned or for five rounds.
 
-    python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--full NAME ...] [--five NAME ...]
+    python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--parts reduced plan five_rounds]
 
-DIR holds the files of every set, or a folder of each set's name with them. A set is read by its own reader at the size
-of `REDUCED`, evenly spaced images are kept, and `python -m fedvg_jax.sim --config configs/NAME.toml` runs on those. A
-config whose files are not there keeps what the results file says of it. What is measured goes into the header of each
-config, too.
+DIR holds the files of every set, or a folder of each set's name with them. For the reduced size a set is read by its
+own reader at the size of `REDUCED`, evenly spaced images are kept, and `python -m fedvg_jax.sim --config
+configs/NAME.toml` runs on those. What is not asked for, or whose files are not there, stays as the results file has it.
+What is measured goes into the headers of the configs, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -33,7 +34,7 @@ from fedvg_jax.types import UsageError
 CONFIGS = Path(__file__).parent.parent / "configs"
 RESULT = Path(__file__).parent / "results" / "configs.json"
 
-COMMON = "--rounds 3 --eval-every 1 --alpha 1"
+COMMON = "--rounds 3 --eval-every 1 --min-samples-rule top_up"
 SMALL = "--clients 10 --join-ratio 0.2"
 TINY = "--clients 4 --join-ratio 0.5 --local-epochs 1 --batch-size 8"
 """For ViTs, which see 224 x 224 pixels whatever the set's images."""
@@ -51,27 +52,31 @@ class Reduced(NamedTuple):
 REDUCED = {
     "cifar10_resnet18": Reduced(2000, SMALL),
     "organamnist_resnet18": Reduced(2000, SMALL),
-    "tinyimagenet_resnet50": Reduced(1000, SMALL),
+    "tinyimagenet_resnet50": Reduced(500, SMALL),
     "covid19_resnet50": Reduced(800, SMALL, (64, 64)),
     "dermamnist_resnet50": Reduced(1000, SMALL, (28, 28)),
-    "covid19_vit_s16": Reduced(80, TINY, (64, 64)),
+    "covid19_vit_s16": Reduced(160, TINY, (64, 64)),
     "dermamnist_vit_b16": Reduced(64, TINY, (28, 28)),
 }
+
+
+PARTS = ("reduced", "plan", "five_rounds")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when all were measured, 1 when the files of some are not there."""
     args = parse(argv)
-    about = machine.describe(["python", "-m", "benchmarks.configs", *(sys.argv[1:] if argv is None else argv)])
     results = json.loads(args.out.read_text(encoding="utf-8"))["configs"] if args.out.is_file() else {}
     lacking = []
-    for name in args.only:
+    for name, part in itertools.product(args.only, args.parts):
+        about = machine.describe(["python", "-m", "benchmarks.configs", "--data-dir", "DIR", "--only", name])
         try:
-            results[name] = results.get(name, {}) | measured(name, args)
+            found, measured = measure(name, part, args)
         except UsageError as error:
             lacking.append(f"{name}: {error}")
             continue
-        results[name] |= {"measured": machine.finished(about)}
+        measured["machine"] = machine.finished(about | {"command": f"{about['command']} --parts {part}"})
+        results[name] = results.get(name, {}) | found | {part: measured}
         machine.write(args.out, {"configs": dict(sorted(results.items()))})
         if args.out == RESULT:
             path = CONFIGS / f"{name}.toml"
@@ -85,35 +90,33 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=REDUCED, default=list(REDUCED), metavar="NAME")
-    parser.add_argument("--full", nargs="+", choices=REDUCED, default=[], metavar="NAME", help="predicted at full size")
-    parser.add_argument("--five", nargs="+", choices=REDUCED, default=[], metavar="NAME", help="five rounds of it")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["reduced"])
     parser.add_argument("--note", nargs="*", default=[], metavar="SET=TEXT", help="of files that stand in for a set")
     parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args(argv)
 
 
-def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A run at reduced size, and at full size a plan and five rounds where these are asked for.
+def measure(name: str, part: str, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the files are, and what one of `PARTS` took.
 
     Raises:
         UsageError: the set's files are not there, or damaged.
     """
-    dataset = configs.read_toml(CONFIGS / f"{name}.toml")["dataset"]
+    dataset, case = configs.read_toml(CONFIGS / f"{name}.toml")["dataset"], REDUCED[name]
     folder = args.data_dir / dataset if (args.data_dir / dataset).is_dir() else args.data_dir
-    arrays = data.load(dataset, folder, configs.default_cache_dir() / "data", size=REDUCED[name].size)
-    found = {"images_found": len(arrays.y), "images_of_the_paper": presets.NUM_IMAGES[dataset]}
+    size = case.size if part == "reduced" else None
+    arrays = data.load(dataset, folder, configs.default_cache_dir() / "data", size=size)
     notes = dict(note.split("=", 1) for note in args.note)
+    found = {"images_found": len(arrays.y), "images_of_the_paper": presets.NUM_IMAGES[dataset]}
     found |= {"note": notes[dataset]} if dataset in notes else {}
     with tempfile.TemporaryDirectory() as scratch:
-        small = Path(scratch) / f"{dataset}.npz"
-        shape = reduce(arrays, REDUCED[name].images, small)
-        flags = f"--dataset npz {COMMON} {REDUCED[name].flags}"
-        found["reduced"] = {"images": shape} | run(name, flags, small, Path(scratch) / "small")
-        if name in args.full:
-            found["full_size_predicted"] = predicted(name, folder)
-        if name in args.five:
-            found["full_size"] = run(name, "--rounds 5 --eval-every 1", folder, Path(scratch) / "full")
-    return found
+        small, out = Path(scratch) / f"{dataset}.npz", Path(scratch) / "run"
+        if part == "reduced":
+            shape = reduce(arrays, case.images, small)
+            return found, {"images": shape} | run(name, f"--dataset npz {COMMON} {case.flags}", small, out)
+        if part == "plan":
+            return found, plan(name, folder)
+        return found, run(name, "--rounds 5 --eval-every 1", folder, out)
 
 
 def reduce(arrays: data.Arrays, num: int, file: Path) -> list[int]:
@@ -144,7 +147,7 @@ def run(name: str, flags: str, where: Path, out: Path) -> dict[str, Any]:
     return found
 
 
-def predicted(name: str, folder: Path) -> dict[str, Any]:
+def plan(name: str, folder: Path) -> dict[str, Any]:
     """The plan that `--dry-run` prints, at the config's own size."""
     with tempfile.TemporaryFile("w+") as said:
         begun = time.perf_counter()
@@ -159,22 +162,28 @@ def predicted(name: str, folder: Path) -> dict[str, Any]:
 
 def told(result: dict[str, Any]) -> str:
     """What was measured, for the header of a config."""
-    about, small = result["measured"], result["reduced"]
+    small = result["reduced"]
     images, height, width, _ = small["images"]
-    busy = ", which other work shared" if about["busy"] else ""
     note = f", {result['note']}" if "note" in result else ""
-    said = (
+    said = [
         f"Measured at a reduced size ({images:,} images of {height} x {width}{note}; the command is in"
-        f" benchmarks/results/configs.json) on {about['cores']} cores of an {about['processor']}{busy}, jax"
-        f" {about['versions']['jax']}: {_cost(small)}."
-    )
-    if full := result.get("full_size"):
+        f" benchmarks/results/configs.json) {_where(small['machine'])}: {_cost(small)}."
+    ]
+    if full := result.get("five_rounds"):
         losses = ", ".join(f"{loss:.3f}" for loss in full["val_loss"])
-        said += f" At full size, five rounds: {_cost(full)}; validation loss {losses}."
-    if plan := result.get("full_size_predicted"):
+        said.append(f"At full size five rounds {_where(full['machine'])}: {_cost(full)}; validation loss {losses}.")
+    if plan := result.get("plan"):
         rounds = next(key for key in plan if key.endswith("rounds"))
-        said += f" Predicted at full size (--dry-run): {plan['a round']} a round, {plan[rounds]} for {rounds}."
-    return said if full or plan else f"{said} At full size not yet measured."
+        where = _where(plan["machine"])
+        said.append(
+            f"Predicted at full size by --dry-run {where}: {plan['a round']} a round, {plan[rounds]} for {rounds}."
+        )
+    return " ".join(said if full or plan else [*said, "At full size not yet measured."])
+
+
+def _where(about: dict[str, Any]) -> str:
+    busy = ", which other work shared" if about["busy"] else ""
+    return f"on {about['cores']} cores of an {about['processor']}{busy} (jax {about['versions']['jax']})"
 
 
 def _cost(run: dict[str, Any]) -> str:

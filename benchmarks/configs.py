@@ -1,4 +1,4 @@
-"""What the shipped configs take, each in a fresh process: at a reduced size, and at full size planned or for five rounds.
+"""What the shipped configs take, each in a fresh process: reduced in size; planned, or run for five rounds, as they are.
 
     python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--parts reduced plan five_rounds]
 
@@ -51,6 +51,8 @@ class Reduced(NamedTuple):
 
 REDUCED = {
     "cifar10_resnet18": Reduced(2000, SMALL),
+    "cifar10_lenet5": Reduced(2000, SMALL),
+    "cifar10_cnn": Reduced(2000, SMALL),
     "organamnist_resnet18": Reduced(2000, SMALL),
     "tinyimagenet_resnet50": Reduced(500, SMALL),
     "covid19_resnet50": Reduced(800, SMALL, (64, 64)),

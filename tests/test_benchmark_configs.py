@@ -21,9 +21,9 @@ def comment(name: str) -> str:
     return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
 
 
-def test_the_seven_pairs_of_the_paper_are_measured():
-    written = {path.stem for path in configs.CONFIGS.glob("*.toml") if "The paper, from ImageNet" in path.read_text()}
-    assert set(configs.REDUCED) == set(RESULTS) == written and len(written) == 7
+def test_every_config_but_the_demonstration_is_measured():
+    written = {path.stem for path in configs.CONFIGS.glob("*.toml")} - {"digits"}
+    assert set(configs.REDUCED) == set(RESULTS) == written
 
 
 @every_config

@@ -98,10 +98,10 @@ def _find(data_dir: Path, name: Name) -> Path:
         and (name.config is None or path.parent.name == name.config)
     ]
     if not fitting:
-        there = ", ".join(path.relative_to(data_dir).as_posix() for path in known) or "nothing of it"
+        there = ", ".join(path.relative_to(data_dir).as_posix() for path in known)
         full = "/".join(part for part in name[:2] if part)
         raise UsageError(
-            f"{data_dir}: holds no prepared {full}{f':{name.version}' if name.version else ''} ({LAYOUT}), but {there};"
+            f"{data_dir}: holds no prepared {full}{f':{name.version}' if name.version else ''} ({LAYOUT}){f', but {there}' if there else ''};"
             f" prepare it: python -m fedvg_jax.prepare {PREFIX}{full} --data-dir {data_dir} --download"
         )
     configs = sorted({path.parent for path in fitting})

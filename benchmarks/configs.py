@@ -1,4 +1,4 @@
-"""What the shipped configs take, each in a fresh process: reduced in size; planned, or run for five rounds, as they are.
+"""What the shipped configs take, each in a fresh process: reduced in size; planned, or run for five rounds, in full.
 
     python -m benchmarks.configs --data-dir DIR [--only NAME ...] [--parts reduced plan five_rounds]
 

@@ -195,9 +195,9 @@ def _cost(run: dict[str, Any]) -> str:
 
 
 def with_header(config: str, said: str) -> str:
-    """`config` with its lines from "Measured at" to those about memory replaced by `said`."""
+    """`config` with its lines about what was measured, which stand above those about memory, replaced by `said`."""
     lines = config.splitlines(keepends=True)
-    begin = next(i for i, line in enumerate(lines) if line.startswith("# Measured at"))
+    begin = next(i for i, line in enumerate(lines) if line.startswith(("# Measured", "# Time")))
     end = next(i for i in range(begin, len(lines)) if lines[i].startswith(("# Memory", "#\n")))
     wrapped = textwrap.wrap(said, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
     return "".join(lines[:begin] + [f"{line}\n" for line in wrapped] + lines[end:])

@@ -21,18 +21,19 @@ def comment(name: str) -> str:
     return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
 
 
-def test_every_config_but_the_demonstration_is_measured():
+def test_every_config_but_the_demonstration_can_be_measured():
     written = {path.stem for path in configs.CONFIGS.glob("*.toml")} - {"digits"}
-    assert set(configs.REDUCED) == set(RESULTS) == written
+    assert set(configs.REDUCED) == written >= set(RESULTS)
 
 
 @every_config
 def test_a_header_says_what_was_measured(name):
-    assert configs.told(RESULTS[name]) in comment(name)
-    assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & RESULTS[name].keys())
+    known = RESULTS.get(name, {})
+    assert not known or configs.told(known) in comment(name)
+    assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
 
 
-@every_config
+@pytest.mark.parametrize("name", RESULTS)
 def test_what_was_measured_is_whole_and_sane(name):
     """Three rounds of finite losses, accuracies and times, on as many images as the script says today."""
     found = RESULTS[name]["reduced"]

@@ -76,7 +76,7 @@ def prepare(config: Config, downloads: bool) -> int:
     with display.draws(console) as progress:
         partition = build.make_partition(config, arrays, progress)
     said = f"{config.clients} clients, partition {config.partition}"
-    said += f", alpha {config.alpha:g}" if config.partition in ("dirichlet", "official") else ""
+    said += f", alpha {config.alpha:g}" if "alpha" in display.dealt(config.partition, config.alpha) else ""
     console.print(said, *sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
     console.print(draw(folder, arrays, partition, f"{arrays.name}: {said}"), highlight=False, soft_wrap=True)

@@ -55,3 +55,33 @@ def write_folder(root: Path, counts: dict, side=6, inner=""):
     for file, image in zip(files, x, strict=True):
         write(file, png(image))
     return np.array(x), np.array(y)
+
+
+def write_stl(root: Path):
+    """The official binary files; returns the (x, y) they hold, training set first."""
+    x, y = pixels(5, 96, 96, 3), np.array([0, 9, 4, 1, 2], np.uint8)
+    for split, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
+        write(root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes())  # columns before rows
+        write(root / f"{split}_y.bin", (y[part] + 1).tobytes())
+    return x, y
+
+
+def write_tiny(root: Path, wnids=("n02", "n01"), per_class=3):
+    """The official tree, with PNGs called JPEG; returns (x, y): training set in the order of wnids.txt, then val."""
+    write(root / "wnids.txt", "\n".join(wnids).encode())
+    write(root / "words.txt", b"n01\tgoldfish, Carassius auratus\nn02\tboa\nn99\tunused\n")
+    x, y = [], []
+    for label, wnid in enumerate(wnids):
+        for i in range(per_class):
+            x.append(pixels(8, 8, 3))
+            y.append(label)
+            write(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", png(x[-1]))
+        write(root / "train" / wnid / f"{wnid}_boxes.txt", b"not read")
+    lines = []
+    for i, label in enumerate((1, 0)):
+        x.append(pixels(8, 8, 3))
+        y.append(label)
+        write(root / "val" / "images" / f"val_{i}.JPEG", png(x[-1]))
+        lines.append(f"val_{i}.JPEG\t{wnids[label]}\t0\t0\t62\t62")
+    write(root / "val" / "val_annotations.txt", "\n".join(reversed(lines)).encode())
+    return np.array(x), np.array(y)

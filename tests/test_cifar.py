@@ -10,7 +10,7 @@ import pytest
 from files import RNG, pixels, says, twice, write
 
 from fedvg_jax import data
-from fedvg_jax.data import cifar, pickles
+from fedvg_jax.data import archive, cifar, pickles
 
 # --- CIFAR, in all its published forms
 
@@ -98,7 +98,7 @@ def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path):
 
 def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path, "cifar10", 0)
-    monkeypatch.setattr(cifar, "MAX_MEMBER", 1000)
+    monkeypatch.setattr(archive, "MAX_MEMBER", 1000)
     with says("cifar-10-binary.tar.gz", "data_batch_1.bin claims 6,146 bytes"):
         data.load("cifar10", pack(tmp_path, "cifar10", 0))
 

@@ -1,6 +1,7 @@
 """The options of a model, from their flags to its arrays."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -141,3 +142,46 @@ def test_a_file_that_is_no_weights_is_one_line_of_the_command_line(capfd, tmp_pa
     assert sim.main(flags) == 2
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1 and "weights.safetensors" in errors[0]
+
+
+# --- the configs' own line
+
+
+CONFIGS = [path for path in sorted((Path(__file__).parent.parent / "configs").glob("*.toml")) if path.stem != "digits"]
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
+def uncommented(request, tmp_path):
+    """A shipped config with its line about ImageNet weights, and the model it is for."""
+    path = tmp_path / request.param.name
+    path.write_text(request.param.read_text().replace("\n# pretrained =", "\npretrained ="))
+    return path, config.read_toml(request.param)["model"]
+
+
+def test_every_config_whose_model_has_imagenet_weights_has_a_line_for_them(uncommented):
+    path, model = uncommented
+    found = sim.parse(["--config", str(path)])
+    has_weights = model.startswith(("resnet", "vit"))
+    assert found.pretrained == (Path(f"{model}.safetensors") if has_weights else None) and found.model == model
+
+
+def test_weights_that_are_not_there_are_told_before_anything_is_read(uncommented, tmp_path, capsys, monkeypatch):
+    path, model = uncommented
+    monkeypatch.chdir(tmp_path)
+    assert sim.main(["--config", str(path), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    if model.startswith(("resnet", "vit")):  # even before the data, which are missing too
+        assert f"{model}.safetensors: no such file in {tmp_path};" in said and "Pretrained weights" in said
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "### Pretrained weights" in (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_a_relative_path_of_a_config_is_one_from_where_the_command_runs(tiny, tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
+    known = filled(tiny)
+    pretrained.save(tmp_path / "weights.safetensors", known, "resnet18")
+    monkeypatch.chdir(tmp_path)
+    found = sim.parse(["--config", "configs/mine.toml"]).pretrained
+    variables = build.make_variables(dataclasses.replace(tiny, pretrained=found), build.make_task(tiny, GREY))
+    jax.tree.map(np.testing.assert_array_equal, variables.stats, known.stats)

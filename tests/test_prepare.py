@@ -58,6 +58,12 @@ def test_every_setting_of_a_run_may_follow(file, tmp_path, capsys):
     assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
 
 
+@pytest.mark.parametrize(("kind", "said"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
+def test_alpha_is_told_where_the_partition_has_one(file, tmp_path, capsys, kind, said):
+    assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
+    assert f"3 clients, partition {said}" in capsys.readouterr().out
+
+
 def test_many_classes_are_summed_up():
     import io
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import RNG, pixels, png, says, twice, write, write_folder
+from files import RNG, pixels, says, twice, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.data import folder, medmnist, stl10, tinyimagenet
@@ -13,14 +13,6 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 # --- STL-10
-
-
-def write_stl(root: Path):
-    x, y = pixels(5, 96, 96, 3), np.array([0, 9, 4, 1, 2], np.uint8)
-    for split, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
-        write(root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes())  # columns before rows
-        write(root / f"{split}_y.bin", (y[part] + 1).tobytes())
-    return x, y
 
 
 @pytest.mark.parametrize("where", [".", stl10.FOLDER])
@@ -175,27 +167,6 @@ def test_a_cut_npy_file_is_told(tmp_path):
 
 
 # --- Tiny ImageNet
-
-
-def write_tiny(root: Path, wnids=("n02", "n01"), per_class=3):
-    """The official tree, with PNGs called JPEG; returns (x, y): training set in the order of wnids.txt, then val."""
-    write(root / "wnids.txt", "\n".join(wnids).encode())
-    write(root / "words.txt", b"n01\tgoldfish, Carassius auratus\nn02\tboa\nn99\tunused\n")
-    x, y = [], []
-    for label, wnid in enumerate(wnids):
-        for i in range(per_class):
-            x.append(pixels(8, 8, 3))
-            y.append(label)
-            write(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", png(x[-1]))
-        write(root / "train" / wnid / f"{wnid}_boxes.txt", b"not read")
-    lines = []
-    for i, label in enumerate((1, 0)):
-        x.append(pixels(8, 8, 3))
-        y.append(label)
-        write(root / "val" / "images" / f"val_{i}.JPEG", png(x[-1]))
-        lines.append(f"val_{i}.JPEG\t{wnids[label]}\t0\t0\t62\t62")
-    write(root / "val" / "val_annotations.txt", "\n".join(reversed(lines)).encode())
-    return np.array(x), np.array(y)
 
 
 @pytest.mark.parametrize("where", [".", tinyimagenet.FOLDER])

@@ -32,6 +32,7 @@ from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.validation import Shared
+from fedvg_jax.models import pretrained
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -102,6 +103,8 @@ def simulation(
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
+    if config.pretrained:  # refused before the data are read, which may take minutes
+        pretrained.read(config.pretrained)
     arrays = given.arrays(load_data(config, reading) if data is None else data)
     given.for_augmentation(arrays, config)
     is_given = partition is not None

@@ -28,7 +28,7 @@ _IMAGES = ("size", "progress")
 
 SOURCES = {
     **{name: Source(partial(cifar.load, name=name), f"{s.layout} ({s.source})") for name, s in cifar.SETS.items()},
-    "stl10": Source(stl10.load, f"{stl10.LAYOUT} (unpack {stl10.SOURCE} there)"),
+    "stl10": Source(stl10.load, f"{stl10.LAYOUT} ({stl10.SOURCE})", ("progress",)),
     **{
         name: Source(
             partial(medmnist.load, name=name),
@@ -37,8 +37,8 @@ SOURCES = {
         )
         for name, published in medmnist.SETS.items()
     },
-    "tinyimagenet": Source(tinyimagenet.load, f"{tinyimagenet.LAYOUT} (unpack {tinyimagenet.SOURCE} there)", _IMAGES),
-    "covid19": Source(covid19.load, f"{covid19.LAYOUT} (unpack {covid19.SOURCE} there)", _IMAGES),
+    "tinyimagenet": Source(tinyimagenet.load, f"{tinyimagenet.LAYOUT} ({tinyimagenet.SOURCE})", _IMAGES),
+    "covid19": Source(covid19.load, f"{covid19.LAYOUT} ({covid19.SOURCE})", _IMAGES),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
     "folder": Source(folder.load, folder.LAYOUT, _IMAGES),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.types import UsageError
 
@@ -56,7 +57,7 @@ def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arra
     return _load(entry) or arrays
 
 
-def contents(file: Path) -> bytes:
+def contents(file: Place) -> bytes:
     """All bytes of a file of the user's.
 
     Raises:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedvg_jax.data import cache, npz, pickles
-from fedvg_jax.data.arrays import Arrays, pool, reason
+from fedvg_jax.data import archive, cache, npz, pickles
+from fedvg_jax.data.arrays import Arrays, pool
 from fedvg_jax.types import UsageError
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -33,9 +31,6 @@ FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 FOLDER = "cifar-10-batches-bin"
 PIXELS = 3 * 32 * 32
 """Bytes of an image, [3, 32, 32]."""
-
-MAX_MEMBER = 2**28
-"""Bytes of an archive's member above which it is none of CIFAR's."""
 
 
 class Form(NamedTuple):
@@ -98,32 +93,19 @@ def _find(data_dir: Path, this: Published) -> tuple[list[Path], Callable[[], tup
             if len(missing) < len(files):
                 raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {this.source} there again")
     for form in this.forms:
-        archive = data_dir / form.archive
-        if archive.is_file():
-            return [archive], lambda archive=archive: _unpacked(archive, this)
+        file = data_dir / form.archive
+        if file.is_file():
+            return [file], lambda file=file: _unpacked(file, this)
     raise UsageError(f"{data_dir}: holds no {this.layout}; put {this.source} there")
 
 
-def _unpacked(archive: Path, this: Published) -> tuple[Form, list[tuple[object, bytes]]]:
+def _unpacked(file: Path, this: Published) -> tuple[Form, list[tuple[object, bytes]]]:
     """The members of an archive, by their names; nothing is written to the disk."""
-    wanted = {name for form in this.forms for name in form.files}
-    found: dict[str, bytes] = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = Path(member.name).name
-                if name in wanted and member.isreg():
-                    if member.size > MAX_MEMBER:
-                        raise UsageError(f"{archive}: {name} claims {member.size:,} bytes; fetch {this.source} again")
-                    found[name] = tar.extractfile(member).read()
-            while tar.fileobj.read(2**20):  # to its end, where its checksum is
-                pass
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"{archive}: not a complete archive ({reason(error)}); fetch {this.source} again") from error
+    found = archive.of_tar(file, {name for form in this.forms for name in form.files}, this.source)
     for form in this.forms:
         if all(name in found for name in form.files):
-            return form, [(f"{archive} ({name})", found[name]) for name in form.files]
-    raise UsageError(f"{archive}: does not hold {' .. '.join(this.forms[0].files[::5])}; fetch {this.source} again")
+            return form, [(f"{file} ({name})", found[name]) for name in form.files]
+    raise UsageError(f"{file}: does not hold {' .. '.join(this.forms[0].files[::5])}; fetch {this.source} again")
 
 
 def _decode(name: str, this: Published, form: Form, parts: list[tuple[object, bytes]]) -> Arrays:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data import cache, images
+from fedvg_jax.data import archive, cache, images
+from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import Arrays, check
 from fedvg_jax.types import UsageError
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
 
-IGNORED = ("Thumbs.db", "desktop.ini")
-"""Files that desktops leave in folders of images; hidden ones (.DS_Store) are ignored too."""
+IGNORED = ("Thumbs.db", "desktop.ini", "__MACOSX")
+"""What desktops leave in folders and archives of images; hidden files (.DS_Store) are ignored too."""
 
 
 def load(
@@ -41,8 +42,8 @@ def load(
 
 def decode(
     name: str,
-    of_class: dict[str, list[Path]],
-    root: Path,
+    of_class: dict[str, list[Place]],
+    root: Place,
     cache_dir: Path | None,
     size: images.Size | None,
     progress: images.Progress | None,
@@ -55,21 +56,21 @@ def decode(
         x = images.stack(len(files), lambda i: (cache.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays(name, x, y, tuple(of_class), len(x)), root)
 
-    found = cache.cached("folder", [*stamps(root, files), f"{size}"], read, cache_dir)
+    found = cache.cached("folder", [*sources(root, files), f"{size}"], read, cache_dir)
     return found._replace(name=name)
 
 
-def classes(data_dir: Path) -> dict[str, list[Path]]:
+def classes(data_dir: Place) -> dict[str, list[Place]]:
     """Class name -> its image files, both sorted by name."""
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
-    of_class = {folder.name: images_in(folder) for folder in _visible(data_dir) if folder.is_dir()}
+    of_class = {folder.name: images_in(folder) for folder in visible(data_dir) if folder.is_dir()}
     if len(of_class) < 2:
         raise UsageError(f"{data_dir}: holds {len(of_class)} sub-folders; it must hold {LAYOUT}")
     return of_class
 
 
-def images_in(folder: Path) -> list[Path]:
+def images_in(folder: Place) -> list[Place]:
     """The image files of one class, sorted by name.
 
     Raises:
@@ -77,7 +78,7 @@ def images_in(folder: Path) -> list[Path]:
     """
     inner = folder / "images"
     folder = inner if inner.is_dir() else folder
-    files = list(_visible(folder))
+    files = list(visible(folder))
     for file in files:
         if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
             kind = "file" if file.is_file() else "folder"
@@ -87,14 +88,25 @@ def images_in(folder: Path) -> list[Path]:
     return files
 
 
+def sources(root: Place, files: Sequence[Place]) -> list[Path | str]:
+    """What tells one state of a folder or an archive from another: `stamps`, or all that is in the archive."""
+    return [root.archive, root.at] if isinstance(root, archive.Entry) else stamps(root, files)
+
+
 def stamps(root: Path, files: Sequence[Path]) -> list[str]:
     """Name, size and time of each file: what tells one state of a folder from another without reading it all."""
     told = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in told]
 
 
-def _visible(folder: Path) -> Iterator[Path]:
+def visible(folder: Place) -> Iterator[Place]:
+    """What is in a folder and was meant to be, sorted by name.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
-        yield from sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
+        meant = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
+        yield from sorted(meant, key=lambda place: place.name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error

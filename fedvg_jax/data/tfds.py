@@ -98,11 +98,12 @@ def _find(data_dir: Path, name: Name) -> Path:
         and (name.config is None or path.parent.name == name.config)
     ]
     if not fitting:
-        there = ", ".join(path.relative_to(data_dir).as_posix() for path in known) or "nothing of it"
+        there = ", ".join(path.relative_to(data_dir).as_posix() for path in known)
         full = "/".join(part for part in name[:2] if part)
+        wanted = f"{full}:{name.version}" if name.version else full
         raise UsageError(
-            f"{data_dir}: holds no prepared {full}{f':{name.version}' if name.version else ''} ({LAYOUT}), but {there};"
-            f" prepare it: python -m fedvg_jax.prepare {PREFIX}{full} --data-dir {data_dir} --download"
+            f"{data_dir}: holds no prepared {wanted} ({LAYOUT}){', but ' if there else ''}{there}; prepare it:"
+            f" python -m fedvg_jax.prepare {PREFIX}{full} --data-dir {data_dir} --download"
         )
     configs = sorted({path.parent for path in fitting})
     if len(configs) > 1:

@@ -1,4 +1,4 @@
-"""Reader of Tiny ImageNet's official folder."""
+"""Reader of Tiny ImageNet's official folder, unpacked or not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data import cache, folder, images
+from fedvg_jax.data import archive, cache, folder, images
+from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import Arrays, check
 from fedvg_jax.types import UsageError
 
 FOLDER = "tiny-imagenet-200"
-LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {FOLDER}/)"
+ARCHIVE = f"{FOLDER}.zip"
+LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {FOLDER}/), or {ARCHIVE}"
 SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -28,7 +30,7 @@ def load(
     the validation set, are in the sorted order of their file names, so a row is the same image everywhere.
 
     Args:
-        data_dir: a folder holding `LAYOUT`.
+        data_dir: a folder holding `LAYOUT`, or the archive itself.
         cache_dir: where the decoded set is kept.
         size: (H, W) to resize to.
         progress: called with (images done, all images).
@@ -38,7 +40,13 @@ def load(
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    root = _find(data_dir)
+    packed = data_dir / ARCHIVE
+    is_unpacked = any((root / "wnids.txt").is_file() for root in (data_dir, data_dir / FOLDER))
+    with archive.opened(packed if packed.is_file() and not is_unpacked else data_dir, SOURCE) as place:
+        return _load(_find(place), cache_dir, size, progress)
+
+
+def _load(root: Place, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
     wnids = _lines(root / "wnids.txt")
     train = _train(root, wnids)
     val = _val(root / "val", wnids)
@@ -49,19 +57,19 @@ def load(
         x = images.stack(len(files), lambda i: (cache.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
-    texts = [file for file in (root / name for name in ("wnids.txt", "words.txt")) if file.is_file()]
-    sources = [*texts, root / "val" / "val_annotations.txt", *folder.stamps(root, files), f"{size}"]
-    return cache.cached("tinyimagenet", sources, read, cache_dir)
+    texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
+    known = [cache.contents(file) for file in texts if file.is_file()]
+    return cache.cached("tinyimagenet", [*known, *folder.sources(root, files), f"{size}"], read, cache_dir)
 
 
-def _find(data_dir: Path) -> Path:
+def _find(data_dir: Place) -> Place:
     for root in (data_dir, data_dir / FOLDER):
         if (root / "wnids.txt").is_file():
             return root
-    raise UsageError(f"{data_dir}: holds no {LAYOUT}; unpack {SOURCE} there")
+    raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
 
 
-def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+def _train(root: Place, wnids: list[str]) -> list[tuple[Place, int]]:
     """(file, class) of the training set, class after class."""
     rows, fewest = [], {}
     for label, wnid in enumerate(wnids):
@@ -77,7 +85,7 @@ def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     return rows
 
 
-def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
     """(file, class) of the validation set, by val_annotations.txt: file name, class, four numbers, apart by tabs."""
     annotations = val / "val_annotations.txt"
     number = {wnid: label for label, wnid in enumerate(wnids)}
@@ -95,7 +103,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     return [(file, labels[file.name]) for file in files]
 
 
-def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
+def _names(root: Place, wnids: list[str]) -> tuple[str, ...]:
     """The first word of each class, or its number in WordNet; the number too where two classes share the word."""
     words = root / "words.txt"
     known = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
@@ -105,7 +113,7 @@ def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
     )
 
 
-def _lines(file: Path) -> list[str]:
+def _lines(file: Place) -> list[str]:
     try:
         lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:

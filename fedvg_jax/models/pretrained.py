@@ -56,6 +56,11 @@ HEAD = "classifier"
 _COUNTER = re.compile(r".*\.num_batches_tracked$")
 """The counters of BatchNorms, which nothing uses."""
 
+_MAKE = (
+    "timm's model.safetensors will do; torchvision's .pth is exported by one line: README, "
+    '"Pretrained weights", or fedvg_jax/models/pretrained.py'
+)
+
 _ITS_HEAD = re.compile(r"(fc|head|heads)\.")
 
 
@@ -143,6 +148,9 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         raw = np.memmap(path, np.uint8, "r")
+    except FileNotFoundError:
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}") from None
     start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
@@ -152,8 +160,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         return {_modern(name): _tensor(raw[start:], **entry) for name, entry in header.items()}
     except (ValueError, TypeError, AttributeError) as error:
         reason = str(error) if isinstance(error, UsageError) else "it is of another format"
-        export = "a .pth is exported as fedvg_jax/models/pretrained.py says"
-        raise UsageError(f"{path} is not a whole safetensors file: {reason}; {export}") from None
+        raise UsageError(f"{path} is not a whole safetensors file: {reason}; {_MAKE}") from None
 
 
 def _tensor(body: np.ndarray, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> np.ndarray:

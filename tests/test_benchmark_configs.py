@@ -1,0 +1,90 @@
+"""What the configs' headers say was measured is what the results file says; and the script that measures."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import configs
+from fedvg_jax import data
+from fedvg_jax.data.arrays import Arrays
+
+RESULTS = json.loads(configs.RESULT.read_text())["configs"]
+every_config = pytest.mark.parametrize("name", configs.REDUCED)
+
+
+def comment(name: str) -> str:
+    """The header of a config as running text."""
+    lines = (configs.CONFIGS / f"{name}.toml").read_text().splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+
+
+def test_every_config_but_the_demonstration_can_be_measured():
+    written = {path.stem for path in configs.CONFIGS.glob("*.toml")} - {"digits"}
+    assert set(configs.REDUCED) == written >= set(RESULTS)
+
+
+@every_config
+def test_a_header_says_what_was_measured(name):
+    known = RESULTS.get(name, {})
+    assert not known or configs.told(known) in comment(name)
+    assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_was_measured_is_whole_and_sane(name):
+    """Three rounds of finite losses, accuracies and times, on as many images as the script says today."""
+    found = RESULTS[name]["reduced"]
+    columns = [found[key] for key in ("train_loss", "val_loss", "test_accuracy", "seconds_per_round")]
+    assert all(len(column) == 3 and np.isfinite(column).all() for column in columns)
+    assert found["images"][0] == configs.REDUCED[name].images and f"configs/{name}.toml" in found["command"]
+    assert {"commit", "date", "processor", "versions", "command", "busy"} <= found["machine"].keys()
+
+
+def test_validation_loss_falls_over_five_rounds_of_the_largest_skew():
+    """CIFAR-10 with ResNet-18 at alpha 0.05, at full size on a CPU."""
+    losses = RESULTS["cifar10_resnet18"]["five_rounds"]["val_loss"]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+def test_a_measurement_replaces_the_one_before_in_a_header():
+    text = "# A title\n#\n# Measured at night:\n# 3 s\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
+    first = configs.with_header(text, "Measured at a reduced size " + "and " * 60)
+    again = configs.with_header(first, "Measured at noon")
+    assert again == "# A title\n#\n# Measured at noon\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
+    assert max(map(len, first.splitlines())) <= 120 and len(first.splitlines()) > len(text.splitlines())
+
+
+def test_a_set_is_reduced_evenly(tmp_path):
+    x = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 3, 1), np.uint8)
+    arrays = Arrays("made", x, np.arange(100, dtype=np.int32) % 4, ("a", "b", "c", "d"), 100)
+    assert configs.reduce(arrays, 12, tmp_path / "small.npz") == [12, 2, 3, 1]
+    found = data.load("npz", tmp_path / "small.npz")
+    rows = found.x[:, 0, 0, 0].astype(int)
+    assert rows.tolist() == [99 * i // 11 for i in range(12)] and found.y.tolist() == (rows % 4).tolist()
+    assert found.class_names == arrays.class_names
+
+
+def test_what_is_not_there_is_told_and_nothing_is_written(tmp_path, capsys):
+    assert configs.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == list(configs.REDUCED) and not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.slow
+def test_a_config_is_run_planned_and_told(tmp_path, monkeypatch):
+    """LeNet5 on noise in the shape of CIFAR-10."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (400, 32, 32, 3), np.uint8), np.arange(400) % 10
+    np.savez(tmp_path / "cifar10.npz", x=x, y=y)
+    monkeypatch.setattr(configs, "REDUCED", {"cifar10_lenet5": configs.Reduced(200, configs.TINY)})
+    out = tmp_path / "out.json"
+    flags = ["--data-dir", str(tmp_path), "--out", str(out), "--note", "cifar10=noise"]
+    assert configs.main(flags) == 0
+    found = json.loads(out.read_text())["configs"]["cifar10_lenet5"]
+    assert found["images_found"] == 400 and found["note"] == "noise" and found["reduced"]["images"] == [200, 32, 32, 3]
+    assert len(found["reduced"]["val_loss"]) == 3 and 0.1 < found["reduced"]["peak_memory_gib"] < 8
+    assert re.search(r"200 images of 32 x 32, noise; .* s a round, .* GiB at most", configs.told(found))
+    assert Path(found["reduced"]["command"].split()[-1]) == Path("cifar10.npz")

@@ -121,8 +121,10 @@ def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> w
     """(mean norm of a group [K], who is there) -> weights [K]"""
 
     def of_mean(mean: Array, present: Array | bool) -> Array:
-        falling = link(mean, eps, present)
-        falling = jnp.where(present, falling, falling.max())  # the absent must neither set the scale nor overflow
+        falling = link(jnp.where(present, mean, 1), eps, present)
+        there = jnp.broadcast_to(present, falling.shape)
+        # the absent must neither set the scale nor overflow, whatever they measured
+        falling = jnp.where(there, falling, jnp.max(jnp.where(there, falling, falling.min())))
         raw = weighting.shares(jnp.exp(-exponent * (falling - falling.min())), present)
         return sharpened((1 - mix) * raw + mix * weighting.shares(counts, present), temperature, present)
 

@@ -158,13 +158,14 @@ def test_grayscale_is_three_equal_channels():
     np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
 
 
-def test_it_is_the_same_with_either_convolution(x64):
-    """Two bottlenecks have every kind: 7x7 and, with stride 1 and 2, 3x3 and 1x1."""
+def test_it_is_the_same_with_any_convolution(x64):
+    """Two bottlenecks have every kind: 7x7 and, with stride 1 and 2, 3x3 and 1x1; Winograd takes 16 channels."""
     image, mask = (9, 12, 3), jnp.arange(6) < 4
-    gemm, lax = (make(image, conv, depths=(1, 1), bottleneck=True) for conv in ("gemm", "lax"))
-    variables, rows = filled(gemm), batch(image)
+    lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in ("lax", "gemm", "winograd"))
+    variables, rows = filled(lax), batch(image)
     run = lambda task: jax.jit(task.loss, static_argnums=4)(*variables, rows, mask, True)  # noqa: E731
-    worlds.assert_close(run(gemm), run(lax), 1e-9)
+    for other in others:
+        worlds.assert_close(run(other), run(lax), 1e-9)
 
 
 @pytest.mark.parametrize("conv", ["gemm", "lax"])

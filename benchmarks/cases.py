@@ -33,7 +33,7 @@ _CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": 1.0, "local_epochs": 5, "l
 
 CASES = {
     "lenet5": Case("lenet5", _CIFAR, 60_000, says="100 clients, 10 a round"),
-    "cnn": Case("cnn", _CIFAR, 12_000, says="100 clients, 10 a round"),
+    "cnn": Case("cnn", _CIFAR, 24_000, says="100 clients, 10 a round"),
     "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 3_000, says="20 clients, 2 a round"),
     "vit_s16": Case(
         "vit_s16",

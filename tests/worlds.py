@@ -187,7 +187,8 @@ def known(*options: dict) -> dict:
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PLAIN_KERNELS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 HASTE = known(CHEAP | PLAIN_KERNELS, CHEAP)
-"""Compiler options for programs that run once: a quarter of the default's processor time to compile."""
+"""Compiler options for programs that run once: a quarter of the default's processor time to compile. Not for slopes of
+LeNet-5, of which XLA without optimisation makes NaN."""
 
 jit = functools.partial(jax.jit, compiler_options=HASTE)
 """`jax.jit` in haste."""

@@ -74,7 +74,7 @@ def test_a_module_s_loss_is_the_mean_over_the_real_rows(x64, library, train):
     task = TASKS[library]
     variables = worlds.variables(task=task)
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        loss, stats = jax.jit(task.loss, static_argnums=4)(*variables, BATCH, MASK, train)
+        loss, stats = worlds.jit(task.loss, static_argnums=4)(*variables, BATCH, MASK, train)
     outputs, moved = by_hand(variables, train)
     np.testing.assert_allclose(loss, np.square(outputs - Y[:4]).mean(), rtol=1e-9)
     worlds.assert_close(stats, moved, 1e-9)
@@ -84,7 +84,7 @@ def test_a_module_s_loss_is_the_mean_over_the_real_rows(x64, library, train):
 def test_a_module_s_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     task = TASKS[library]
     variables = worlds.variables(task=task)
-    measure = jax.jit(task.measure)
+    measure = worlds.jit(task.measure)
     halves = [MASK & (jnp.arange(6) < 1), MASK & (jnp.arange(6) >= 1)]
     sums = tree.add(*(measure(*variables, BATCH, mask) for mask in halves))
     errors = np.abs(by_hand(variables, False)[0] - Y[:4])
@@ -124,7 +124,7 @@ def test_tokens_and_labels_stay_integers():
     arrays = given.arrays((tokens, labels))
     fedvg_jax.check_task(task, Batch(arrays.x, arrays.y))
     batch = Batch(jnp.asarray(tokens), jnp.asarray(labels))
-    sums = jax.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(jax.random.key(0))
+    sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(jax.random.key(0))
     found = task.metrics(sums)
     assert found["accuracy"] in (0.25, 0.75), "four equal rows of labels 1, 0, 1, 1"
 

@@ -216,7 +216,7 @@ def reached(name, momentum, rounds=ROUNDS, **changes):
     """Distance to the minimiser of the mean of all losses, sum b / sum a, after many rounds with 3 of 5 clients."""
     algorithm, changes = worlds.algorithm(name), CHANGES | {"momentum": momentum} | changes
     step = worlds.round_step(WORLD, algorithm, optimiser=with_momentum if momentum else local.sgd)
-    chunk = jax.jit(round.make_chunk(step), compiler_options=worlds.HASTE)
+    chunk = worlds.jit(round.make_chunk(step))
     plan = schedules.stack([schedule_of(WORLD, r, capacity=20 * rounds) for r in range(rounds)], rounds)
     state = worlds.state(WORLD, algorithm, worlds.QUADRATIC, **changes)
     state, _ = chunk(state, np.int32(rounds), plan, WORLD.data(), worlds.hyper(**changes))

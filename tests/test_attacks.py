@@ -28,7 +28,7 @@ def returns(shape=(4, 3)):
 
 def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
     disturb = attacks.BY_KIND[kind](CORRUPT, N)
-    return jax.jit(disturb)(worlds.hyper(attack_scale=scale), key, ids, model, clients)
+    return worlds.jit(disturb)(worlds.hyper(attack_scale=scale), key, ids, model, clients)
 
 
 @pytest.mark.parametrize("kind", attacks.BY_KIND)
@@ -137,7 +137,7 @@ def round_step(**hooks):
         local.sgd,
         len(WORLD.train),
     )
-    return jax.jit(round.make_round(*parts, **hooks))
+    return worlds.jit(round.make_round(*parts, **hooks))
 
 
 def after(seed=0, scale=1.0, **hooks):

@@ -144,7 +144,7 @@ def test_blocks_are_the_whole_cohort_on_any_executor_with_running_statistics(x64
     def after(executor, size):
         step = round.make_round(worlds.TASK, algorithm, rule, executor, local.sgd, 7, **options)
         plan = net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)
-        return jax.jit(step, compiler_options=worlds.HASTE)(start, plan, net.data(), hyper)
+        return worlds.jit(step)(start, plan, net.data(), hyper)
 
     worlds.assert_close(after(executor, 2), after(executors.lanes(1), None), 1e-9)
 
@@ -162,7 +162,7 @@ def test_slopes_through_blocks_are_those_through_the_whole_cohort(x64):
         state, _ = step(start, plan, data, hyper)
         return sum(leaf.sum() for leaf in jax.tree.leaves(state.variables))
 
-    whole, cut = (jax.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size)) for size in (None, 2))
+    whole, cut = (worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size)) for size in (None, 2))
     worlds.assert_close(cut, whole, 1e-9)
 
 

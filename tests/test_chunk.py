@@ -26,7 +26,7 @@ def round_step():
 
 @pytest.fixture(scope="module")
 def chunk(round_step):
-    return jax.jit(round.make_chunk(round_step), compiler_options=worlds.HASTE)
+    return worlds.jit(round.make_chunk(round_step))
 
 
 def schedule_of(number, **changes):
@@ -54,7 +54,7 @@ def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
 
 
 def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
-    step = jax.jit(round_step, compiler_options=worlds.HASTE)
+    step = worlds.jit(round_step)
     state, told = worlds.state(WORLD, ALGORITHM), []
     for number in range(3):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
@@ -107,7 +107,6 @@ def test_two_simulations_live_in_one_process(tmp_path):
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
     for seed in range(2):
         sim = build.simulation(replace(config, seed=seed))
-        state, _ = sim.chunk(
-            sim.state, np.int32(1), schedules.stack([sim.schedule(0)], build.MAX_ROUNDS), sim.data, sim.hyper
-        )
+        chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
+        state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
         assert state.round == 1

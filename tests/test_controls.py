@@ -147,7 +147,7 @@ def test_inverse_samples_are_one_over_the_rows_and_nothing_without_any(x64):
 
 def test_loss_and_accuracy_are_those_of_the_evaluation(x64):
     reports, returns = returned()
-    program = jax.jit(evaluate.make_evaluate(worlds.TASK))
+    program = worlds.jit(evaluate.make_evaluate(worlds.TASK))
     sums = [program(tree.take(returns.clients, k), returns.data.pool, returns.data.val) for k in range(K)]
     metrics = [worlds.TASK.metrics(jax.device_get(s)) for s in sums]
     loss, accuracy = (np.array([m[name] for m in metrics]) for name in ("loss", "accuracy"))
@@ -210,7 +210,7 @@ def test_fitted_weights_lower_the_loss_of_the_average(x64):
     losses = [float(loss(uniform))]
     for num_steps in (1, 5, 20):
         rule = controls.fitted(worlds.TASK, num_steps, rate=0.5)
-        losses.append(float(loss(jax.jit(rule.weigh)({}, jnp.ones(K), returns))))
+        losses.append(float(loss(worlds.jit(rule.weigh)({}, jnp.ones(K), returns))))
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.001
 
 
@@ -235,16 +235,17 @@ def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_slope(x64):
 def test_fisher_is_the_mean_over_examples_of_squared_gradients(x64):
     reports, returns = returned()
     report, data = tree.take(reports, 0), returns.data
-    squares = []
-    for row in WORLD.scoring[WORLD.scoring >= 0]:
-        batch, mask = tree.gather(data.pool, jnp.asarray([row]))
-        grads = jax.grad(
-            lambda p, batch=batch, mask=mask: worlds.TASK.loss(p, report.variables.stats, batch, mask, False)[0]
-        )
-        squares.append(jax.tree.map(jnp.square, grads(report.variables.params)))
+
+    @worlds.jit
+    def squared(row):
+        grads = jax.grad(worlds.TASK.loss, has_aux=True)
+        found, _ = grads(*report.variables, *tree.gather(data.pool, row[None]), False)
+        return jax.tree.map(jnp.square, found)
+
+    squares = [squared(row) for row in jnp.asarray(WORLD.scoring[WORLD.scoring >= 0])]
     expected = jax.tree.map(lambda *x: sum(x) / 10, *squares)
     for most in (1, 200, 2**26):
-        worlds.assert_close(jax.jit(signals.fisher(worlds.TASK, most))({}, report, data), expected, 1e-12)
+        worlds.assert_close(worlds.jit(signals.fisher(worlds.TASK, most))({}, report, data), expected, 1e-12)
 
 
 def contradiction():

@@ -67,7 +67,7 @@ def test_gemm_equals_lax_in_value_and_gradients(x64, case, batched):
     args = args if batched else [a[0] for a in args]
     run = functools.partial(value_and_pullback, stride=stride, padding=padding)
     found, expected = (
-        jax.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (conv.gemm_conv, lax.conv_general_dilated)
+        worlds.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (conv.gemm_conv, lax.conv_general_dilated)
     )
     worlds.assert_close(found, expected, 1e-9)
 
@@ -78,7 +78,7 @@ def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, siz
     args = [jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (3, 3, 3, 4), (2, *size, 4))]
     filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
     expected = value_and_pullback(lax.conv_general_dilated, (1, 1), [(1, 1), (1, 1)])
-    worlds.assert_close(jax.jit(filtered)(*args), jax.jit(expected)(*args), 1e-9)
+    worlds.assert_close(worlds.jit(filtered)(*args), worlds.jit(expected)(*args), 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_gemm_refuses_dilation_and_groups(unknown):
 def test_every_named_convolution_is_the_convolution(x64, name):
     _, _, stride, padding = CASES["3x3 stride 2 padded"]
     args = [a[0] for a in arrays("3x3 stride 2 padded")]
-    found = value_and_pullback(conv.by_name(name), stride, padding)(*args)
-    expected = value_and_pullback(lax.conv_general_dilated, stride, padding)(*args)
+    run = [worlds.jit(value_and_pullback(f, stride, padding)) for f in (conv.by_name(name), lax.conv_general_dilated)]
+    found, expected = (f(*args) for f in run)
     worlds.assert_close(found, expected, 1e-9)
 
 
@@ -127,9 +127,14 @@ def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
     _, _, _, padding = CASES[case]
     x, w, dy = (a[0] for a in arrays(case))
     planes = layout.images_last()
-    y, pullback = jax.vjp(lambda x, w: planes.convolve(planes.enter(x), w, padding), x, w)
-    expected = value_and_pullback(lax.conv_general_dilated, (1, 1), padding)(x, w, dy)
-    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(planes.enter(dy))), expected, 1e-9)
+
+    @worlds.jit
+    def found(x, w, dy):
+        y, pullback = jax.vjp(lambda x, w: planes.convolve(planes.enter(x), w, padding), x, w)
+        return jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(planes.enter(dy))
+
+    expected = worlds.jit(value_and_pullback(lax.conv_general_dilated, (1, 1), padding))
+    worlds.assert_close(found(x, w, dy), expected(x, w, dy), 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +162,11 @@ def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(x64, s
         return nn.max_pool(lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims), (2, 2), (2, 2))
 
     def value_and_gradients(f):
-        y, pullback = jax.vjp(f, x, w)
-        return y, pullback(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+        def both(x, w):
+            y, pullback = jax.vjp(f, x, w)
+            return y, pullback(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
+        return worlds.jit(both)(x, w)
 
     worlds.assert_close(value_and_gradients(in_planes), value_and_gradients(expected), 1e-9)
 
@@ -176,7 +184,7 @@ def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
     x = jnp.asarray(np.random.default_rng(0).permutation(n).reshape(2, *size, 3), jnp.float32)
 
     def value_and_grad(pool):
-        return jax.value_and_grad(lambda x: jnp.sum(pool(x) * jnp.arange(3.0)[None, None, None]))(x)
+        return worlds.jit(jax.value_and_grad(lambda x: jnp.sum(pool(x) * jnp.arange(3.0)[None, None, None])))(x)
 
     found, expected = map(value_and_grad, (lambda x: layout.max_pool(x, k), lambda x: nn.max_pool(x, (k, k), (k, k))))
     jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -91,7 +91,7 @@ def chosen(f):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its own counters in
             return compiled(at, which)
 
-    compiled = jax.jit(jax.value_and_grad(lambda at, which: which @ f(*at)), compiler_options=worlds.HASTE)
+    compiled = worlds.jit(jax.value_and_grad(lambda at, which: which @ f(*at)))
     return run
 
 
@@ -125,7 +125,7 @@ def test_slopes_through_one_and_three_rounds_are_those_of_finite_differences(x64
 def fast_equals_unrolled(name, weighting="fedvg"):
     at = worlds.hyper(), model()
     found, expected = (
-        jax.jit(numbers(name, executor, weighting=weighting), compiler_options=worlds.HASTE)(*at)
+        worlds.jit(numbers(name, executor, weighting=weighting))(*at)
         for executor in (unrolled(epochs=2), executors.lanes(2))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-9)
@@ -206,7 +206,7 @@ def test_a_horizon_cuts_what_came_before(x64, horizon, through):
     horizon of one round leaves no path to it."""
     f, plans = of_quadratics(horizon)
     start = worlds.QUADRATIC.init(None).params
-    slopes = jax.jit(jax.grad(f, 1), compiler_options=worlds.HASTE)(0.3, start)
+    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
     expected = np.prod([contraction(0.3)(plans[i]) for i in through], 0) if through else np.zeros(3)
     np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, rtol=1e-12)
 
@@ -219,7 +219,7 @@ def test_a_client_s_horizon_keeps_its_last_steps(x64):
     f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)
     whole, _ = of_quadratics(executor=differentiable.unrolled(most), num_rounds=1)
     start = worlds.QUADRATIC.init(None).params
-    slopes = jax.jit(jax.grad(f, 1), compiler_options=worlds.HASTE)(0.3, start)
+    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
     a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
     single = [c for c, n in zip(plans[0].clients, plans[0].num_steps, strict=True) if n <= 1]
     expected = sum((1 - 0.3 * a[QUADRATIC.train[c][0]] for c in single), np.zeros(3)) / 3
@@ -240,7 +240,7 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
 
 
 def test_no_hyper_parameter_forces_a_recompile():
-    f = jax.jit(of_quadratics()[0])
+    f = worlds.jit(of_quadratics()[0])
     start = worlds.QUADRATIC.init(None).params
     for lr in (0.1, 0.2, 0.0):
         f(jnp.float32(lr), jax.tree.map(jnp.float32, start))
@@ -299,7 +299,7 @@ def test_slopes_from_validation_gradients_to_the_model_are_those_of_finite_diffe
     def f(clients, x, eps):
         return aggregated(clients, val._replace(x=x), eps)
 
-    @functools.partial(jax.jit, compiler_options=worlds.HASTE)
+    @worlds.jit
     def both(at, direction, cotangent):
         value, pushed = jax.jvp(f, at, direction)
         return value, pushed, jax.vjp(f, *at)[1](cotangent)
@@ -324,7 +324,7 @@ def slopes():
     def f(clients, x, eps, y):
         return aggregated(clients, Batch(x, y), eps).sum()
 
-    return jax.jit(jax.grad(f, (0, 1, 2)), compiler_options=worlds.HASTE)
+    return worlds.jit(jax.grad(f, (0, 1, 2)))
 
 
 @pytest.mark.parametrize("corner", CORNERS)

@@ -1,6 +1,5 @@
 """Evaluation is a sum over rows, however they are batched."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -14,7 +13,7 @@ WORLD = worlds.small()
 
 @pytest.fixture(scope="module", params=[None, executors.sharded(3, executors.lanes(1))], ids=["", "3 devices"])
 def run(request):
-    return jax.jit(evaluate.make_evaluate(worlds.TASK, request.param))
+    return worlds.jit(evaluate.make_evaluate(worlds.TASK, request.param))
 
 
 def summed(run, rows):

@@ -51,16 +51,25 @@ def after(round_step, num_rounds, num_lanes):
 
 @functools.cache
 def looped(dtype, num_rounds):
-    """The reference, op by op; only one loss and one signal are compiled, so that it ends today."""
+    """The reference, op by op; only a step, one loss and one signal are compiled, so that it ends today."""
     task = worlds.TASK._replace(loss=jax.jit(worlds.TASK.loss, static_argnums=4))
-    signal = jax.jit(signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1))
-    return after(make_round(executors.looped(), task, signal), num_rounds, 1)
+    signal = worlds.jit(signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1))
+    loop = executors.looped()
+
+    def train(make_client, shared, schedule):
+        def compiled(shared, schedule):
+            client = make_client(shared, schedule)
+            return client._replace(step=worlds.jit(client.step))
+
+        return loop.train(compiled, shared, schedule)
+
+    return after(make_round(loop._replace(train=train), task, signal), num_rounds, 1)
 
 
 def assert_equals_looped(name, dtype, num_rounds, tolerance):
     executor = EXECUTORS[name]
     signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
-    step = jax.jit(make_round(executor, worlds.TASK, signal), compiler_options=worlds.HASTE)
+    step = worlds.jit(make_round(executor, worlds.TASK, signal))
     found = after(step, num_rounds, executor.num_lanes)
     assert found[0][0].variables.params["fc1"]["kernel"].dtype == dtype
     worlds.assert_close(found, looped(dtype, num_rounds), tolerance)
@@ -89,7 +98,7 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
     schedule = world.schedule(0, num_lanes)
     executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, executors.lanes(num_lanes // 2))
-    ids, steps, digests = jax.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
+    ids, steps, digests = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]

@@ -118,7 +118,7 @@ def test_every_parameter_has_its_slope(x64):
     def f(norms, parameters):
         return every_case(norms, SAMPLES, **parameters)
 
-    @functools.partial(jax.jit, compiler_options=worlds.HASTE)
+    @worlds.jit
     def both(at):
         value, pushed = jax.jvp(f, at, direction)
         return value, pushed, jax.vjp(f, *at)[1](cotangent)
@@ -146,7 +146,7 @@ def slopes():
             norms, counts, **dict(zip(("exponent", "temperature", "eps", "mix"), parameters, strict=True))
         )
 
-    return jax.jit(jax.jacrev(f, (0, 2, 3, 4, 5)), compiler_options=worlds.HASTE)
+    return worlds.jit(jax.jacrev(f, (0, 2, 3, 4, 5)))
 
 
 @pytest.mark.parametrize("corner", CORNERS)

@@ -44,7 +44,7 @@ def scores(k):
 @pytest.mark.parametrize("most", [70, 2**20])
 def test_the_trace_of_the_fisher_matrix_is_the_sum_of_the_joint_informations(x64, most):
     """However many gradients are held at a time. F = mean_i s_i s_i' is written out."""
-    joint = jax.jit(lambda clients: fedvg_jax.joint_fisher(loss, clients, examples(), most=most))(clients())
+    joint = worlds.jit(lambda clients: fedvg_jax.joint_fisher(loss, clients, examples(), most=most))(clients())
     for k in range(K):
         matrix = scores(k).T @ scores(k) / V
         np.testing.assert_allclose(fedvg_jax.fisher_trace(joint)[k], jnp.trace(matrix), rtol=1e-12)
@@ -81,7 +81,7 @@ def test_the_engine_s_signal_is_the_same(x64):
     """`signals.fisher`, of a round, under the L1 norm; BatchNorm in evaluation mode."""
     model, data = worlds.variables(), WORLD.data()
     report = Report(model, jnp.int32(1), tree.zeros_like(model.params))
-    expected = jax.jit(signals.normed(signals.fisher(worlds.TASK), norms.l1))({}, report, data)
+    expected = worlds.jit(signals.normed(signals.fisher(worlds.TASK), norms.l1))({}, report, data)
     rows = WORLD.scoring[WORLD.scoring >= 0]
 
     def of_row(params, row):
@@ -89,7 +89,7 @@ def test_the_engine_s_signal_is_the_same(x64):
         return worlds.TASK.loss(params, model.stats, batch, mask, False)[0]
 
     one = jax.tree.map(lambda x: x[None], model.params)
-    found = jax.jit(lambda one: fedvg_jax.joint_fisher(of_row, one, jnp.asarray(rows)))(one)
+    found = worlds.jit(lambda one: fedvg_jax.joint_fisher(of_row, one, jnp.asarray(rows)))(one)
     worlds.assert_close(found, jax.tree.map(lambda x: x[None], expected), 1e-12)
 
 

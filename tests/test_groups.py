@@ -191,7 +191,7 @@ def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
     signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
     reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
-    found = jax.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
+    found = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
     weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
     even = {path for path, w in weights.items() if np.ptp(w) < 1e-6}
     assert even == {"fc1/bias"}

@@ -32,7 +32,7 @@ def of_smallest_images(name):
 def trained(request):
     """(batch, mask, (batch, mask) -> ((loss, statistics), gradients), statistics) of one model, compiled once."""
     task, batch, mask = of_smallest_images(request.param)
-    params, stats = jax.jit(task.init)(jax.random.key(0))
+    params, stats = worlds.jit(task.init)(jax.random.key(0))
     run = jax.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True))
     return batch, mask, run, stats
 
@@ -49,7 +49,7 @@ def test_the_reference_s_models_have_its_parameters(name, tensors, scalars):
 def test_dense_and_convolution_start_from_torch_s_uniform(name):
     """U(-b, b) with b = 1 / sqrt(fan in). Of n draws the largest misses b by 25 b / n with probability e^-25, and the
     mean is 0 up to 6 deviations of b / sqrt(3 n)."""
-    params = jax.jit(make(name).init)(jax.random.key(3)).params
+    params = worlds.jit(make(name).init)(jax.random.key(3)).params
     layers = {path.rsplit("/", 1)[0] for path in tree.paths(params) if path.endswith("kernel")}
     assert layers
     for layer in layers:
@@ -111,7 +111,7 @@ def test_a_model_is_the_same_with_every_convolution_in_value_and_gradient(x64, n
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
 def test_a_model_starts_the_same_with_every_convolution(name):
-    starts = [jax.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
+    starts = [worlds.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
     jax.tree.map(np.testing.assert_array_equal, *starts)
 
 

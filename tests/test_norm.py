@@ -1,5 +1,7 @@
 """BatchNorm: torch's rule, and rows that are not there."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ def variables(seed=0):
     return {"params": {"scale": draw(), "bias": draw()}, "batch_stats": {"mean": draw(), "var": draw()}}
 
 
+@functools.partial(jax.jit, static_argnames="train")
 def apply(known, x, mask, train=True):
     """(y, new running statistics)"""
     y, new = NORM.apply(known, x, mask, train, mutable=["batch_stats"])

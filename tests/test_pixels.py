@@ -85,11 +85,11 @@ def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
         def make_client(shared, schedule):
             client = local.make_client(TASK, algorithm, local.sgd, shared[0], schedule, *shared[1:], augment)
             is_looped = executor.train is LOOPED.train
-            return client._replace(step=jax.jit(client.step)) if is_looped else client
+            return client._replace(step=worlds.jit(client.step)) if is_looped else client
 
         return executor.train(make_client, (state, data, hyper), schedule)
 
-    run = train if executor.train is LOOPED.train else jax.jit(train, compiler_options=worlds.HASTE)
+    run = train if executor.train is LOOPED.train else worlds.jit(train)
     schedule = jax.tree.map(jnp.asarray, schedule)
     return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm), WORLD.data(), worlds.hyper()))
 
@@ -162,7 +162,7 @@ def test_scores_and_evaluations_never_see_an_augmented_image(round_with):
         return batch
 
     step, (state, schedule, data, hyper) = round_with(watch)
-    jax.block_until_ready(jax.jit(step, compiler_options=worlds.HASTE)(state, schedule, data, hyper))
+    jax.block_until_ready(worlds.jit(step)(state, schedule, data, hyper))
     jax.effects_barrier()
     rows = np.maximum(schedule.rows[: schedules.length(schedule)], 0)
     assert sorted(x.tobytes() for x in map(np.asarray, seen)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worlds
 
 from fedvg_jax import tree
 from fedvg_jax.models import pretrained
@@ -231,7 +232,7 @@ def our_logits(tmp_path_factory):
     def run(case, train):
         params, stats = loaded(case, tmp_path_factory.mktemp("weights") / "model.safetensors")
         x = jnp.concatenate([images(case), jnp.full((2, *IMAGE), 0.5)])
-        apply = jax.jit(functools.partial(module(case).apply, mutable=["batch_stats"]), static_argnums=3)
+        apply = worlds.jit(functools.partial(module(case).apply, mutable=["batch_stats"]), static_argnums=3)
         logits, new = apply({"params": params, "batch_stats": stats}, x, jnp.arange(6) < 4, train)
         return logits[:4], new.get("batch_stats", {})
 

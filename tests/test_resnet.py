@@ -49,7 +49,7 @@ def filled(task) -> Variables:
 def trainer(task):
     """(batch, mask) -> ((loss, statistics), gradients) of a training step"""
     variables = filled(task)
-    return jax.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
+    return worlds.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
 
 
 def paths(model, classes=10, image=(32, 32, 3)):
@@ -122,7 +122,7 @@ def test_a_tensor_is_in_the_block_its_name_says(path, stage, block):
 def test_it_starts_as_torchvision_s():
     """Convolutions N(0, 2 / fan_out), so the mean square of n weights is 2 / fan_out up to 6 sqrt(2 / n) of it;
     normalisation 1 and 0, the last of a block too."""
-    params = jax.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)(jax.random.key(0, impl="rbg")).params
+    params = worlds.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)(jax.random.key(0, impl="rbg")).params
     for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
         if leaf.ndim == 4:
             fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
@@ -154,7 +154,7 @@ def test_grayscale_is_three_equal_channels():
     task, gray = make((9, 12, 1), depths=(1,)), batch((9, 12, 1))
     variables = filled(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
-    predict = jax.jit(lambda rows: task.predict(*variables, rows))
+    predict = worlds.jit(lambda rows: task.predict(*variables, rows))
     np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
 
 
@@ -165,7 +165,7 @@ def test_it_is_the_same_with_any_convolution(x64):
     variables, rows = filled(lax), batch(image)
 
     def run(task):
-        return jax.jit(task.loss, static_argnums=4, compiler_options=worlds.HASTE)(*variables, rows, mask, True)
+        return worlds.jit(task.loss, static_argnums=4)(*variables, rows, mask, True)
 
     expected = run(lax)
     for other in others:
@@ -194,7 +194,7 @@ def test_max_pool_is_the_windowed_maximum_and_its_gradient(size):
         return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
 
     weights = jnp.asarray(rng.integers(1, 9, windowed(x).shape), jnp.float32)
-    run = jax.jit(lambda x: [(y, back(weights)) for y, back in (jax.vjp(f, x) for f in (resnet.max_pool, windowed))])
+    run = worlds.jit(lambda x: [(y, back(weights)) for y, back in (jax.vjp(f, x) for f in (resnet.max_pool, windowed))])
     jax.tree.map(np.testing.assert_array_equal, *run(x))
 
 

@@ -40,7 +40,7 @@ def weights_of(model, absent=(), seed=1):
 
 
 def joined(rule, model, clients, weights, **changes):
-    return jax.jit(rule)(worlds.hyper(**changes), KEY, model, clients, weights)
+    return worlds.jit(rule)(worlds.hyper(**changes), KEY, model, clients, weights)
 
 
 def flat(clients):
@@ -228,7 +228,7 @@ def round_step(**hooks):
         local.sgd,
         len(WORLD.train),
     )
-    return jax.jit(round.make_round(*parts, **hooks))
+    return worlds.jit(round.make_round(*parts, **hooks))
 
 
 def after(num_rounds, seed=0, changes=None, **hooks):

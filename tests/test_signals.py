@@ -119,7 +119,7 @@ def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train):
     for groups_per_pass in (1, 2, 5, NUM_GROUPS + 3):
         signal = signals.validation_norms(worlds.TASK, every_norm, train, groups_per_pass)
         reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
-        run = jax.jit(jax.vmap(signal, (None, 0, None)), compiler_options=worlds.HASTE)
+        run = worlds.jit(jax.vmap(signal, (None, 0, None)))
         found = run(worlds.hyper(), reports, data)
         worlds.assert_close(found, expected, 1e-9)
 

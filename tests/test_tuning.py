@@ -15,24 +15,34 @@ WORLD = worlds.small()
 USED = 3  # minibatches of D_val's 10 rows; its table has an empty one behind them
 
 
+@functools.cache
+def refine(num_steps):
+    return worlds.jit(tuning.sgd(worlds.TASK, num_steps))
+
+
 def refined(num_steps, number=0, lr=0.1, data=None):
     hyper, model = worlds.hyper(tuning_lr=lr), worlds.variables()
-    return jax.jit(tuning.sgd(worlds.TASK, num_steps))(hyper, jnp.int32(number), model, data or WORLD.data())
+    return refine(num_steps)(hyper, jnp.int32(number), model, data or WORLD.data())
+
+
+def on_rows(f):
+    """`f` of a minibatch of D_val, in train mode."""
+    return worlds.jit(lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True))
+
+
+loss_of, slope_of = on_rows(worlds.TASK.loss), on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
 
 
 def loss(variables):
     """Mean over D_val's minibatches in train mode."""
-    rows = WORLD.data().scoring[:USED]
-    batches = [tree.gather(WORLD.data().pool, r) for r in rows]
-    return np.mean([worlds.TASK.loss(*variables, batch, mask, True)[0] for batch, mask in batches])
+    return np.mean([loss_of(variables, rows)[0] for rows in WORLD.data().scoring[:USED]])
 
 
 @pytest.mark.parametrize("number", [0, 5])
 def test_it_is_plain_sgd_over_the_minibatches_in_turn(x64, number):
     model, data = worlds.variables(), WORLD.data()
     for i in range(number * 4, number * 4 + 4):
-        batch, mask = tree.gather(data.pool, data.scoring[i % USED])
-        grads, stats = jax.grad(worlds.TASK.loss, has_aux=True)(*model, batch, mask, True)
+        grads, stats = slope_of(model, data.scoring[i % USED])
         params = jax.tree.map(lambda p, g: p - 0.1 * g, model.params, grads)
         model = model._replace(params=params, stats=stats)
     worlds.assert_close(refined(4, number), model, 1e-12)
@@ -62,7 +72,7 @@ def round_step(**hooks):
         local.sgd,
         len(WORLD.train),
     )
-    return jax.jit(round.make_round(*parts, **hooks))
+    return worlds.jit(round.make_round(*parts, **hooks))
 
 
 def after(**hooks):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worlds
 
 from fedvg_jax import tree
 from fedvg_jax.models import task as tasks
@@ -61,7 +62,7 @@ def test_queries_keys_and_values_are_one_tensor():
 )  # fmt: skip
 def test_it_starts_as_its_library_s(scheme, deviations, zero):
     """The deviation of n draws is right up to 6 / sqrt(2 n) of it."""
-    params = jax.jit(make((8, 8, 3), width=64, patch=8, scheme=scheme).init)(jax.random.key(0, impl="rbg")).params
+    params = worlds.jit(make((8, 8, 3), width=64, patch=8, scheme=scheme).init)(jax.random.key(0, impl="rbg")).params
     leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
     for layer, deviation in deviations.items():
         kernel = params[layer] if layer == "patch_embed" else params["block_0"][layer]
@@ -78,7 +79,7 @@ def test_it_starts_as_its_library_s(scheme, deviations, zero):
 
 def test_padded_rows_change_nothing_and_every_tensor_is_trained(variables):
     task, rows, mask = make((6, 9, 3)), batch((6, 9, 3)), jnp.arange(4) < 3
-    run = jax.jit(lambda batch: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
+    run = worlds.jit(lambda batch: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
     other = Batch(rows.x.at[3].set(255), rows.y.at[3].set(0))
     jax.tree.map(np.testing.assert_array_equal, run(rows), run(other))
     assert all(leaf.any() for leaf in jax.tree.leaves(run(rows)[1]))
@@ -86,7 +87,7 @@ def test_padded_rows_change_nothing_and_every_tensor_is_trained(variables):
 
 def test_grayscale_is_three_equal_channels(variables):
     task, gray = make((6, 9, 1)), batch((6, 9, 1))
-    predict = jax.jit(lambda rows: task.predict(*variables, rows))
+    predict = worlds.jit(lambda rows: task.predict(*variables, rows))
     np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
 
 

@@ -1,5 +1,7 @@
 """Worlds to run rounds in: a network of 44 parameters, a small pool, ragged clients; and a set of quadratics."""
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -89,7 +91,7 @@ def ragged() -> World:
 def variables(seed: int = 0, task: Task = TASK) -> Variables:
     """The network's arrays, none of them at a special value, in the precision of the moment."""
     with jax.enable_x64(False):
-        start = jax.tree.map(np.asarray, jax.jit(task.init)(jax.random.key(seed)))
+        start = jax.tree.map(np.asarray, jit(task.init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     moved = jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
     return jax.tree.map(lambda x: jnp.asarray(x, float), moved)
@@ -97,9 +99,8 @@ def variables(seed: int = 0, task: Task = TASK) -> Variables:
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
     """The state before the first round, from `variables`; `changes` are hyper-parameters."""
-    known = variables(task=task)
-    fixed = task._replace(init=lambda key: known)
-    return round.init(fixed, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too)
+    arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too
+    return round.init(*arguments, variables=variables(task=task))
 
 
 HYPER = {
@@ -126,6 +127,7 @@ def hyper(**changes: float) -> Hyper:
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
 
+@functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """A registered algorithm; `settings` are the config's."""
     return build.ALGORITHMS[name](replace(config.Config(), **settings))
@@ -168,6 +170,28 @@ def busybody() -> Algorithm:
         return added, {"c": c}
 
     return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+
+
+# --- compiled cheaply
+
+
+def known(*options: dict) -> dict:
+    """The first options that this XLA has."""
+    for found in options:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda: 1, compiler_options=found).lower().compile()
+            return found
+    return {}
+
+
+CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+PLAIN_KERNELS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+HASTE = known(CHEAP | PLAIN_KERNELS, CHEAP)
+"""Compiler options for programs that run once: a quarter of the default's processor time to compile. Not for slopes of
+LeNet-5, of which XLA without optimisation makes NaN."""
+
+jit = functools.partial(jax.jit, compiler_options=HASTE)
+"""`jax.jit` in haste."""
 
 
 # --- quadratics: neither images nor classes
@@ -214,10 +238,6 @@ def uneven(cohort_size: int = 3, seed: int = 0) -> World:
     return quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size)
 
 
-HASTE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for programs that run once: a third less to wait."""
-
-
 def any_of(weightings: Sequence[Weighting]) -> Weighting:
     """The weights of the one whose number is `hyper["rule"]`: one program for all."""
 
@@ -246,6 +266,7 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
     return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=found)
 
 
+@functools.cache
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """A named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
@@ -262,9 +283,21 @@ def round_step(
     return round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
 
 
-def make_round(*args, **options):
-    """`round_step`, jitted."""
-    return jax.jit(round_step(*args, **options), compiler_options=HASTE)
+def make_round(world: World, *args, **options):
+    """`round_step`, jitted; the same one for the same arguments, whichever test asks."""
+    return _jitted(_Sizes(range(len(world.train)), world.batch_size), *args, **options)
+
+
+class _Sizes(NamedTuple):
+    """What of a world is no data but part of a round's program."""
+
+    train: range
+    batch_size: int
+
+
+@functools.cache
+def _jitted(sizes: _Sizes, *args, **options):
+    return jit(round_step(sizes, *args, **options))
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:

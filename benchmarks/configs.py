@@ -59,7 +59,7 @@ REDUCED = {
     "covid19_resnet50": Reduced(800, size=(64, 64)),
     "dermamnist_resnet50": Reduced(1000, size=(28, 28)),
     "covid19_vit_s16": Reduced(160, TINY, (64, 64)),
-    "dermamnist_vit_b16": Reduced(80, TINY, (28, 28)),
+    "dermamnist_vit_b16": Reduced(40, TINY, (28, 28)),
 }
 
 

@@ -1,5 +1,6 @@
 """Every executor gives what a Python loop gives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,8 +10,9 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import differentiable, executors, groups, norms, round, signals, weighting
-from fedvg_jax.types import Client
+from fedvg_jax import build, differentiable, executors, groups, norms, round, signals, weighting
+from fedvg_jax.config import Config
+from fedvg_jax.types import Client, UsageError
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
@@ -109,3 +111,37 @@ def test_map_is_the_function_of_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
     found = executor.map(lambda shared, x: shared * x["a"] * x["b"].sum(), jnp.int32(3), xs)
     assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
+
+
+FEW = Config(clients=6, join_ratio=0.5)
+"""A cohort of 3, on a CPU that here has four devices."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "double", "expected"),
+    [
+        ({"model": "cnn"}, False, 3),
+        ({"model": "cnn", "hold": 2}, False, 2),
+        ({"model": "mlp"}, False, 1),
+        ({"model": "cnn"}, True, 1),
+        ({"model": "mlp", "devices": "2"}, False, 2),
+        ({"model": "mlp", "devices": "1"}, True, 1),
+    ],
+)
+def test_auto_takes_the_devices_that_pay(changes, double, expected):
+    with jax.enable_x64(double):
+        assert build.num_devices(dataclasses.replace(FEW, **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "double", "said"),
+    [
+        ({"devices": "5"}, False, "devices 5 of 4 cpu device"),
+        ({"devices": "4"}, False, "devices 4 for a cohort of 3; use --devices 3 or fewer"),
+        ({"devices": "3", "hold": 2}, False, "devices 3 for blocks of 2"),
+        ({"devices": "2"}, True, "in double precision.*use --devices 1"),
+    ],
+)
+def test_devices_that_cannot_be_had_are_refused(changes, double, said):
+    with jax.enable_x64(double), pytest.raises(UsageError, match=said):
+        build.num_devices(dataclasses.replace(FEW, **changes))

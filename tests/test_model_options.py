@@ -57,6 +57,11 @@ def test_a_named_model_has_the_published_number_of_parameters(model, classes):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == COUNTS[model, classes]
 
 
+@pytest.mark.parametrize("model", build.MODELS)
+def test_a_model_starts_in_single_precision_also_where_double_is_allowed(x64, model):
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(Config(model=model)))} == {np.dtype(np.float32)}
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "first", "expected"),
     [

@@ -52,7 +52,7 @@ MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
 SMALL_OPERATIONS = ("lenet5", "cnn", "resnet18")
-"""Models whose every operation is too small for two cores."""
+"""Models that a CPU trains and scores faster with a client on each core than with one client on all of them."""
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
@@ -176,23 +176,29 @@ def make_executor(config: Config) -> Executor:
 
 
 def num_devices(config: Config) -> int:
-    """Devices that share a cohort; auto: all of them, but of a CPU's only where operations are too small to use more
-    than one core each.
+    """Devices that share a cohort; auto: all of them, but of a CPU's only where a client on each core is faster than
+    one on all cores, and one in double precision.
 
     Raises:
-        UsageError: for more devices than there are, or than clients in a cohort.
+        UsageError: for more devices than there are, or than clients in a cohort; for several of a CPU in double
+            precision.
     """
-    there, size = len(jax.devices()), block_size(config)
+    there, size, on_cpu = len(jax.devices()), block_size(config), jax.default_backend() == "cpu"
+    # jax 0.10.2: two CPU devices at work at once gave gradients off by 1e-3 now and then, in float64 only
+    unsafe = on_cpu and jax.config.jax_enable_x64
     if config.devices == "auto":
-        # in double precision two CPU devices at work at once gave gradients off by 1e-3 (jax 0.10.2)
-        pays_on_cpu = config.model in SMALL_OPERATIONS and not jax.config.jax_enable_x64
-        pays = jax.default_backend() != "cpu" or pays_on_cpu
+        pays = not on_cpu or (config.model in SMALL_OPERATIONS and not unsafe)
         return min(there, size) if pays else 1
     wanted = int(config.devices)
+    if wanted > 1 and unsafe:
+        raise UsageError(
+            f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
+            "or unset JAX_ENABLE_X64"
+        )
     if wanted > there:
         raise UsageError(
             f"devices {wanted} of {there} {jax.default_backend()} device(s); use --devices auto"
-            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if jax.default_backend() == "cpu" else "")
+            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if on_cpu else "")
         )
     if wanted > size:
         held = "a cohort of" if size == cohort_size(config) else "blocks of"

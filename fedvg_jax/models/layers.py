@@ -27,7 +27,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
-        kernel = self.param("kernel", _kernel_init, shape)
+        kernel = self.param("kernel", _kernel_init, shape, jnp.float32)
         bias = self.param("bias", _uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
         convolve = self.layout.convolve_pooled if self.pooled else self.layout.convolve
         y = convolve(x, kernel, self.padding)

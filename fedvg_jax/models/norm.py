@@ -28,10 +28,10 @@ class BatchNorm(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         """x [B, ..., C], or as `rows` and `channels` say; mask [B] bool."""
         features = (x.shape[self.channels],)
-        scale = self.param("scale", nn.initializers.ones, features)
-        bias = self.param("bias", nn.initializers.zeros, features)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features)
-        running_var = self.variable("batch_stats", "var", jnp.ones, features)
+        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         narrow, x = x.dtype, wide(x)  # statistics of halved numbers would be worth little
         scale, bias = wide(scale), wide(bias)
         if train:
@@ -61,8 +61,8 @@ class GroupNorm(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         """x [B, ..., C], mask [B] bool."""
         features = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, features)
-        bias = self.param("bias", nn.initializers.zeros, features)
+        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         narrow, x, scale, bias = x.dtype, wide(x), wide(scale), wide(bias)
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)

@@ -84,9 +84,9 @@ class ViT(nn.Module):
     def __call__(self, x, mask, train: bool):
         init = SCHEMES[self.scheme]
         x = dense(patches(rgb(resize(x, self.image_size)), self.patch), self.width, "patch_embed", *init.patch)
-        token = self.param("cls_token", init.token, (1, 1, self.width))
+        token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
-        x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]))
+        x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)
         for i in range(self.depth):
             x = Block(self.heads, self.scheme, name=f"block_{i}")(x)
         return dense(_norm(x[:, 0], "norm"), self.num_classes, "classifier")

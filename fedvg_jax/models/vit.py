@@ -13,7 +13,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from fedvg_jax.models.layers import dense, rgb
 
@@ -59,7 +59,7 @@ class Block(nn.Module):
         init, width = SCHEMES[self.scheme], x.shape[-1]
         y = attention(dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv), self.heads)
         x = x + dense(y, width, "proj", *init.proj)
-        y = nn.gelu(dense(_norm(x, "norm2"), 4 * width, "fc1", *init.mlp), approximate=False)
+        y = _gelu(dense(_norm(x, "norm2"), 4 * width, "fc1", *init.mlp))
         return x + dense(y, width, "fc2", *init.mlp)
 
 
@@ -87,9 +87,23 @@ class ViT(nn.Module):
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
         x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)
-        for i in range(self.depth):
-            x = Block(self.heads, self.scheme, name=f"block_{i}")(x)
+        x = self._encoded(x)
         return dense(_norm(x[:, 0], "norm"), self.num_classes, "classifier")
+
+    def _encoded(self, x):
+        """The blocks one after the other, in a loop over their stacked parameters.
+
+        Written out, XLA on the CPU computes the gradient of the residual stream again in every block from the parts of
+        all later ones, and compiles every block anew.
+        """
+        names = [f"block_{i}" for i in range(self.depth)]
+        if self.is_initializing():
+            for name in names:
+                x = Block(self.heads, self.scheme, name=name)(x)
+            return x
+        block, params = Block(self.heads, self.scheme, parent=None), self.variables["params"]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))
+        return lax.scan(lambda x, p: (block.apply({"params": p}, x), None), x, stacked)[0]
 
 
 def vit_s16(num_classes: int, **options) -> ViT:
@@ -126,6 +140,12 @@ def attention(qkv: Array, heads: int) -> Array:
     q, k, v = jnp.moveaxis(qkv.reshape(n, tokens, 3, heads, -1), 2, 0)
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) * q.shape[-1] ** -0.5
     return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v).reshape(n, tokens, width // 3)
+
+
+@jax.checkpoint
+def _gelu(x: Array) -> Array:
+    """Exact; of x nothing else is kept for the backward pass."""
+    return nn.gelu(x, approximate=False)
 
 
 def _norm(x: Array, name: str) -> Array:

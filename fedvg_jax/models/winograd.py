@@ -40,7 +40,7 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
         for line in _patches([x[:, i : i + 2 * rows - 1 : 2] for i in range(4)])
         for patch in _patches([line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)])
     ]
-    kernels = [kernel for line in _kernels(w) for kernel in _kernels(line)]
+    kernels = [kernel for line in _kernels(_split(w)) for kernel in _kernels(_split(line))]
 
     def product(patch: Array, kernel: Array) -> Array:
         return lax.dot_general(patch.reshape(-1, channels), kernel, (((1,), (0,)), ((), ())), precision=precision)
@@ -55,6 +55,11 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
 def _patches(d: Sequence[Array]) -> list[Array]:
     """B^T d"""
     return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
+
+
+def _split(w: Array) -> list[Array]:
+    # not w[i], whose gradients are padded and added up
+    return [part[0] for part in lax.split(w, [1] * len(w))]
 
 
 def _kernels(w: Array | Sequence[Array]) -> list[Array]:

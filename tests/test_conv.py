@@ -81,6 +81,16 @@ def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, siz
     worlds.assert_close(worlds.jit(filtered)(*args), worlds.jit(expected)(*args), 1e-9)
 
 
+@pytest.mark.parametrize("r", [3, 5])
+def test_winograd_s_matrices_filter_any_signal(r):
+    """y_i = sum_j w_j d_(i + j), of one dimension and in float64; the patches' matrix is exact in any binary format."""
+    rng = np.random.default_rng(0)
+    d, w = rng.normal(size=r + 1), rng.normal(size=r)
+    patch, kernel, outputs = winograd.matrices(r)
+    np.testing.assert_allclose(outputs @ ((kernel @ w) * (patch @ d)), [d[:-1] @ w, d[1:] @ w], rtol=1e-13)
+    assert (patch * 4 == np.round(patch * 4)).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "kernels"),
     [({}, 16), ({"size": (3, 5)}, 16), ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
@@ -138,19 +148,23 @@ def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "features", "padding", "blocks"),
+    ("size", "kernel", "channels", "features", "padding", "blocks"),
     [
-        ((8, 10), 5, 3, "VALID", True),
-        ((6, 4), 3, 2, "SAME", True),
-        ((2, 2), 1, 2, "VALID", True),
-        ((7, 6), 3, 2, "SAME", False),  # an odd height: 2 x 2 windows leave a border
-        ((6, 6), 2, 2, "SAME", False),  # an even kernel
-        ((4, 4), 3, 33, "SAME", False),  # a matmul that is wide enough
+        ((8, 10), 5, 3, 3, "VALID", True),
+        ((8, 10), 5, 16, 16, "VALID", True),  # by Winograd's products
+        ((6, 4), 3, 16, 17, "SAME", True),
+        ((8, 8), 5, 3, 33, "SAME", False),  # a matmul that is wide enough
+        ((6, 4), 3, 3, 2, "SAME", False),  # a kernel that would be mostly zeros
+        ((7, 6), 3, 16, 16, "SAME", False),  # an odd height: 2 x 2 windows leave a border
+        ((6, 6), 2, 16, 16, "SAME", False),  # an even kernel
     ],
 )
-def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(x64, size, kernel, features, padding, blocks):
+def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(
+    x64, size, kernel, channels, features, padding, blocks
+):
     rng = np.random.default_rng(0)
-    x, w = (jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (kernel, kernel, 3, features)))
+    shapes = (2, *size, channels), (kernel, kernel, channels, features)
+    x, w = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
     planes = layout.images_last()
     assert (planes.convolve_pooled(planes.enter(x), w, padding).ndim == 5) == blocks
 

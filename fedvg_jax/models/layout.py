@@ -5,7 +5,8 @@ empty, and BatchNorm, ReLU and pooling cost more than the convolutions; with the
 not, and the patches of a convolution are plain copies. Both layouts hold the same parameters and give the same result.
 
 A convolution that is pooled next may come in blocks, [4 positions of a 2x2 window, ...] on an axis of their own: four
-outputs share one patch, and pooling is a maximum over that axis.
+outputs share one patch, and pooling is a maximum over that axis. Many channels come so by Winograd's products, few ones
+by a kernel four times as wide.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models import conv
+from fedvg_jax.models import conv, winograd
 
 _THIN = 32
 """Output channels up to which a 5x5 kernel's patches cost more than the zeros that blocks add. A step of training in
@@ -73,7 +74,12 @@ def images_last() -> Layout:
 
     def convolve_pooled(x: Array, w: Array, padding: str) -> Array:
         x = _padded(x, w, padding)
-        return _in_blocks(x, w) if _pays_in_blocks(x, w) else _in_planes(x, w)
+        square = w.shape[0] == w.shape[1] and w.shape[0] % 2 == 1
+        if not square or x.shape[1] % 2 or x.shape[2] % 2:  # no whole 2x2 outputs
+            return _in_planes(x, w)
+        if w.shape[0] in (3, 5) and winograd.is_wide(x, w):
+            return winograd.convolve_planes(x, w)
+        return _in_blocks(x, w) if w.shape[0] >= _SMALLEST_KERNEL and w.shape[3] <= _THIN else _in_planes(x, w)
 
     return Layout(-1, 0, enter, lambda x, w, padding: _in_planes(_padded(x, w, padding), w), convolve_pooled)
 
@@ -104,13 +110,6 @@ def _in_planes(x: Array, w: Array) -> Array:
     patches = jnp.concatenate([columns[:, i : i + height] for i in range(w.shape[0])])
     y = lax.dot_general(w.reshape(-1, w.shape[3]), patches.reshape(len(patches), -1), (((0,), (0,)), ((), ())))
     return y.reshape(w.shape[3], height, width, x.shape[3])
-
-
-def _pays_in_blocks(x: Array, w: Array) -> bool:
-    """Whether 2 x 2 outputs are whole, and the matmul so thin that its patches cost more than its zeros."""
-    odd = w.shape[0] == w.shape[1] and w.shape[0] % 2 == 1
-    whole = x.shape[1] % 2 == x.shape[2] % 2 == 0
-    return odd and whole and w.shape[0] >= _SMALLEST_KERNEL and w.shape[3] <= _THIN
 
 
 def _in_blocks(x: Array, w: Array) -> Array:

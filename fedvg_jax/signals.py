@@ -203,12 +203,13 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
-        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
+        passes: [P, ...] row numbers, -1 for none; a pass without any adds nothing, whatever `measure` makes of it.
     """
     kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
 
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
-        return lax.cond((rows >= 0).any(), lambda: tree.add(total, kept(rows)), lambda: total), None
+        # no lax.cond: it would copy the total in every pass, and of the table's passes next to none are empty
+        return tree.where((rows >= 0).any(), tree.add(total, kept(rows)), total), None
 
     empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
     total, _ = lax.scan(add_pass, empty, passes)

@@ -54,10 +54,11 @@ CASES = {
 
 
 def config(case: Case) -> Config:
-    """Its settings; where the model is the benchmarks' own, the task replaces it."""
+    """Its settings; where the model is the benchmarks' own, the task replaces one of its kind."""
     config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
     config = configs.apply(config, case.settings, "benchmark")
-    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else "mlp")
+    kind = {"pfl_cnn": "cnn"}.get(case.model, "mlp")
+    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else kind)
 
 
 OF_THE_PACKAGE = ("lenet5", "cnn", "resnet18", "vit_s16")

@@ -200,8 +200,12 @@ def told(case: Mapping[str, Any]) -> str:
             f"  {who:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"
         )
     lines += [f"  {who:7}{why}" for who, why in case["skipped"].items()]
-    gaps = (f"{who} {max(found.values()):.1e}" for who, found in case["agreement"].items())
-    return "\n".join([*lines, f"  largest difference: {', '.join(gaps) or 'nobody to compare with'}"])
+    lines += [
+        f"  {who:7}in float64 {found['exact']:.1e} of a round's step from ours;"
+        f" float32 moves it {found['their rounding']:.1e}, ours {found['our rounding']:.1e}"
+        for who, found in case["agreement"].items()
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ STARTS = {
 """Runs of one round, evaluation included."""
 
 PLANS = {
-    "digits, MLP, Scaffold": {"algorithm": "scaffold", "model": "mlp", "clients": 50, "alpha": 1.0, "rounds": 400},
+    "digits, MLP, FedProx": {"algorithm": "fedprox", "model": "mlp", "clients": 50, "alpha": 1.0, "rounds": 400},
     "digits, tiny CNN": {"rounds": 60},
     "CIFAR-10's shape, LeNet5": _FEW | {"dataset": "npz", "model": "lenet5", "rounds": 60, "local_epochs": 5},
     "CIFAR-10's shape, CNN, FedAvg": _FEW
@@ -203,8 +203,11 @@ def child(folder: Path, what: str, name: str) -> list[str]:
 
 
 def last_line(command: Sequence[str]) -> str:
-    """What a process says in the end."""
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    """What a process says in the end; or what it complained of, and no more."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout.splitlines()[-1]
 
 
 SECTIONS: dict[str, Callable[[Path, int], Any]] = {

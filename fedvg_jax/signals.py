@@ -203,13 +203,13 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
-        passes: [P, ...] row numbers, -1 for none; a pass without any adds nothing, whatever `measure` makes of it.
+        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
     """
     kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
 
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
-        # no lax.cond: it would copy the total in every pass, and of the table's passes next to none are empty
-        return tree.where((rows >= 0).any(), tree.add(total, kept(rows)), total), None
+        # the sum stays outside, where it is added to in place; a branch that returned it would copy it
+        return tree.add(total, lax.cond((rows >= 0).any(), lambda: kept(rows), lambda: empty)), None
 
     empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
     total, _ = lax.scan(add_pass, empty, passes)

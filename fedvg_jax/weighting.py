@@ -289,15 +289,8 @@ def _mean(norms: Tree) -> Array:
     return jnp.stack(jax.tree.leaves(norms)).mean(0)
 
 
-_WRITTEN_OUT = 64
-"""Clients up to which their sum is one fused loop, which reads every client once and holds nothing between: 6 to 7
-times as fast on the CPU as a matmul with the stacked differences (2, 10 and 50 clients)."""
-
-
 def _weighted_step(p: Array, clients: Array, w: Array) -> Array:
-    if len(w) > _WRITTEN_OUT:
-        return p - jnp.tensordot(w, p[None] - clients, 1, precision=lax.Precision.HIGHEST)
-    return p - sum(w[k] * (p - clients[k]) for k in range(len(w)))
+    return p - jnp.tensordot(w, p[None] - clients, 1, precision=lax.Precision.HIGHEST)
 
 
 def first_component(path: str) -> str:

@@ -52,7 +52,7 @@ MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
 SMALL_OPERATIONS = ("lenet5", "cnn", "resnet18")
-"""Models that a CPU trains and scores faster with a client on each core than with one client on all of them."""
+"""Models whose rounds a CPU does faster with a client on each core than with one client on all of them."""
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""

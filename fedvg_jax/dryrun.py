@@ -10,6 +10,7 @@ groups: trip counts are data.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from fedvg_jax.types import Data, Schedule
 SECONDS = 1.0
 """A sample is made longer until it takes so long, or is the whole."""
 
-REPEATS = 3
+REPEATS = 5
 
 
 class Prediction(NamedTuple):
@@ -66,22 +67,23 @@ def predict(sim: build.Simulation) -> Prediction:
     fixed = slope(sample.rounds, build.MAX_ROUNDS)
     chunk = sample.rounds(1)[1] - fixed
     evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
-    planned = [sim.schedule(r) for r in range(config.rounds)]
     empty = max(0.0, fixed - step * _longest_lane(sample.cut(1)))  # of a round without a step
-    seconds = [empty + step * (_longest_lane(s) + _probes(sim, s)) + group * groups for s in planned]
+    work = np.array([_work(sim, sim.schedule(r)) for r in range(config.rounds)])  # schedules are too large to be kept
+    in_turn, steps, images = work.T
+    seconds = empty + step * in_turn + group * groups
     evaluations = math.ceil(config.rounds / config.eval_every)
-    chunks = max(evaluations, math.ceil(sum(seconds) / loop.CHUNK_SECONDS))
+    chunks = max(evaluations, math.ceil(seconds.sum() / loop.CHUNK_SECONDS))
     uses_data = reads_scoring(config)
     return Prediction(
         config.rounds,
-        float(np.mean([s.num_steps.sum() for s in planned])),
-        float(np.mean([_images(s) for s in planned])),
+        float(steps.mean()),
+        float(images.mean()),
         cohort_size(config) * int((np.asarray(sim.data.scoring) >= 0).sum()) * uses_data,
         sum(int((np.asarray(table) >= 0).sum()) for table in (sim.data.val, sim.data.test)),
         evaluations,
         programs.seconds,
-        float(np.mean(seconds)),
-        float(np.sum(seconds)) + chunks * max(0.0, chunk) + evaluations * evaluation,
+        float(seconds.mean()),
+        float(seconds.sum()) + chunks * max(0.0, chunk) + evaluations * evaluation,
         _memory(programs),
     )
 
@@ -155,6 +157,12 @@ def reads_scoring(config: Config) -> bool:
     return any(name in config.weighting for name in names) and not only_delta
 
 
+def _work(sim: build.Simulation, schedule: Schedule) -> tuple[float, int, int]:
+    """(minibatches one after the other on the longest lane, minibatches, images trained on) of a round."""
+    in_turn = _longest_lane(schedule) + _probes(sim, schedule)
+    return in_turn, int(schedule.num_steps.sum()), _images(schedule)
+
+
 def _longest_lane(schedule: Schedule) -> int:
     return int(schedule.plan.length.sum())
 
@@ -170,14 +178,14 @@ def _images(schedule: Schedule) -> int:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """The least of a few, after one that warms up: what else the machine does only adds."""
+    """The median of a few, after one that warms up: the run will meet a machine as busy as these do."""
     jax.block_until_ready(run())
     times = []
     for _ in range(REPEATS):
         begun = time.perf_counter()
         jax.block_until_ready(run())
         times.append(time.perf_counter() - begun)
-    return min(times)
+    return statistics.median(times)
 
 
 def _memory(programs: loop.Programs) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from fedvg_jax import checks, groups, norms, signals, terms, tree
 from fedvg_jax.types import Grouping, Hyper, Norm, Returns, Signal, Tree, Variables, Weighting
@@ -290,7 +290,7 @@ def _mean(norms: Tree) -> Array:
 
 
 def _weighted_step(p: Array, clients: Array, w: Array) -> Array:
-    return p - jnp.tensordot(w, p[None] - clients, 1, precision=lax.Precision.HIGHEST)
+    return p - tree.weighted_sum(w, clients, lambda client: p - client)
 
 
 def first_component(path: str) -> str:

@@ -250,11 +250,12 @@ def test_statistics_of_a_block_without_parameters_take_uniform_weights():
 # --- aggregation
 
 
-def test_aggregate_is_the_weighted_mean_of_the_clients(x64):
+@pytest.mark.parametrize("cohort", [1, K, 16, 37])  # added up in one loop over numbers, or in several
+def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
     rng = np.random.default_rng(0)
     model = worlds.variables()
-    stacked = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(K, *x.shape))), model)
-    weights = jax.tree.map(lambda _: jnp.asarray(rng.dirichlet(np.ones(K))), model)
+    stacked = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(cohort, *x.shape))), model)
+    weights = jax.tree.map(lambda _: jnp.asarray(rng.dirichlet(np.ones(cohort))), model)
     expected = jax.tree.map(lambda c, w: np.einsum("k,k...->...", w, c), stacked, weights)
     worlds.assert_close(fedvg_jax.aggregate(model, stacked, weights), expected, 1e-12)
 

@@ -137,7 +137,8 @@ def patches(x: Array, patch: int) -> Array:
 def attention(qkv: Array, heads: int) -> Array:
     """softmax(q k' / sqrt(d)) v for each head; qkv [B, T, 3 D], the last axis (q, k, v) x heads x d -> [B, T, D]."""
     n, tokens, width = qkv.shape
-    q, k, v = jnp.moveaxis(qkv.reshape(n, tokens, 3, heads, -1), 2, 0)
+    parts = lax.split(qkv, [width // 3] * 3, 2)  # gradients of slices would be padded and added up
+    q, k, v = (part.reshape(n, tokens, heads, -1) for part in parts)
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) * q.shape[-1] ** -0.5
     return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v).reshape(n, tokens, width // 3)
 

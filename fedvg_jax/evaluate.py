@@ -14,6 +14,7 @@ from fedvg_jax.types import Executor, Task, Tree, Variables
 
 def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Variables, Tree, jax.Array], Tree]:
     """evaluate(variables, pool, rows [V, B]) -> `task.measure` added over all real rows, on all of its devices."""
+    measure = jax.jit(task.measure)  # traced once for all tables
     shares = len(executor.placement.device_set) if executor and executor.placement else 1
 
     def evaluate(variables: Variables, pool: Tree, rows: jax.Array) -> Tree:
@@ -26,11 +27,11 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Var
     def of_rows(shared: tuple[Variables, Tree], rows: jax.Array) -> Tree:
         variables, pool = shared
 
-        def measure(batch_rows):
-            return task.measure(*variables, *tree.gather(pool, batch_rows))
+        def of_batch(batch_rows):
+            return measure(*variables, *tree.gather(pool, batch_rows))
 
-        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, rows[0]))
+        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_batch, rows[0]))
         used = (rows >= 0).any(1).sum()
-        return lax.fori_loop(0, used, lambda i, sums: tree.add(sums, measure(rows[i])), empty)
+        return lax.fori_loop(0, used, lambda i, sums: tree.add(sums, of_batch(rows[i])), empty)
 
     return evaluate

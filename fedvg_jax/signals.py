@@ -205,6 +205,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     Args:
         passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
     """
+    measure = jax.jit(measure)  # traced once, for its shape and for its work
     kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
 
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:

@@ -1,5 +1,8 @@
 """Rounds in chunks: the same numbers however they are cut, and one program for everything that is data."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -85,6 +88,32 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
     assert len(sizes) == 3  # three partitions indeed
     assert first.chunk._cache_size() == 1
     assert first.evaluate._cache_size() == 2  # one for each table
+
+
+PRINTS_ITS_PROGRAMS = """
+import hashlib, sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from fedvg_jax import Config, build, schedule
+sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=Path(sys.argv[1])))
+rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
+print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)))
+"""
+
+
+def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compilation_cache(tmp_path):
+    """Whatever Python hashes strings by."""
+    command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
+    first, second = (
+        subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for seed in ("1", "2")
+    )
+    assert first == second and len(set(first)) == 2
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])

@@ -149,7 +149,9 @@ def simulation(
 def traced_once(step: RoundStep) -> RoundStep:
     """`step`, which raises if this simulation ever traces it again."""
     step.__name__ = f"round_step_{uuid.uuid4().hex}"  # chex counts by name; another simulation has a count of its own
-    return chex.assert_max_traces(step, n=1)
+    counted = chex.assert_max_traces(step, n=1)
+    counted.__name__ = "round_step"  # part of the program's text, by which the compilation cache knows it
+    return counted
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:

@@ -75,13 +75,13 @@ def _train(root: Place, wnids: list[str]) -> list[tuple[Place, int]]:
     for label, wnid in enumerate(wnids):
         of_class = root / "train" / wnid
         if not of_class.is_dir():
-            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; unpack {SOURCE} again")
+            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; take it anew from {SOURCE}")
         files = folder.images_in(of_class)
         fewest.setdefault(len(files), of_class)
         rows += [(file, label) for file in files]
     if len(fewest) > 1:
         least, most = min(fewest), max(fewest)
-        raise UsageError(f"{fewest[least]}: {least} images, but other classes have {most}; unpack {SOURCE} again")
+        raise UsageError(f"{fewest[least]}: {least} images, but other classes have {most}; take it anew from {SOURCE}")
     return rows
 
 
@@ -94,12 +94,12 @@ def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise UsageError(
-                f"{annotations}: {name} is of class {wnid!r}, which wnids.txt does not name; unpack {SOURCE} again"
+                f"{annotations}: {name} is of class {wnid!r}, which wnids.txt does not name; take it anew from {SOURCE}"
             )
         labels[name] = number[wnid]
     files = folder.images_in(val)
     if odd := sorted({file.name for file in files} ^ set(labels)):
-        raise UsageError(f"{annotations}: {odd[0]} is only in one of it and images/; unpack {SOURCE} again")
+        raise UsageError(f"{annotations}: {odd[0]} is only in one of it and images/; take it anew from {SOURCE}")
     return [(file, labels[file.name]) for file in files]
 
 
@@ -117,7 +117,7 @@ def _lines(file: Place) -> list[str]:
     try:
         lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: no text file; unpack {SOURCE} again") from error
+        raise UsageError(f"{file}: no text file; take it anew from {SOURCE}") from error
     if not lines:
-        raise UsageError(f"{file}: empty; unpack {SOURCE} again")
+        raise UsageError(f"{file}: empty; take it anew from {SOURCE}")
     return lines

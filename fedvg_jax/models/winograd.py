@@ -16,6 +16,7 @@ import functools
 from collections.abc import Sequence
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -38,6 +39,7 @@ def is_wide(x: Array, w: Array) -> bool:
     return min(w.shape[2:]) >= THINNEST and jnp.finfo(x.dtype).bits >= 32
 
 
+@functools.partial(jax.jit, static_argnames="precision")  # traced once for all layers of a shape
 def convolve(x: Array, w: Array, precision=None) -> Array:
     """3x3, stride 1, padded by one pixel: x [N, H, W, C], w [3, 3, C, O] -> y [N, H, W, O]."""
     (n, height, width, channels), features = x.shape, w.shape[3]

@@ -46,7 +46,15 @@ CASES = {
     "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
     "pfl_cnn": Case(
         "pfl_cnn",
-        {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
+        {
+            "clients": 1000,
+            "join_ratio": 0.05,
+            "local_epochs": 1,
+            "batch_size": 10,
+            "lr": 0.1,
+            "weighting": "uniform",
+            "devices": "1",  # 50 models of a few steps each do not pay for being exchanged
+        },
         50_000,
         says="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
     ),

@@ -45,6 +45,9 @@ PLANS = {
 }
 """Runs that nothing was calibrated on."""
 
+TAKEN = ("command", "commit", "date", "busy")
+"""What a results file says of each of its sections, which need not be of one command."""
+
 IMAGES = 3000
 ALPHAS, LANES = (0.05, 0.1, 1.0, 10.0, 100.0), (1, 2, 3)
 
@@ -63,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             found[name] = SECTIONS[name](folder, args.repeats)
             print(f"{name}: {json.dumps(found[name])}", flush=True)
             found["machine"] = machine.finished(found["machine"])
+            found["taken"] = found.get("taken", {}) | {name: {key: found["machine"][key] for key in TAKEN}}
             if args.out:
                 machine.write(args.out, found)
     return 0

@@ -96,9 +96,10 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
     """What is no race, beside its targets."""
-    machine = file["machine"]
-    busy = ", busy" if machine["busy"] else ""
-    yield f"Beside the races (`{machine['command']}`, {machine['processor']}, {machine['date'][:10]}{busy}):"
+    machine, taken = file["machine"], file["taken"].values()
+    busy = ", busy" if any(section["busy"] for section in taken) else ""
+    commands = " and ".join(f"`{command}`" for command in dict.fromkeys(section["command"] for section in taken))
+    yield f"Beside the races ({commands}; {machine['processor']}, {machine['date'][:10]}{busy}):"
     yield ""
     if "help" in file:
         yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."

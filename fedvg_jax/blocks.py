@@ -142,7 +142,7 @@ def summed(weights: Tree, stacked: Tree) -> Tree:
         return stacked
 
     def total(s: Array, part: Tree) -> Tree:
-        return jax.tree.map(lambda x: tree.weighted_sum(s, x), part)
+        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype)), part)
 
     return jax.tree.map(total, weights, stacked)
 

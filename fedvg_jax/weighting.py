@@ -290,7 +290,7 @@ def _mean(norms: Tree) -> Array:
 
 
 def _weighted_step(p: Array, clients: Array, w: Array) -> Array:
-    return p - tree.weighted_sum(w, clients, lambda client: p - client)
+    return p + tree.weighted_sum(w, clients, p)
 
 
 def first_component(path: str) -> str:

@@ -46,15 +46,7 @@ CASES = {
     "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
     "pfl_cnn": Case(
         "pfl_cnn",
-        {
-            "clients": 1000,
-            "join_ratio": 0.05,
-            "local_epochs": 1,
-            "batch_size": 10,
-            "lr": 0.1,
-            "weighting": "uniform",
-            "devices": "1",  # 50 models of a few steps each do not pay for being exchanged
-        },
+        {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
         50_000,
         says="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
     ),
@@ -62,11 +54,10 @@ CASES = {
 
 
 def config(case: Case) -> Config:
-    """Its settings; where the model is the benchmarks' own, the task replaces one of its kind."""
+    """Its settings; where the model is the benchmarks' own, the task replaces it."""
     config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
     config = configs.apply(config, case.settings, "benchmark")
-    kind = {"pfl_cnn": "cnn"}.get(case.model, "mlp")
-    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else kind)
+    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else "mlp")
 
 
 OF_THE_PACKAGE = ("lenet5", "cnn", "resnet18", "vit_s16")

@@ -210,7 +210,8 @@ def last_line(command: Sequence[str]) -> str:
     """What a process says in the end; or what it complained of, and no more."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip().splitlines() or ["it said nothing; was there memory enough?"]
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}: {said[-1]}")
     return done.stdout.splitlines()[-1]
 
 

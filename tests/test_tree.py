@@ -9,7 +9,7 @@ import worlds
 from fedvg_jax import tree
 
 
-@pytest.mark.parametrize("cohort", [1, 3, 16, 37])  # in one loop over numbers, or in several
+@pytest.mark.parametrize("cohort", [1, 3, 16, 37])  # any number of them
 def test_a_weighted_sum_has_the_value_and_the_slopes_of_its_equation(cohort, x64):
     rng = np.random.default_rng(cohort)
     weights, stack, origin = (jnp.asarray(rng.normal(size=shape)) for shape in ((cohort,), (cohort, 2, 3), (2, 3)))

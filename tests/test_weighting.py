@@ -250,7 +250,7 @@ def test_statistics_of_a_block_without_parameters_take_uniform_weights():
 # --- aggregation
 
 
-@pytest.mark.parametrize("cohort", [1, K, 16, 37])  # added up in one loop over numbers, or in several
+@pytest.mark.parametrize("cohort", [1, K, 16, 37])
 def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
     rng = np.random.default_rng(0)
     model = worlds.variables()

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import contracts, evaluate, executors, round, schedule
+from fedvg_jax import contracts, evaluate, round, schedule
 from fedvg_jax import data as datasets
+from fedvg_jax.build.devices import make_executor, num_devices
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
@@ -43,16 +44,12 @@ from fedvg_jax.types import (
     Schedule,
     SimState,
     Task,
-    UsageError,
     Variables,
     Weighting,
 )
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
-
-SMALL_OPERATIONS = ("lenet5", "cnn", "resnet18")
-"""Models whose rounds a CPU does faster with a client on each core than with one client on all of them."""
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
@@ -164,48 +161,6 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         splits=config.splits,
         progress=reading,
     )
-
-
-def make_executor(config: Config) -> Executor:
-    """`lanes`: a number, all, or auto: one lane on the CPU, up to four elsewhere; on every device that takes part."""
-    if config.lanes == "all":
-        return executors.vmapped()
-    devices = num_devices(config)
-    automatic = 1 if jax.default_backend() == "cpu" else 4
-    wanted = automatic if config.lanes == "auto" else int(config.lanes)
-    inner = executors.lanes(min(wanted, -(-block_size(config) // devices)))
-    return executors.sharded(devices, inner) if devices > 1 else inner
-
-
-def num_devices(config: Config) -> int:
-    """Devices that share a cohort; auto: all of them, but of a CPU's only where a client on each core is faster than
-    one on all cores, and one in double precision.
-
-    Raises:
-        UsageError: for more devices than there are, or than clients in a cohort; for several of a CPU in double
-            precision.
-    """
-    there, size, on_cpu = len(jax.devices()), block_size(config), jax.default_backend() == "cpu"
-    # jax 0.10.2: two CPU devices at work at once gave gradients off by 1e-3 now and then, in float64 only
-    unsafe = on_cpu and jax.config.jax_enable_x64
-    if config.devices == "auto":
-        pays = not on_cpu or (config.model in SMALL_OPERATIONS and not unsafe)
-        return min(there, size) if pays else 1
-    wanted = int(config.devices)
-    if wanted > 1 and unsafe:
-        raise UsageError(
-            f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
-            "or unset JAX_ENABLE_X64"
-        )
-    if wanted > there:
-        raise UsageError(
-            f"devices {wanted} of {there} {jax.default_backend()} device(s); use --devices auto"
-            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if on_cpu else "")
-        )
-    if wanted > size:
-        held = "a cohort of" if size == cohort_size(config) else "blocks of"
-        raise UsageError(f"devices {wanted} for {held} {size}; use --devices {size} or fewer")
-    return wanted
 
 
 def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, shared: Shared | None = None) -> Data:

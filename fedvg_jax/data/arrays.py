@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +92,18 @@ def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
     return np.empty(shape, np.uint8)
 
 
+def memory() -> float:
+    """Bytes of this machine's memory, a container's where it has less; infinite where the machine does not tell."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    limit = Path("/sys/fs/cgroup/memory.max")
+    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return min(found, math.inf if said == "max" else int(said))
+
+
 def refuse_too_large(num_bytes: int, source: object) -> None:
     """UsageError where this machine's memory cannot hold so much, as far as it tells."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-    if num_bytes > memory:
-        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
+    if num_bytes > memory():
+        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory()))
         raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
 
 

@@ -109,4 +109,6 @@ def _direct(x: Array, w: Array, out, strides, precision) -> Array:
 
 
 def _matmul(x: Array, w: Array, precision) -> Array:
-    return lax.dot_general(x, w, (((3,), (0,)), ((), ())), precision=precision)
+    # by rows: of four axes, XLA on the CPU would transpose one factor of the kernel's gradient in memory
+    rows = lax.dot_general(x.reshape(-1, len(w)), w, (((1,), (0,)), ((), ())), precision=precision)
+    return rows.reshape(*x.shape[:3], -1)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 from fedvg_jax.models.layout import Layout
 
@@ -43,6 +44,19 @@ def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bia
 def rgb(x):
     """Grayscale images [..., 1] as three equal channels; others as they are."""
     return jnp.broadcast_to(x, (*x.shape[:-1], 3)) if x.shape[-1] == 1 else x
+
+
+def computed_once(x: Array) -> Array:
+    """x. On the CPU neither it nor its gradient is fused into what follows.
+
+    Sums are cheap to XLA: it would compute the gradient of a residual stream again in every block, from the parts of
+    all later ones, and that of a normalisation again for every patch of a convolution. `lax.optimization_barrier` is
+    gone before it fuses; a choice that only the data can make is not.
+    """
+    if jax.default_backend() != "cpu":
+        return x
+    first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
+    return lax.cond(first == first, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
 
 
 def _uniform(fan_in: int) -> Callable:

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.layers import dense, rgb
+from fedvg_jax.models.layers import computed_once, dense, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
 NORMS = {"batch": BatchNorm, "group": GroupNorm}
@@ -142,4 +142,4 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callab
         kernel_init=_kaiming,
         name=name,
     )
-    return layer(x)
+    return computed_once(layer(x))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.layers import dense, rgb
+from fedvg_jax.models.layers import computed_once, dense, rgb
 
 _init = nn.initializers
 _zeros = _init.zeros
@@ -49,16 +49,19 @@ SCHEMES = {
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x [B, T, D]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x [B T, D], the T tokens of one image after those of another."""
 
     heads: int
+    tokens: int
     scheme: str
 
     @nn.compact
     def __call__(self, x):
         init, width = SCHEMES[self.scheme], x.shape[-1]
-        y = attention(dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv), self.heads)
-        x = x + dense(y, width, "proj", *init.proj)
+        x = computed_once(x)
+        qkv = dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv)
+        y = attention(qkv.reshape(-1, self.tokens, 3 * width), self.heads).reshape(-1, width)
+        x = computed_once(x + dense(y, width, "proj", *init.proj))
         y = _gelu(dense(_norm(x, "norm2"), 4 * width, "fc1", *init.mlp))
         return x + dense(y, width, "fc2", *init.mlp)
 
@@ -87,23 +90,12 @@ class ViT(nn.Module):
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
         x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)
-        x = self._encoded(x)
-        return dense(_norm(x[:, 0], "norm"), self.num_classes, "classifier")
-
-    def _encoded(self, x):
-        """The blocks one after the other, in a loop over their stacked parameters.
-
-        Written out, XLA on the CPU computes the gradient of the residual stream again in every block from the parts of
-        all later ones, and compiles every block anew.
-        """
-        names = [f"block_{i}" for i in range(self.depth)]
-        if self.is_initializing():
-            for name in names:
-                x = Block(self.heads, self.scheme, name=name)(x)
-            return x
-        block, params = Block(self.heads, self.scheme, parent=None), self.variables["params"]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))
-        return lax.scan(lambda x, p: (block.apply({"params": p}, x), None), x, stacked)[0]
+        images, tokens, _ = x.shape
+        x = x.reshape(-1, self.width)
+        for i in range(self.depth):
+            x = Block(self.heads, tokens, self.scheme, name=f"block_{i}")(x)
+        token = x.reshape(images, tokens, self.width)[:, 0]
+        return dense(_norm(token, "norm"), self.num_classes, "classifier")
 
 
 def vit_s16(num_classes: int, **options) -> ViT:

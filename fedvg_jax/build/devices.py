@@ -11,9 +11,9 @@ from fedvg_jax.config import Config, block_size, cohort_size
 from fedvg_jax.data import arrays
 from fedvg_jax.types import Executor, UsageError
 
-A_CLIENT_EACH = {"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 115 * 2**20}
+A_CLIENT_EACH = {"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20}
 """Models whose rounds a CPU does faster with a client on each core than with one client on all of them -> bytes that
-an image of its minibatch takes in training; 0 where they are few."""
+a client takes in training; 0 where they are few."""
 
 SHARE_OF_MEMORY = 0.5
 """What clients in training may take of a machine's memory together, where the number of devices is ours to choose."""
@@ -65,5 +65,5 @@ def num_devices(config: Config) -> int:
 
 def _fitting(config: Config) -> int:
     """Clients that may train at once within `SHARE_OF_MEMORY`."""
-    each, memory = A_CLIENT_EACH[config.model] * config.batch_size, arrays.memory()
+    each, memory = A_CLIENT_EACH[config.model], arrays.memory()
     return max(1, int(SHARE_OF_MEMORY * memory / each)) if each and math.isfinite(memory) else len(jax.devices())

@@ -19,7 +19,7 @@ from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedpr
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.models import cnn, conv, layout, lenet, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import chunks, cnn, conv, layout, lenet, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
     Algorithm,
@@ -63,6 +63,10 @@ SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 
 """Pixels a side below which a model has nothing left to flatten."""
 
 
+IMAGES_AT_ONCE = {"vit_s16": 2, "vit_b16": 2}
+"""Images whose activations a CPU's caches serve well, of models in which no image depends on another."""
+
+
 def make_task(config: Config, arrays: Arrays) -> Task:
     """The named model for this data set's images and classes."""
     given.for_model(arrays, config)
@@ -77,7 +81,9 @@ def make_task(config: Config, arrays: Arrays) -> Task:
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](classes, config.conv, **options)
     task = tasks.classification(module, classes, shape, block_of(config), config.normalise)
-    return precision.compute_in(task, config.precision)
+    task = precision.compute_in(task, config.precision)
+    at_once = IMAGES_AT_ONCE.get(config.model) if jax.default_backend() == "cpu" else None
+    return chunks.in_chunks(task, at_once) if at_once else task
 
 
 def make_variables(config: Config, task: Task) -> Variables:

@@ -30,7 +30,7 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Var
         def of_batch(batch_rows):
             return measure(*variables, *tree.gather(pool, batch_rows))
 
-        empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(of_batch, rows[0]))
+        empty = tree.zeros_like(jax.eval_shape(of_batch, rows[0]))
         used = (rows >= 0).any(1).sum()
         return lax.fori_loop(0, used, lambda i, sums: tree.add(sums, of_batch(rows[i])), empty)
 

@@ -212,7 +212,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
         # the sum stays outside, where it is added to in place; a branch that returned it would copy it
         return tree.add(total, lax.cond((rows >= 0).any(), lambda: kept(rows), lambda: empty)), None
 
-    empty = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(measure, passes[0]))
+    empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
     total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)

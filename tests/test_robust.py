@@ -186,6 +186,7 @@ def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit(absent):
     weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
     found = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
     jax.tree.map(np.testing.assert_array_equal, *found)
+    assert not np.array_equal(found[0].params["a"], model.params["a"])
 
 
 def test_no_client_moves_the_clipped_mean_by_more_than_its_share_of_the_norm(x64):

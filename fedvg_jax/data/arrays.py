@@ -102,8 +102,9 @@ def memory() -> float:
 
 def refuse_too_large(num_bytes: int, source: object) -> None:
     """UsageError where this machine's memory cannot hold so much, as far as it tells."""
-    if num_bytes > memory():
-        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory()))
+    there = memory()
+    if num_bytes > there:
+        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, there))
         raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
 
 

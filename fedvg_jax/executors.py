@@ -25,7 +25,10 @@ def lanes(num_lanes: int) -> Executor:
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        client, plan, each = make_client(shared, schedule), schedule.plan, _over(num_lanes)
+        client, plan = make_client(shared, schedule), schedule.plan
+        each = jax.vmap if num_lanes > 1 else lambda f: f
+        if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
+            plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
         def segment(s, carry):
             live, done = carry
@@ -36,7 +39,7 @@ def lanes(num_lanes: int) -> Executor:
             return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
 
         untrained = jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
-        idle = each(client.init)(jnp.zeros(num_lanes, jnp.int32))
+        idle = each(client.init)(jnp.zeros_like(plan.client[0]))
         return lax.fori_loop(0, plan.num_segments, segment, (idle, untrained))[1]
 
     def each_alone(f, shared: Tree, xs: Tree) -> Tree:
@@ -114,17 +117,6 @@ def looped() -> Executor:
         return _stacked([f(shared, tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
 
     return Executor(1, train, each)
-
-
-def _over(num_lanes: int):
-    """vmap over the lanes; a single lane is run without a batch axis, which XLA turns into plain matmuls."""
-    if num_lanes > 1:
-        return jax.vmap
-
-    def single(f):
-        return lambda *args: jax.tree.map(lambda x: x[None], f(*tree.take(args, 0)))
-
-    return single
 
 
 def _stacked(trees: list[Tree]) -> Tree:

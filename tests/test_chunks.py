@@ -32,6 +32,18 @@ def test_loss_and_gradient_are_those_of_the_whole(model, most, real):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), found, expected)
 
 
+def test_a_chunk_of_padding_is_not_visited():
+    """A mean that is 0 / 0 without real rows: of rows 3, 1 and padding, d/dw mean(w x) = 2."""
+
+    def loss(params, stats, x, mask, train):
+        return jnp.where(mask, params["w"] * x.astype(float), 0).sum() / mask.sum().astype(float), stats
+
+    task = chunks.in_chunks(WHOLE._replace(loss=loss), 2)
+    x, mask = jnp.array([3, 1, 0, 0, 0, 0]), jnp.arange(6) < 2
+    gradient = jax.grad(lambda p: task.loss(p, {}, x, mask, True)[0])({"w": jnp.float32(5)})
+    assert gradient["w"] == 2
+
+
 def test_the_gradient_has_slopes_in_both_modes(model):
     """Along a direction d: forward mode's H d, and the gradient of g . d, which is H d too."""
     mask = jnp.arange(6) < 5

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,22 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
+
+
+def test_a_single_lane_changes_its_model_in_place():
+    """A step reads the model in a matmul and writes it; a lane axis of 1 would have XLA copy it first."""
+    world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)
+    inputs = jnp.ones((16, 300))
+
+    def step(w, k, minibatch):
+        return w - inputs.T @ jnp.tanh(inputs @ w)
+
+    client = Client(lambda k: jnp.ones((300, 200)), step)
+    train = jax.jit(lambda s: executors.lanes(1).train(lambda shared, s: client, (), s))
+    program = train.lower(world.schedule(0)).compile().as_text()
+    inner = "while/body/while/body/"
+    (body,) = (part for part in program.split("\n}\n") if f"{inner}dot_general" in part and f"{inner}tanh" in part)
+    assert not re.search(r"f32\[(1,)?300,200\]\S* copy\(", body)
 
 
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])

@@ -20,7 +20,8 @@ from jax import lax
 
 from benchmarks import cases, machine
 from benchmarks import gpu_world as world
-from fedvg_jax import loop
+from fedvg_jax import loop, tree
+from fedvg_jax.live import EVERYTHING
 
 Results = Iterator[dict[str, Any]]
 
@@ -86,12 +87,14 @@ def score(box: world.Box) -> Results:
 
 
 def live(box: world.Box) -> Results:
-    """The step when dead taps are not carried through the loop."""
-    found = {"carried": world.step_seconds(box, 1, "gemm", PRECISIONS[0])}
-    yield {"milliseconds per client and step": found}
-    task, share = world.live_task(box)
-    found["left out"] = world.step_seconds(box, 1, "gemm", PRECISIONS[0], task)
-    yield {"milliseconds per client and step": found, "live share of the parameters": round(share, 4)}
+    """The step when all parameters are carried through the loop, and when only those that can have a gradient are."""
+    task = world.make_task(box, "gemm")
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    share = tree.size(jax.eval_shape(task.live.of, params)) / tree.size(params)
+    found = {}
+    for name, carried in (("all", EVERYTHING), ("live", task.live)):
+        found[name] = world.step_seconds(box, 1, "gemm", PRECISIONS[0], carried)
+        yield {"milliseconds per client and step": found, "live share of the parameters": round(share, 4)}
 
 
 def parts(box: world.Box) -> Results:

@@ -14,6 +14,7 @@ from fedvg_jax import build, executors, local, signals, tree
 from fedvg_jax import config as configs
 from fedvg_jax import schedule as schedules
 from fedvg_jax.algorithms import fedavg
+from fedvg_jax.live import Live
 from fedvg_jax.types import Batch, Data, Report, SimState, Task, Variables
 
 BATCH = 32
@@ -49,15 +50,16 @@ def make_task(box: Box, conv: str) -> Task:
     return build.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
 
 
-def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, task: Task | None = None) -> float:
-    """Milliseconds per client and step of local training, as the executor runs it."""
+def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: Live | None = None) -> float:
+    """Milliseconds per client and step of local training, as the executor runs it; by default only parameters that can
+    have a gradient are carried."""
     steps, pool = (2, 64) if box.smoke else (40, 10_000)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, pool, (steps, BATCH), np.int32) for _ in range(num_lanes)]
     clients = np.arange(num_lanes, dtype=np.int32)
     capacity = num_lanes * steps
     planned = schedules.pack(clients, rows, [pool] * num_lanes, num_lanes=num_lanes, capacity=capacity)
-    task = task or make_task(box, conv)
+    task = make_task(box, conv)
     variables = jax.jit(task.init)(jax.random.key(0))
     memory = tree.repeat((), num_lanes)
     state = SimState(jnp.int32(0), variables, (), memory)
@@ -66,7 +68,8 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, task: Task
 
     def make_client(shared, planned):
         state, data, hyper = shared
-        return local.make_client(task, fedavg.fedavg(), local.sgd, state, planned, data, hyper)
+        live = carried or task.live
+        return local.make_client(task, fedavg.fedavg(), local.sgd, state, planned, data, hyper, live=live)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)
@@ -94,44 +97,3 @@ def scoring_rate(box: Box, images: int, precision: str) -> float:
     with jax.default_matmul_precision(precision):
         compiled = jax.jit(score).lower(variables, data).compile()
     return pool / machine.median_seconds(lambda: jax.block_until_ready(compiled(variables, data)), 3)
-
-
-def live_task(box: Box) -> tuple[Task, float]:
-    """The model without the taps of its kernels that only ever meet padding, and their share of all that is live."""
-    task = make_task(box, "gemm")
-    variables = jax.jit(task.init)(jax.random.key(0))
-    x = jax.random.randint(jax.random.key(1), (BATCH, 32, 32, 3), 0, 256).astype(jnp.uint8)
-    batch, mask = Batch(x, jnp.arange(BATCH, dtype=jnp.int32) % 10), jnp.ones(BATCH, bool)
-    gradient = jax.jit(jax.grad(lambda params: task.loss(params, variables.stats, batch, mask, True)[0]))
-    boxes = jax.tree.map(_live_box, jax.device_get(gradient(variables.params)))
-
-    def cut(params):
-        return jax.tree.map(lambda p, at: p[at.slices], params, boxes)
-
-    def whole(params):
-        return jax.tree.map(lambda p, at: jnp.pad(p, at.margins), params, boxes)
-
-    def init(key):
-        variables = task.init(key)
-        return Variables(cut(variables.params), variables.stats)
-
-    def loss(params, *rest):
-        return task.loss(whole(params), *rest)
-
-    return task._replace(init=init, loss=loss), tree.size(cut(variables.params)) / tree.size(variables.params)
-
-
-class _Box:
-    """The smallest box of a kernel's taps that holds every gradient; a leaf of a tree, hence no tuple."""
-
-    def __init__(self, slices: tuple[slice, ...], margins: tuple[tuple[int, int], ...]):
-        self.slices, self.margins = slices, margins
-
-
-def _live_box(gradient: np.ndarray) -> _Box:
-    if gradient.ndim != 4:
-        return _Box((), ((0, 0),) * gradient.ndim)
-    found = [np.flatnonzero(np.any(gradient, axis=tuple(a for a in range(4) if a != axis))) for axis in (0, 1)]
-    bounds = [(int(f[0]), int(f[-1]) + 1) for f in found]
-    margins = tuple((a, n - b) for (a, b), n in zip(bounds, gradient.shape, strict=False))
-    return _Box(tuple(slice(a, b) for a, b in bounds), (*margins, (0, 0), (0, 0)))

@@ -157,14 +157,15 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     config, task = sim.config, sim.task
     algorithm = build.ALGORITHMS[config.algorithm](config)
     weighting, optimiser = build.make_weighting(config, task, algorithm), build.make_optimiser(config)
+    live = build.make_live(config, task)
 
     def client(shared, planned):
         state, data, hyper = shared
-        return local.make_client(task, algorithm, optimiser, state, planned, data, hyper)
+        return local.make_client(task, algorithm, optimiser, state, planned, data, hyper, live=live)
 
     def train(state, planned, data, hyper) -> Variables:
         done = executor.train(client, (state, data, hyper), planned)
-        return Variables(done.params, done.stats)
+        return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, done.params), done.stats)
 
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)

@@ -13,6 +13,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax import tree
+from fedvg_jax.live import EVERYTHING, Live
 from fedvg_jax.types import (
     Algorithm,
     Anchor,
@@ -37,6 +38,7 @@ class Carry(NamedTuple):
     """A client in training."""
 
     params: Tree
+    """their live part"""
     stats: Tree
     optimiser: Tree
     loss: Array
@@ -91,13 +93,18 @@ def make_client(
     data: Data,
     hyper: Hyper,
     augment: Augment | None = None,
+    live: Live = EVERYTHING,
 ) -> Client:
     """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch,
-    which `augment` may change before, by a key of its own."""
+    which `augment` may change before, by a key of its own.
+
+    Args:
+        live: what is carried of the parameters; the rest stays that of theta_g.
+    """
     rule = optimiser(hyper, state.round)
 
     def init(k) -> Carry:
-        params, stats = state.variables
+        params, stats = live.of(state.variables.params), state.variables.stats
         known = tree.take(state.optimisers, schedule.clients[k]) if state.optimisers else rule.init(params)
         return Carry(params, stats, known, jnp.zeros((), tree.dtype(params)))
 
@@ -105,11 +112,11 @@ def make_client(
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        gradient = jax.value_and_grad(task.loss, has_aux=True)
-        (loss, stats), grads = gradient(carry.params, carry.stats, batch, mask, True)
-        grads = algorithm.correct(hyper, grads, carry.params, tree.params_of(anchor(state, schedule, k)))
+        params = live.within(state.variables.params, carry.params)
+        (loss, stats), grads = jax.value_and_grad(task.loss, has_aux=True)(params, carry.stats, batch, mask, True)
+        grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
         with standard_promotion():
-            updates, memory = rule.update(grads, carry.optimiser, carry.params)
+            updates, memory = rule.update(live.of(grads), carry.optimiser, carry.params)
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 
     return Client(init, step)

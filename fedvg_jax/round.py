@@ -15,6 +15,7 @@ from jax import lax
 from fedvg_jax import attacks, blocks, local, robust, terms, tree, tuning, weighting
 from fedvg_jax import schedule as schedules
 from fedvg_jax.blocks import Seen, Told
+from fedvg_jax.live import EVERYTHING, Live
 from fedvg_jax.types import (
     Algorithm,
     Augment,
@@ -73,6 +74,7 @@ def make_round(
     disturb: attacks.Disturb = attacks.none,
     refine: tuning.Refine = tuning.none,
     augment: Augment | None = None,
+    live: Live = EVERYTHING,
     stats_too: bool = False,
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
@@ -87,6 +89,8 @@ def make_round(
         disturb: what corrupt clients return in place of what they trained.
         refine: what the server does to the new model at the end of the round.
         augment: what is done to a minibatch before a client trains on it; probes and scores see the rows as they are.
+        live: what clients carry of the parameters, such as the task's: for an algorithm and an optimiser, made anew
+            each round, that leave a parameter without a gradient where theta_g has it.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
 
@@ -114,7 +118,7 @@ def make_round(
 
     def client(shared: Tree, schedule: Schedule) -> Client:
         state, data, hyper = shared
-        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment)
+        return local.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment, live)
 
     def probe(shared: Tree, who: tuple[jax.Array, jax.Array]) -> Tree:
         state, schedule, data, hyper = shared
@@ -139,7 +143,8 @@ def make_round(
             each = jnp.arange(len(block.clients), dtype=jnp.int32)
             probes = executor.map(probe, (now, block, data, hyper), (each, places))
             trained: local.Carry = executor.train(client, (now, data, hyper), block)
-            returned = Variables(trained.params, trained.stats)
+            whole = jax.vmap(live.within, (None, 0))(theta.params, trained.params)
+            returned = Variables(whole, trained.stats)
             returned = disturb(hyper, attack_key, block.clients, theta, returned)
             clients, finite, present = _screened(now, block, returned, trained.loss)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedvg_jax import checks, norms, tree
+from fedvg_jax.live import EVERYTHING
 from fedvg_jax.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
 
@@ -94,21 +95,24 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
     BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
     one pass; that number only sets how large the matmuls are.
     """
+    live = task.live or EVERYTHING
 
-    def summed_loss(params, stats, pool, rows):
+    def summed_loss(part, params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows)
+        params = live.within(params, part)
         return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
 
-        def loss(params, rows):
+        def loss(part, rows):
             if groups_per_pass == 1:  # without a batch axis, which would turn matmuls into batched ones
-                return summed_loss(params, stats, data.pool, rows[0])
-            return jax.vmap(summed_loss, (None, None, None, 0))(params, stats, data.pool, rows).sum()
+                return summed_loss(part, params, stats, data.pool, rows[0])
+            return jax.vmap(summed_loss, (*4 * [None], 0))(part, params, stats, data.pool, rows).sum()
 
-        passes = _in_passes(data.scoring, groups_per_pass)
-        return mean_over(lambda rows: jax.grad(loss)(params, rows), passes)
+        part, passes = live.of(params), _in_passes(data.scoring, groups_per_pass)
+        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
+        return live.within(tree.zeros_like(params), gradient)
 
     return measure
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from jax import Array
 
+    from fedvg_jax.live import Live
     from fedvg_jax.terms import Term
 
     Vector = Array | np.ndarray
@@ -54,6 +55,8 @@ class Task(NamedTuple):
     """added sums, on the host -> named metrics: `loss` and any others; `accuracy`, if there is one, is shown first"""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its block."""
+    live: Live | None = None
+    """the part of the parameters that can have a gradient; None for all"""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -100,8 +103,7 @@ class Plan(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """One round: who plays and which rows are in which minibatch. NumPy on the host; its shapes depend on neither the
-    partition nor the seed."""
+    """One round: who plays, and which rows are in which minibatch. NumPy on the host, in shapes that no draw moves."""
 
     clients: Vector
     """int32 [K] ids of the cohort, in sampling order."""
@@ -254,10 +256,7 @@ MakeClient = Callable[[Tree, Schedule], Client]
 
 
 class Executor(NamedTuple):
-    """How K clients are run; every executor gives the same result.
-
-    What clients share, such as the global model and the data, is an argument, so that it can be put on every device.
-    """
+    """How K clients are run, all with the same result. What clients share is an argument, to be put on every device."""
 
     num_lanes: int
     """lanes of the plan the schedule must carry"""

@@ -251,17 +251,13 @@ class FedNova(Algorithm):
 
 
 class ServerOptimiser(Algorithm):
-    """theta <- theta_g - rate step(u), with two moments of every tensor that start at `start`."""
+    """theta <- theta_g - rate step(u), with two moments of every tensor; the second starts at `start`."""
 
     def __init__(self, start: float, step: Callable):
         self.start, self.step = start, step
 
     def init(self, hyper, params):
-        return (
-            0,
-            each(lambda p: np.full_like(p, self.start), params),
-            each(lambda p: p * 0 + self.start, params),
-        ), None
+        return (0, zeros_like(params), each(lambda p: np.full_like(p, self.start), params)), None
 
     def residual(self, hyper, server, theta, cohort):
         t, first, second = server[0] + 1, {}, {}
@@ -337,7 +333,7 @@ ALGORITHMS = {
     "feddyn": FedDyn(),
     "elastic": Elastic(),
     "fedadam": ServerOptimiser(0.0, adam),
-    "fedyogi": ServerOptimiser(1e-6, yogi),  # optax starts both of Yogi's moments there
+    "fedyogi": ServerOptimiser(1e-6, yogi),  # where optax starts Yogi's second moment
     "fedadagrad": ServerOptimiser(0.0, adagrad),
     "fednova": FedNova(),
     "busybody": Busybody(),

@@ -10,7 +10,7 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "checks", "config", "files", "interrupts", "paper"},
+    {"tree", "norms", "groups", "checks", "live", "config", "files", "interrupts", "paper"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"blocks", "terms", "robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
@@ -20,7 +20,7 @@ FLOORS = [  # a folder is one room
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 STAIRS = {
-    *((room, "tree") for room in ("groups", "checks")),
+    *((room, "tree") for room in ("groups", "checks", "live")),
     *(("family", room) for room in ("signals", "weighting")),
     ("fisher", "signals"),
     ("weighting", "signals"),

@@ -43,7 +43,17 @@ def fedadam() -> Algorithm:
 
 def fedyogi() -> Algorithm:
     """FedYogi; reads `server_lr`, `b1`, `b2`, `server_eps`."""
-    return fedopt(lambda hyper: optax.yogi(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"]))
+
+    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+        rule = optax.yogi(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"])
+
+        def init(params: Tree) -> optax.OptState:
+            # optax begins the first moment at 1e-6 too, which moves what no client has moved
+            return optax.tree.set(rule.init(params), mu=tree.zeros_like(params))
+
+        return optax.GradientTransformation(init, rule.update)
+
+    return fedopt(optimiser)
 
 
 def fedadagrad() -> Algorithm:

@@ -21,6 +21,7 @@ from fedvg_jax.build.pieces import (
     corrupt_clients,
     make_hooks,
     make_hyper,
+    make_live,
     make_optimiser,
     make_task,
     make_variables,
@@ -33,6 +34,7 @@ from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.validation import Shared
+from fedvg_jax.live import EVERYTHING
 from fedvg_jax.models import pretrained
 from fedvg_jax.types import (
     Algorithm,
@@ -112,6 +114,7 @@ def simulation(
         contracts.check_task(task, tables.pool)
     task = task or make_task(config, arrays)
     variables = make_variables(config, task)
+    live = EVERYTHING if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     hyper = make_hyper(config) | make_multipliers(config, task)
     if weighting:
@@ -126,7 +129,7 @@ def simulation(
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
     state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
-    hooks = make_hooks(config, task) | {"stats_too": stats_too}
+    hooks = make_hooks(config, task) | {"stats_too": stats_too, "live": live}
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
         config,
@@ -227,6 +230,7 @@ __all__ = [
     "layer_names",
     "make_fedvg",
     "make_hyper",
+    "make_live",
     "make_optimiser",
     "make_partition",
     "make_shared",

@@ -19,6 +19,7 @@ from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedpr
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.live import EVERYTHING, Live
 from fedvg_jax.models import chunks, cnn, conv, layout, lenet, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.types import (
@@ -101,6 +102,13 @@ def block_of(config: Config) -> Callable[[str], str]:
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
+
+
+def make_live(config: Config, task: Task) -> Live:
+    """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
+    their optimiser remembers."""
+    moves = config.weight_decay or config.optimiser == "adamw"
+    return EVERYTHING if moves or config.optimiser_state == "kept" else task.live or EVERYTHING
 
 
 def make_hooks(config: Config, task: Task) -> dict[str, Callable]:

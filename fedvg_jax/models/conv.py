@@ -66,10 +66,20 @@ def gemm_conv(
     size, kernel = x.shape[1:3], w.shape[:2]
     pads = _pads(x, w, window_strides, padding)
     out = [(n + sum(p) - k) // s + 1 for n, k, s, p in zip(size, kernel, window_strides, pads, strict=True)]
-    live = [_live_taps(*dim) for dim in zip(kernel, size, out, window_strides, pads, strict=True)]
-    (a, b), (c, d) = live
+    (a, b), (c, d) = live = live_taps(kernel, size, window_strides, pads)
     x, w = _margins(x, live, out, window_strides, pads), w[a:b, c:d]
     return _direct(x, w, out, window_strides, precision)
+
+
+def live_taps(kernel, size, strides, pads) -> list[tuple[int, int]]:
+    """Of every dimension, the first and one past the last tap that ever meets a real pixel."""
+
+    def of_one(k: int, n: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:
+        out = (n + sum(pad) - k) // stride + 1
+        live = [i for i in range(k) if any(0 <= o * stride + i - pad[0] < n for o in range(out))]
+        return min(live), max(live) + 1
+
+    return [of_one(*dim) for dim in zip(kernel, size, strides, pads, strict=True)]
 
 
 def _is_plain(lhs_dilation=None, rhs_dilation=None, dimension_numbers=None, feature_group_count: int = 1, **_) -> bool:
@@ -79,12 +89,6 @@ def _is_plain(lhs_dilation=None, rhs_dilation=None, dimension_numbers=None, feat
 
 def _pads(x: Array, w: Array, strides, padding) -> list[tuple[int, int]]:
     return lax.padtype_to_pads(x.shape[1:3], w.shape[:2], strides, padding) if isinstance(padding, str) else padding
-
-
-def _live_taps(kernel: int, size: int, out: int, stride: int, pad: tuple[int, int]) -> tuple[int, int]:
-    """First and one past the last tap of one dimension that ever meets a real pixel."""
-    live = [i for i in range(kernel) if any(0 <= o * stride + i - pad[0] < size for o in range(out))]
-    return min(live), max(live) + 1
 
 
 def _margins(x: Array, live, out, strides, pads) -> Array:

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedvg_jax import tree
-from fedvg_jax.models import pixels
+from fedvg_jax import live, tree
+from fedvg_jax.models import pixels, reach
 from fedvg_jax.models.norm import wide
-from fedvg_jax.types import Batch, Task, Tree, Variables
+from fedvg_jax.types import Batch, Task, Tree, UsageError, Variables
 
 
 def classification(
@@ -30,6 +30,9 @@ def classification(
         image_shape: (H, W, D), or of whatever else the module takes.
         block_of: path of a tensor -> block; by default the head `classifier` and the rest, `base`.
         normalise: statistics that pixels in [0, 1] are normalised by, of `pixels.STATISTICS`; by default none.
+
+    Raises:
+        UsageError: by the loss, for images of another shape.
     """
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
@@ -46,6 +49,9 @@ def classification(
         return jnp.where(mask, optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), 0)
 
     def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+        if batch.x.shape[1:] != tuple(image_shape):  # other parameters could be without a gradient
+            got, wanted = batch.x.shape[1:], tuple(image_shape)
+            raise UsageError(f"images of {got} for the loss of a task made for {wanted}; make one for {got}")
         logits, stats = apply(params, stats, batch.x, mask, train)
         return losses(logits, batch, mask).sum() / jnp.maximum(mask.sum(), 1).astype(logits.dtype), stats
 
@@ -58,7 +64,8 @@ def classification(
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(mask.astype(jnp.int32))
         return {"loss": losses(logits, batch, mask).sum(), "confusion": confusion}
 
-    return Task(init, loss, predict, measure, metrics, block_of or head_and_base)
+    alive = live.by_path(lambda: reach.live_kernels(init))
+    return Task(init, loss, predict, measure, metrics, block_of or head_and_base, alive)
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
     python -m benchmarks.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 
-help, start   seconds of whole processes: `--help`; a run of one round whose programs are in the cache
+help          seconds of a whole process
+start         seconds from the start of a process whose programs are in the cache to the end of its first round and
+              evaluation
 schedule      milliseconds to plan a round of 100,000 clients with 12 rows each
 lanes         seconds of a round's training / (the longest lane there must be x seconds of a step), for every alpha
 plan          what `--dry-run` foretells / what the run then takes, in processes of their own
@@ -14,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,23 +106,27 @@ def configured(settings: dict[str, Any], folder: Path) -> Config:
 def starting_help(folder: Path, repeats: int) -> dict[str, float]:
     """`--help`, from nothing."""
     command = [sys.executable, "-m", "fedvg_jax.sim", "--help"]
-    return processes(command, repeats)
+    once = functools.partial(subprocess.run, command, check=True, capture_output=True)
+    return machine.spread([machine.timed(once) for _ in range(repeats)])
 
 
 def starting(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Whole processes; the first of each fills the cache and does not count."""
-    return {name: processes(child(folder, "run", name), repeats, warm=True) for name in STARTS}
+    """To the line in which the run tells what it took; the first of each fills the cache and does not count."""
+    found = {}
+    for name in STARTS:
+        seconds = [until_told(child(folder, "run", name)) for _ in range(1 + repeats)]
+        found[name] = machine.spread(seconds[1:])
+    return found
 
 
-def processes(command: Sequence[str], repeats: int, warm: bool = False) -> dict[str, float]:
-    """Seconds of a process, from its start to its end."""
-
-    def once() -> float:
-        return machine.timed(lambda: subprocess.run(command, check=True, capture_output=True))
-
-    if warm:
-        once()
-    return machine.spread([once() for _ in range(repeats)])
+def until_told(command: Sequence[str]) -> float:
+    """Seconds from the start of a process to its first line."""
+    begun = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        told, seconds = process.stdout.readline(), time.perf_counter() - begun
+    if process.returncode or not told:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return seconds
 
 
 def planning(folder: Path, repeats: int) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ def main(folder: Path, what: str, name: str) -> None:
         finished = loop.drive(sim)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {"seconds": finished.summary["run_seconds"], "gib": round(peak / 2**30, 3)}
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax import robust, terms, tree
+from fedvg_jax import schedule as schedules
 from fedvg_jax.types import Schedule, SimState, Tree, UsageError, Variables, Weighting
 
 
@@ -92,7 +93,7 @@ def cut(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
     In a place behind the last there is nobody: a client without steps that is not heard of. Its number is N, of which
     nothing is stored; what is read by it is another's, and is not used.
     """
-    num_blocks, size = schedule.plan.length.shape
+    num_blocks, size = len(schedule.plan.length), schedules.block_size(schedule.plan)
     spare = num_blocks * size - len(schedule.clients)
 
     def blocks(field: Array, nobody: int | bool) -> Array:

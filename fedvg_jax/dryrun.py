@@ -60,7 +60,7 @@ def predict(sim: build.Simulation) -> Prediction:
     """
     config, programs = sim.config, loop.compile_programs(sim)
     first = sim.schedule(0)
-    sample = _Sample(sim, programs, first)
+    sample = _Sample(sim, programs, first, build.make_executor(config).lanes_together)
     groups = int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
     step = slope(sample.training, int(first.num_steps.max()))
     group = slope(sample.scoring, groups)
@@ -94,6 +94,7 @@ class _Sample(NamedTuple):
     sim: build.Simulation
     programs: loop.Programs
     schedule: Schedule
+    lanes_together: int = 1
 
     def training(self, steps: int) -> tuple[int, float]:
         """(longest lane, seconds) of a round of so many steps a client, without scoring."""
@@ -111,9 +112,9 @@ class _Sample(NamedTuple):
     def cut(self, steps: int) -> Schedule:
         """The first round with so many steps of every client, and no probes."""
         fewer = np.minimum(self.schedule.num_steps, steps)
-        block_size, lanes = self.schedule.plan.client.shape[-2:]
-        none = np.zeros_like(self.schedule.probe_steps)
-        return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=schedules.plans(fewer, lanes, block_size))
+        old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
+        plan = schedules.plans(fewer, old.client.shape[-1], self.lanes_together, schedules.block_size(old))
+        return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
 
     def _seconds(self, cut: Schedule, groups: int, count: int = 1) -> float:
         stacked = schedules.stack([cut], build.MAX_ROUNDS)._replace(rows=self.schedule.rows)

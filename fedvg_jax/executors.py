@@ -21,7 +21,7 @@ from fedvg_jax.types import Executor, MakeClient, Plan, Schedule, Tree
 def lanes(num_lanes: int) -> Executor:
     """L clients side by side, without padding: no masks inside, trip counts are data, nothing recompiles.
 
-    A segment is a stretch of steps in which no lane changes client; lanes are reset and stored only between segments.
+    A segment is a stretch of steps in which no lane changes client; lanes are loaded and stored only between segments.
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
@@ -33,7 +33,7 @@ def lanes(num_lanes: int) -> Executor:
         def segment(s, carry):
             live, done = carry
             k, begin = plan.client[s], plan.step[s] + schedule.start[plan.client[s]]
-            live = tree.where(plan.reset[s], each(client.init)(k), live)
+            live = tree.where(plan.reset[s], tree.take(done, k), live)
             live = lax.fori_loop(0, plan.length[s], lambda i, c: each(client.step)(c, k, begin + i), live)
             # an index past the end stores nothing
             return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
@@ -45,7 +45,7 @@ def lanes(num_lanes: int) -> Executor:
     def each_alone(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
 
-    return Executor(num_lanes, train, each_alone)
+    return Executor(num_lanes, train, each_alone, lanes_together=num_lanes)
 
 
 def vmapped() -> Executor:
@@ -96,7 +96,8 @@ def sharded(num_devices: int, inner: Executor) -> Executor:
         run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), jobs), out_specs=jobs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
-    return Executor(num_devices * inner.num_lanes, train, each, NamedSharding(mesh, P()))
+    placement = NamedSharding(mesh, P())
+    return Executor(num_devices * inner.num_lanes, train, each, placement, lanes_together=inner.num_lanes)
 
 
 def looped() -> Executor:

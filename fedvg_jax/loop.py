@@ -13,6 +13,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,14 +180,16 @@ class Programs(NamedTuple):
 
 
 def compile_programs(sim: build.Simulation) -> Programs:
-    """Compiles ahead of time, so that no round pays for it."""
+    """Compiles ahead of time, so that no round pays for it; the evaluation is traced while the rounds compile."""
     begun = time.perf_counter()
     rounds = schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
-    chunk = sim.chunk.lower(sim.state, np.int32(0), rounds, sim.data, sim.hyper).compile()
+    lowered = sim.chunk.lower(sim.state, np.int32(0), rounds, sim.data, sim.hyper)
     tables = {rows.shape: rows for rows in (sim.data.val, sim.data.test)}
-    compiled = {
-        shape: sim.evaluate.lower(sim.state.variables, sim.data.pool, rows).compile() for shape, rows in tables.items()
-    }
+    with futures.ThreadPoolExecutor(1) as beside:
+        compiling = beside.submit(lowered.compile)
+        model, pool = sim.state.variables, sim.data.pool
+        compiled = {shape: sim.evaluate.lower(model, pool, rows).compile() for shape, rows in tables.items()}
+        chunk = compiling.result()
 
     def evaluate(variables, pool, rows):
         return compiled[rows.shape](variables, pool, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ def make(
     batch_size: int,
     num_lanes: int,
     capacity: int,
+    lanes_together: int = 1,
     probe_ratio: float = 0.0,
     probe_apart: bool = False,
     single_batches: bool = False,
@@ -40,6 +41,7 @@ def make(
         round: number of the round, from 0.
         train_rows: for every client, its rows of the pool (int32).
         local_epochs: fewest and most epochs of a client; a straggler's number is drawn between them.
+        num_lanes, lanes_together: the executor's.
         capacity: F, minibatches the table can hold; see `capacity`.
         probe_ratio: share of a client's rows that its algorithm's probe sees.
         probe_apart: whether a client trains on the other rows only; n_k is then their number.
@@ -75,7 +77,8 @@ def make(
     batches = [train(c, mine) for c, (mine, _) in zip(clients, parts, strict=True)]
     probes = [cut(probed, batch_size) for _, probed in parts]
     sizes = [len(mine) for mine, _ in parts]
-    packed = pack(clients, batches, sizes, num_lanes=num_lanes, capacity=capacity, probes=probes, block_size=block_size)
+    lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
+    packed = pack(clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size)
     return packed._replace(heard=heard, shuffle=shuffle, key=key(seed, round))
 
 
@@ -138,6 +141,7 @@ def pack(
     *,
     num_lanes: int,
     capacity: int,
+    lanes_together: int = 1,
     probes: Sequence[np.ndarray] = (),
     block_size: int | None = None,
 ) -> Schedule:
@@ -157,53 +161,86 @@ def pack(
         heard=np.ones(len(clients), bool),
         shuffle=np.arange(len(clients), dtype=np.int32),
         key=np.zeros(2, np.uint32),
-        plan=plans(num_steps, num_lanes, block_size),
+        plan=plans(num_steps, num_lanes, lanes_together, block_size),
         rows=rows,
     )
 
 
-def plans(num_steps: np.ndarray, num_lanes: int, block_size: int | None = None) -> Plan:
+def plans(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None) -> Plan:
     """The plan of a cohort; or those of its blocks, stacked, the last filled up with clients without steps."""
     if block_size is None or block_size >= len(num_steps):
-        return plan(num_steps, num_lanes)
+        return plan(num_steps, num_lanes, lanes_together)
     filled = np.pad(num_steps, (0, -len(num_steps) % block_size)).reshape(-1, block_size)
-    return Plan(*(np.stack(leaf) for leaf in zip(*(plan(block, num_lanes) for block in filled), strict=True)))
+    of_blocks = (plan(block, num_lanes, lanes_together) for block in filled)
+    return Plan(*(np.stack(leaf) for leaf in zip(*of_blocks, strict=True)))
 
 
-def plan(num_steps: np.ndarray, num_lanes: int) -> Plan:
-    """Longest client first, each to the lane that is free soonest (LPT), cut wherever a lane changes client.
+def plan(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Plan:
+    """Who is on which lane when, cut wherever a lane changes client.
+
+    Longest client first, each to the device that has least to do (LPT). The lanes of a device take
+
+        T = max(longest client, all its clients' steps / its lanes)
+
+    which is the least there is: its clients are laid end to end and cut at every T, a lane each (R. McNaughton,
+    Scheduling with Deadlines and Loss Functions, Management Science 6, 1959). Who is cut begins on the later lane.
 
     A client without steps enters no lane. An idle lane repeats client 0's work, which is never stored.
+
+    Args:
+        lanes_together: lanes of one device.
+
+    >>> found = plan(np.array([2, 2, 2]), 2, lanes_together=2)
+    >>> int(found.length.sum()), found.client[: found.num_segments].tolist()
+    (3, [[0, 1], [0, 2], [1, 2]])
     """
-    begin, lane_of = _longest_first(num_steps, num_lanes)
-    end = begin + num_steps
-    busy = num_steps > 0
-    cuts = np.unique(np.concatenate([[0], end[busy]]))
-    num_segments, size = len(cuts) - 1, (len(num_steps), num_lanes)
-    length = np.zeros(len(num_steps), np.int32)
+    pieces = [
+        (lanes_together * device + lane, *piece)
+        for device, clients in enumerate(_longest_first(num_steps, num_lanes // lanes_together))
+        for lane, *piece in _wrapped(num_steps, clients, lanes_together)
+    ]
+    cuts = np.unique([0, *(begin + count for _, _, begin, _, count in pieces)])
+    num_segments, most = len(cuts) - 1, len(num_steps) + num_lanes  # each lane but a device's last may cut one client
+    length, size = np.zeros(most, np.int32), (most, num_lanes)
     length[:num_segments] = np.diff(cuts)
     client, step = np.zeros(size, np.int32), np.zeros(size, np.int32)
     reset, finish = np.zeros(size, bool), np.zeros(size, bool)
-    for lane in range(num_lanes):
-        jobs = np.flatnonzero(busy & (lane_of == lane))
-        jobs = jobs[np.argsort(begin[jobs])]
-        segments = np.flatnonzero(cuts[:-1] < end[jobs].max(initial=0))  # a lane is idle only after its last client
-        now = jobs[np.searchsorted(end[jobs], cuts[segments], side="right")]
-        client[segments, lane] = now
-        step[segments, lane] = cuts[segments] - begin[now]
-        reset[segments, lane] = cuts[segments] == begin[now]
-        finish[segments, lane] = cuts[segments + 1] == end[now]
+    for lane, k, begin, first, count in pieces:
+        segments = np.flatnonzero((begin <= cuts[:-1]) & (cuts[:-1] < begin + count))
+        client[segments, lane], step[segments, lane] = k, first + cuts[segments] - begin
+        reset[segments[0], lane] = finish[segments[-1], lane] = True
     return Plan(np.int32(num_segments), length, client, step, reset, finish)
 
 
-def _longest_first(num_steps: np.ndarray, num_lanes: int) -> tuple[np.ndarray, np.ndarray]:
-    """When each client begins, and on which lane."""
-    begin, lane_of = np.zeros(len(num_steps), np.int64), np.zeros(len(num_steps), np.int64)
-    free = [(0, lane) for lane in range(num_lanes)]
+def block_size(plan: Plan) -> int:
+    """Clients of a plan, or of each of its blocks."""
+    return plan.length.shape[-1] - plan.client.shape[-1]
+
+
+def _longest_first(num_steps: np.ndarray, num_devices: int) -> list[list[int]]:
+    """The clients of every device."""
+    clients: list[list[int]] = [[] for _ in range(num_devices)]
+    loads = [(0, device) for device in range(num_devices)]
     for k in np.argsort(-num_steps, kind="stable"):
-        begin[k], lane_of[k] = free[0]
-        heapq.heapreplace(free, (int(begin[k] + num_steps[k]), int(lane_of[k])))
-    return begin, lane_of
+        load, device = loads[0]
+        clients[device].append(int(k))
+        heapq.heapreplace(loads, (load + int(num_steps[k]), device))
+    return clients
+
+
+def _wrapped(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """(lane, client, when it is taken up there, its first step there, how many) of a device's clients."""
+    steps = [int(num_steps[k]) for k in clients]
+    end = max(max(steps, default=0), -(-sum(steps) // num_lanes))
+    lane, now = 0, 0
+    for k, count in zip(clients, steps, strict=True):
+        here = min(count, end - now)
+        rest = count - here
+        if rest:
+            yield lane + 1, k, 0, 0, rest
+        if here:
+            yield lane, k, now, rest, here
+        lane, now = (lane + 1, rest) if now + here == end else (lane, now + here)
 
 
 def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:

@@ -48,6 +48,11 @@ def weighted_sum(weights: Array, stack: Array, origin: Array) -> Array:
     would take a loop K times as long.
     """
 
+    return _added_up(weights, stack, origin)
+
+
+@jax.jit  # traced once for all tensors of a shape
+def _added_up(weights: Array, stack: Array, origin: Array) -> Array:
     def add_one(k, total):
         return total + weights[k] * (stack[k] - origin)
 

@@ -38,10 +38,8 @@ class Variables(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A model and its loss as pure functions. The engine assumes neither images nor classes.
-
-    A `batch` is any pytree with leading axis B; `mask` [B] bool marks its real rows.
-    """
+    """A model and its loss as pure functions. The engine assumes neither images nor classes: a `batch` is any pytree
+    with leading axis B, and `mask` [B] bool marks its real rows."""
 
     init: Callable[[Array], Variables]
     """key -> variables."""
@@ -86,20 +84,20 @@ class Data(NamedTuple):
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
 class Plan(NamedTuple):
-    """K clients packed on L lanes, cut where a lane changes client: segments, padded to K; of blocks, [blocks, ...]."""
+    """K clients on L lanes, cut where one changes client: S = K + L segments at most; of blocks, [blocks, ...]."""
 
     num_segments: Vector
     """[] how many segments there are."""
     length: Vector
-    """[K] steps of each segment."""
+    """[S] steps of each segment."""
     client: Vector
-    """[K, L] position in the cohort of the client on each lane."""
+    """[S, L] position in the cohort of the client on each lane."""
     step: Vector
-    """[K, L] that client's first step of the segment."""
+    """[S, L] that client's first step of the segment."""
     reset: Vector
-    """[K, L] bool: the lane begins this client here."""
+    """[S, L] bool: the lane takes this client up here, where it was laid down."""
     finish: Vector
-    """[K, L] bool: the lane ends this client here."""
+    """[S, L] bool: the lane lays this client down here, finished or to go on with another lane."""
 
 
 class Schedule(NamedTuple):
@@ -268,6 +266,8 @@ class Executor(NamedTuple):
     """sharding of the state and the data, where there is more than one device"""
     loop: Loop | None = None
     """how steps are counted elsewhere in a round; by default `local.counted`"""
+    lanes_together: int = 1
+    """lanes of one device, between which a client may change"""
 
 
 class SimState(NamedTuple):

@@ -33,7 +33,7 @@ STAIRS = {
     *(("display", room) for room in ("dryrun", "rounding")),
     *(("controls", room) for room in ("signals", "weighting")),
     *(("round", room) for room in ("blocks", "local", "schedule", "terms", "weighting", "robust", "attacks", "tuning")),
-    ("blocks", "robust"),
+    *(("blocks", room) for room in ("robust", "schedule")),
     *((room, "terms") for room in ("blocks", "weighting", "controls", "contracts")),
 }
 """Imports within a floor that are meant: a round is made of these."""

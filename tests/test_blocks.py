@@ -304,5 +304,5 @@ def test_the_command_line_refuses_in_one_line(capsys):
 def test_a_dry_run_cuts_the_plans_of_blocks():
     schedule = schedule_of(0, 3)
     cut = dryrun._Sample(None, None, schedule).cut(1)
-    assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3)
+    assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes
     assert cut.num_steps.tolist() == [1, 1, 0, 1, 1] and dryrun._longest_lane(cut) == 2

@@ -37,17 +37,18 @@ def make_round(executor, task, signal):
     return round.make_round(task, worlds.busybody(), rule, executor, with_momentum, len(WORLD.train))
 
 
-def schedule_of(number, num_lanes):
+def schedule_of(number, executor):
     """A third of the rows are probed; in the second round some clients drop out."""
-    return WORLD.schedule(number, num_lanes, probe_ratio=0.3, dropout=0.3 * (number == 1))
+    changes = {"probe_ratio": 0.3, "dropout": 0.3 * (number == 1), "lanes_together": executor.lanes_together}
+    return WORLD.schedule(number, executor.num_lanes, **changes)
 
 
-def after(round_step, num_rounds, num_lanes):
+def after(round_step, num_rounds, executor):
     """State and metrics of every round from the same start."""
     state, data, hyper = worlds.state(WORLD, worlds.busybody()), WORLD.data(), worlds.hyper()
     told = []
     for number in range(num_rounds):
-        schedule = jax.tree.map(jnp.asarray, schedule_of(number, num_lanes))
+        schedule = jax.tree.map(jnp.asarray, schedule_of(number, executor))
         state, metrics = round_step(state, schedule, data, hyper)
         told.append((state, metrics))
     return jax.tree.map(np.asarray, told)
@@ -67,14 +68,14 @@ def looped(dtype, num_rounds):
 
         return loop.train(compiled, shared, schedule)
 
-    return after(make_round(loop._replace(train=train), task, signal), num_rounds, 1)
+    return after(make_round(loop._replace(train=train), task, signal), num_rounds, loop)
 
 
 def assert_equals_looped(name, dtype, num_rounds, tolerance):
     executor = EXECUTORS[name]
     signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
     step = worlds.jit(make_round(executor, worlds.TASK, signal))
-    found = after(step, num_rounds, executor.num_lanes)
+    found = after(step, num_rounds, executor)
     assert found[0][0].variables.params["fc1"]["kernel"].dtype == dtype
     worlds.assert_close(found, looped(dtype, num_rounds), tolerance)
 
@@ -97,11 +98,11 @@ COUNTER = Client(
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3, K, K + 4])
-@pytest.mark.parametrize("sizes", [[1] * K, [200, *[1] * (K - 1)], [0] * (K - 1) + [40]])
+@pytest.mark.parametrize("sizes", [[1] * K, [200, *[1] * (K - 1)], [0] * (K - 1) + [40], [48] * K])
 def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, sizes):
     world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
-    schedule = world.schedule(0, num_lanes)
     executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, executors.lanes(num_lanes // 2))
+    schedule = world.schedule(0, num_lanes, lanes_together=executor.lanes_together)
     ids, steps, digests = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()

@@ -43,7 +43,7 @@ def test_a_gradient_is_zero_outside_of_what_is_alive_and_nowhere_inside(x64):
     for path, g, box in zip(tree.paths(gradient), *map(jax.tree.leaves, (gradient, inside)), strict=True):
         if g.ndim == 4:
             np.testing.assert_array_equal(np.asarray(g).any((2, 3)), np.asarray(box).any((2, 3)), path)
-    dead = {path: box for path, box in reach.live_kernels(task.init).items() if path.startswith("layer3")}
+    dead = {path: box for path, box in live_kernels(task.init).items() if path.startswith("layer3")}
     assert dead == {"layer3_0/conv1/kernel": [(1, 3), (1, 3)], "layer3_0/conv2/kernel": [(1, 2), (1, 2)]}
 
 
@@ -57,13 +57,22 @@ def test_a_layer_used_on_two_sizes_keeps_the_taps_of_both():
     def init(key):
         return Twice().init(key, jnp.zeros((1, 2, 2, 3)))["params"]
 
-    assert reach.live_kernels(init) == {"Conv_0/kernel": [(0, 3), (1, 2)]}
+    assert live_kernels(init) == {"Conv_0/kernel": [(0, 3), (1, 2)]}
 
 
 @pytest.mark.parametrize("padding, strides, dilation", [("SAME", (1, 1), 1), (1, (1, 1), 1), ([(2, 2)] * 2, (1, 1), 2)])
 def test_where_padding_is_not_written_out_everything_is_alive(padding, strides, dilation):
     layer = nn.Conv(3, (3, 3), strides, padding=padding, kernel_dilation=dilation)
-    assert reach.live_kernels(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
+    assert live_kernels(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
+
+
+@pytest.mark.parametrize("drawn_before", [False, True])
+def test_it_is_known_whether_or_not_a_model_was_drawn_before(drawn_before):
+    init, known = reach.watched(lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False))
+    if drawn_before:
+        for _ in range(2):
+            worlds.jit(init)(jax.random.key(1))
+    assert known() == {"conv1/kernel": [(1, 2), (0, 3)]}
 
 
 @pytest.mark.parametrize("name", build.ALGORITHMS)
@@ -123,3 +132,7 @@ def test_a_task_for_other_images_says_so():
     batch = Batch(jnp.zeros((2, 4, 4, 3), jnp.uint8), jnp.zeros(2, jnp.int32))
     with pytest.raises(UsageError, match=r"images of \(4, 4, 3\) for the loss of a task made for \(1, 2, 3\)"):
         TASK.loss(*worlds.variables(task=TASK), batch, jnp.ones(2, bool), True)
+
+
+def live_kernels(init):
+    return reach.watched(init)[1]()

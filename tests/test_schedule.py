@@ -264,6 +264,10 @@ def test_a_stacked_round_is_the_round_itself(numbers):
 # --- the plan of the lanes
 
 
+LANES = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(lambda shape: (shape[0] * shape[1], shape[1]))
+"""(lanes, of which so many are on one device)"""
+
+
 def played(plan):
     """The plan run as a machine would: per lane, (client, step) at every time; None when a lane is idle.
 
@@ -291,22 +295,44 @@ def makespan(plan):
     return int(plan.length.sum())
 
 
-@given(STEPS, st.integers(1, 14))
-def test_every_step_of_every_client_runs_once_in_order_on_one_lane(num_steps, num_lanes):
-    plan = schedules.plan(num_steps, num_lanes)
-    lanes = [[job for job in lane if job] for lane in played(plan)]
+@given(STEPS, LANES)
+def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes):
+    """One after the other, never two at a time, though they may change lanes."""
+    num_lanes, together = lanes
+    played_lanes = played(schedules.plan(num_steps, num_lanes, together))
     for k, steps in enumerate(num_steps):
-        on = [[step for client, step in lane if client == k] for lane in lanes]
-        assert [steps_there for steps_there in on if steps_there] == ([list(range(steps))] if steps else [])
+        seen = sorted(
+            (now, job[1], lane // together)
+            for lane, jobs in enumerate(played_lanes)
+            for now, job in enumerate(jobs)
+            if job and job[0] == k
+        )
+        assert len({now for now, _, _ in seen}) == steps and len({device for _, _, device in seen}) <= 1
+        assert [step for _, step, _ in seen] == list(range(steps))
 
 
 @given(STEPS, st.integers(1, 14))
-def test_there_is_at_most_one_segment_per_client_and_the_rest_is_empty(num_steps, num_lanes):
+def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
     plan = schedules.plan(num_steps, num_lanes)
-    used = int(plan.num_segments)
-    assert used <= len(num_steps) and (plan.length[:used] > 0).all()
-    assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
     assert plan.reset.sum() == plan.finish.sum() == (num_steps > 0).sum()
+
+
+@given(STEPS, LANES)
+def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_steps, lanes):
+    num_lanes, together = lanes
+    plan = schedules.plan(num_steps, num_lanes, together)
+    used = int(plan.num_segments)
+    assert used <= len(plan.length) - num_lanes // together and schedules.block_size(plan) == len(num_steps)
+    assert (plan.length[:used] > 0).all()
+    assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
+    assert (num_steps > 0).sum() <= plan.reset.sum() == plan.finish.sum() <= len(plan.length)
+
+
+@given(STEPS, st.integers(1, 14))
+def test_lanes_together_take_as_long_as_they_must(num_steps, num_lanes):
+    """No client can be on two lanes at once, and no lane does more than one step at a time."""
+    longest, share = num_steps.max(), -(-num_steps.sum() // num_lanes)
+    assert makespan(schedules.plan(num_steps, num_lanes, num_lanes)) == max(longest, share)
 
 
 @given(STEPS, st.integers(1, 14))

@@ -113,6 +113,7 @@ def simulation(
     if task:
         contracts.check_task(task, tables.pool)
     task = task or make_task(config, arrays)
+    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))  # traced once, for training and for scoring
     variables = make_variables(config, task)
     live = EVERYTHING if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -208,6 +209,7 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             local_epochs=epochs,
             batch_size=batch_size,
             num_lanes=executor.num_lanes,
+            lanes_together=executor.lanes_together,
             capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), batch_size),
             probe_ratio=probe_ratio,
             probe_apart=config.elastic.rows == "rest",

@@ -11,29 +11,44 @@ from jax import Array
 from fedvg_jax.models.conv import live_taps
 from fedvg_jax.types import Tree
 
+Boxes = dict[str, list[tuple[int, int]]]
+"""Path of a kernel -> first and one past the last live tap of its height and width."""
 
-def live_kernels(init: Callable[[Array], Tree]) -> dict[str, list[tuple[int, int]]]:
-    """Path of every kernel with dead taps -> first and one past the last live tap of its height and width.
+
+def watched(init: Callable[[Array], Tree]) -> tuple[Callable[[Array], Tree], Callable[[], Boxes]]:
+    """`init`, and a function that tells which kernels have dead taps, with their live ones.
 
     Looks at 2-d `nn.Conv` with all of strides and padding written out; in any other layer everything counts as alive.
+    That is seen whenever `init` is traced, which a run does anyway; if it has not been, it is traced when asked.
 
     Args:
-        init: key -> variables, by calling the modules on inputs of the shapes they will see; it is only traced.
+        init: key -> variables, by calling modules on inputs of the shapes they will see.
     """
-    whole, seen = {}, {}
+    found: list[Boxes] = []
 
-    def note(call, args, kwargs, context):
-        layer = context.module
-        if type(layer) is nn.Conv and context.method_name == "__call__":
-            path = "/".join((*layer.path, "kernel"))
-            whole[path] = [(0, taps) for taps in layer.kernel_size]
-            seen[path] = [*seen.get(path, []), _seen(layer, args[0].shape) or whole[path]]
-        return call(*args, **kwargs)
+    def watching(key: Array) -> Tree:
+        whole, uses = {}, {}
 
-    with nn.intercept_methods(note):
-        jax.eval_shape(lambda key: init(key), jax.random.key(0))  # a function that jax has not traced before
-    joined = {path: [_hull(ends) for ends in zip(*boxes, strict=True)] for path, boxes in seen.items()}
-    return {path: box for path, box in joined.items() if box != whole[path]}
+        def note(call, args, kwargs, context):
+            layer = context.module
+            if type(layer) is nn.Conv and context.method_name == "__call__":
+                path = "/".join((*layer.path, "kernel"))
+                whole[path] = [(0, taps) for taps in layer.kernel_size]
+                uses[path] = [*uses.get(path, []), _seen(layer, args[0].shape) or whole[path]]
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            variables = init(key)
+        joined = {path: [_hull(ends) for ends in zip(*boxes, strict=True)] for path, boxes in uses.items()}
+        found.append({path: box for path, box in joined.items() if box != whole[path]})
+        return variables
+
+    def live_kernels() -> Boxes:
+        if not found:
+            jax.eval_shape(watching, jax.random.key(0))
+        return found[0]
+
+    return watching, live_kernels
 
 
 def _seen(layer: nn.Conv, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:

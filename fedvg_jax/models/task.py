@@ -64,8 +64,8 @@ def classification(
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(mask.astype(jnp.int32))
         return {"loss": losses(logits, batch, mask).sum(), "confusion": confusion}
 
-    alive = live.by_path(lambda: reach.live_kernels(init))
-    return Task(init, loss, predict, measure, metrics, block_of or head_and_base, alive)
+    init, live_kernels = reach.watched(init)
+    return Task(init, loss, predict, measure, metrics, block_of or head_and_base, live.by_path(live_kernels))
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:

@@ -7,7 +7,7 @@ start         seconds from the start of a process whose programs are in the cach
               evaluation
 schedule      milliseconds to plan a round of 100,000 clients with 12 rows each
 lanes         seconds of a round's training / (the longest lane there must be x seconds of a step), for every alpha
-plan          what `--dry-run` foretells / what the run then takes, in processes of their own
+plan          what `--dry-run` foretells / what the run takes, in processes of their own with empty caches
 
 With a folder holding CIFAR-10 `plan` and `start` use it, without it noise in its shape.
 """

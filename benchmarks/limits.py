@@ -122,10 +122,10 @@ def starting(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
 def until_told(command: Sequence[str]) -> float:
     """Seconds from the start of a process to its first line."""
     begun = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         told, seconds = process.stdout.readline(), time.perf_counter() - begun
     if process.returncode or not told:
-        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}, for the reason above")
     return seconds
 
 

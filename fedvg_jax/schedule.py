@@ -205,10 +205,11 @@ def plan(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Plan
     length[:num_segments] = np.diff(cuts)
     client, step = np.zeros(size, np.int32), np.zeros(size, np.int32)
     reset, finish = np.zeros(size, bool), np.zeros(size, bool)
+    segment_at = {int(cut): segment for segment, cut in enumerate(cuts)}
     for lane, k, begin, first, count in pieces:
-        segments = np.flatnonzero((begin <= cuts[:-1]) & (cuts[:-1] < begin + count))
-        client[segments, lane], step[segments, lane] = k, first + cuts[segments] - begin
-        reset[segments[0], lane] = finish[segments[-1], lane] = True
+        taken, laid = segment_at[begin], segment_at[begin + count]
+        client[taken:laid, lane], step[taken:laid, lane] = k, first + cuts[taken:laid] - begin
+        reset[taken, lane] = finish[laid - 1, lane] = True
     return Plan(np.int32(num_segments), length, client, step, reset, finish)
 
 

@@ -199,17 +199,19 @@ def plan(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Plan
         for device, clients in enumerate(_longest_first(num_steps, num_lanes // lanes_together))
         for lane, *piece in _wrapped(num_steps, clients, lanes_together)
     ]
-    cuts = np.unique([0, *(begin + count for _, _, begin, _, count in pieces)])
+    lane, k, begin, first, count = np.array(pieces, np.int64).reshape(-1, 5).T
+    cuts = np.unique([0, *(begin + count)])
     num_segments, most = len(cuts) - 1, len(num_steps) + num_lanes  # each lane but a device's last may cut one client
     length, size = np.zeros(most, np.int32), (most, num_lanes)
     length[:num_segments] = np.diff(cuts)
     client, step = np.zeros(size, np.int32), np.zeros(size, np.int32)
     reset, finish = np.zeros(size, bool), np.zeros(size, bool)
-    segment_at = {int(cut): segment for segment, cut in enumerate(cuts)}
-    for lane, k, begin, first, count in pieces:
-        taken, laid = segment_at[begin], segment_at[begin + count]
-        client[taken:laid, lane], step[taken:laid, lane] = k, first + cuts[taken:laid] - begin
-        reset[taken, lane] = finish[laid - 1, lane] = True
+    taken, laid = np.searchsorted(cuts, begin), np.searchsorted(cuts, begin + count)
+    piece = np.repeat(np.arange(len(k)), laid - taken)  # once for each of its segments
+    segment = np.concatenate([[], *map(np.arange, taken, laid)]).astype(np.int64)
+    client[segment, lane[piece]] = k[piece]
+    step[segment, lane[piece]] = (first - begin)[piece] + cuts[segment]
+    reset[taken, lane] = finish[laid - 1, lane] = True
     return Plan(np.int32(num_segments), length, client, step, reset, finish)
 
 

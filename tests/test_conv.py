@@ -11,12 +11,13 @@ from flax import linen as nn
 from jax import lax
 
 from fedvg_jax import config
-from fedvg_jax.models import conv, layout, winograd
+from fedvg_jax.models import conv, layout, taps, winograd
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
     "3x3 padded": ((6, 5), (3, 3), (1, 1), "SAME"),
     "even kernel padded": ((5, 5), (2, 4), (1, 1), "SAME"),
+    "3x3 padded, many outputs": ((9, 8), (3, 3), (1, 1), "SAME"),
     "3x3 stride 2 padded": ((7, 6), (3, 3), (2, 2), "SAME"),
     "3x3 stride 2, torch's padding": ((8, 8), (3, 3), (2, 2), [(1, 1), (1, 1)]),
     "7x7 stride 2, torch's padding": ((11, 8), (7, 7), (2, 2), [(3, 3), (3, 3)]),
@@ -59,15 +60,26 @@ def arrays(case):
     return tuple(map(jnp.asarray, (x, w, rng.normal(size=(2, *out.shape)))))
 
 
+def padded(case):
+    size, kernel, stride, padding = CASES[case]
+    return tuple(lax.padtype_to_pads(size, kernel, stride, padding) if isinstance(padding, str) else padding)
+
+
+def by_tap(case):
+    """`taps.convolve` with the signature of the others."""
+    return lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, padded(case))
+
+
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "vmapped"])
+@pytest.mark.parametrize("way", [lambda case: conv.gemm_conv, by_tap], ids=["gemm", "tap by tap"])
 @pytest.mark.parametrize("case", CASES)
-def test_gemm_equals_lax_in_value_and_gradients(x64, case, batched):
+def test_every_way_equals_lax_in_value_and_gradients(x64, case, way, batched):
     _, _, stride, padding = CASES[case]
     args = arrays(case)
     args = args if batched else [a[0] for a in args]
     run = functools.partial(value_and_pullback, stride=stride, padding=padding)
     found, expected = (
-        worlds.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (conv.gemm_conv, lax.conv_general_dilated)
+        worlds.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (way(case), lax.conv_general_dilated)
     )
     worlds.assert_close(found, expected, 1e-9)
 
@@ -79,6 +91,24 @@ def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, siz
     filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
     expected = value_and_pullback(lax.conv_general_dilated, (1, 1), [(1, 1), (1, 1)])
     worlds.assert_close(worlds.jit(filtered)(*args), worlds.jit(expected)(*args), 1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_products_of_taps_are_counted(case):
+    """A convolution of ones counts, for every output, the taps that meet a real pixel."""
+    size, kernel, stride, padding = CASES[case]
+    pads = padded(case)
+    x, w = jnp.ones((1, *size, 1)), jnp.ones((*kernel, 1, 1))
+    met = lax.conv_general_dilated(x, w, stride, padding, dimension_numbers=DIMENSIONS)
+    assert taps.products(size, kernel, stride, pads) == met.sum()
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (7, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)], ids=str)
+def test_patches_are_the_same_whichever_way_they_are_copied(kernel, strides):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)))
+    out = [(n - k) // s + 1 for n, k, s in zip((9, 8), kernel, strides, strict=True)]
+    np.testing.assert_array_equal(*(copied(x, kernel, out, strides) for copied in (conv._by_tap, conv._by_output)))
 
 
 @pytest.mark.parametrize("r", [3, 5])
@@ -93,12 +123,14 @@ def test_winograd_s_matrices_filter_any_signal(r):
 
 @pytest.mark.parametrize(
     ("changes", "kernels"),
-    [({}, 16), ({"size": (3, 5)}, 16), ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
-     ({"features": 15}, 1), ({"kernel": 5}, 1), ({"stride": 2}, 1), ({"padding": "VALID"}, 1),
-     ({"dtype": jnp.bfloat16}, 1)],
+    [({}, 16), ({"size": (4, 5)}, 16), ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
+     ({"features": 15}, 1), ({"kernel": 7, "size": (12, 12)}, 1), ({"stride": 2, "size": (8, 8)}, 1),
+     ({"padding": "VALID"}, 1), ({"dtype": jnp.bfloat16, "size": (6, 6)}, 1),
+     ({"size": (2, 2)}, 9), ({"size": (3, 3)}, 9), ({"size": (3, 5)}, 9), ({"size": (2, 2), "dtype": jnp.bfloat16}, 9),
+     ({"stride": 2}, 9), ({"kernel": 5, "size": (2, 2)}, 9), ({"size": (2, 2), "channels": 15}, 1)],
 )  # fmt: skip
-def test_winograd_is_taken_where_it_pays_and_gemm_elsewhere(changes, kernels):
-    """16 matmuls, or one."""
+def test_winograd_and_taps_are_taken_where_they_pay_and_gemm_elsewhere(changes, kernels):
+    """16 matmuls, or one for each tap that meets a pixel, or one."""
     case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
             "dtype": jnp.float32} | changes  # fmt: skip
     x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])

@@ -224,9 +224,9 @@ class Config:
     devices: str = "auto"
     """Devices that share a cohort: auto, or a number; the cores of a CPU can serve as devices."""
     conv: str = "auto"
-    """Convolution: gemm (live-tap patches and one matmul), winograd (fewer products for 3x3 kernels, else gemm), planes
-    (gemm with the images of a batch innermost, for tinycnn, cnn and lenet5), lax (XLA's own), or auto (by platform,
-    model and size)."""
+    """Convolution: gemm (live-tap patches and one matmul), winograd (fewer products for 3x3 kernels and on very
+    small images, else gemm), planes (gemm with the images of a batch innermost, for tinycnn, cnn and lenet5), lax
+    (XLA's own), or auto (by platform, model and size)."""
     precision: str = "default"
     """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
     throughout), or bfloat16; parameters, norms and averages stay float32."""

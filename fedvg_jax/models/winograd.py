@@ -13,6 +13,7 @@ Deep Neural Networks, ACM TOMS 2020.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -37,6 +38,11 @@ def pays(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, i
 def is_wide(x: Array, w: Array) -> bool:
     """Whether there are channels enough, and more than 16 bits, which leave no room for more rounding."""
     return min(w.shape[2:]) >= THINNEST and jnp.finfo(x.dtype).bits >= 32
+
+
+def products(size: Sequence[int]) -> int:
+    """Products of `convolve` for each channel in and out."""
+    return 16 * math.prod(-(-n // 2) for n in size)
 
 
 @functools.partial(jax.jit, static_argnames="precision")  # traced once for all layers of a shape

@@ -37,9 +37,9 @@ CASES = {
     "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 3_000, says="20 clients, 2 a round"),
     "vit_s16": Case(
         "vit_s16",
-        _CIFAR | {"clients": 4, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8},
-        100,
-        says="at 224 px, 2 clients of 4 a round, 1 epoch, batches of 8",
+        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8},
+        200,
+        says="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
     ),
     "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
     "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),

@@ -84,8 +84,11 @@ def test_every_way_equals_lax_in_value_and_gradients(x64, case, way, batched):
     worlds.assert_close(found, expected, 1e-9)
 
 
-@pytest.mark.parametrize("size", [(2, 2), (3, 5), (8, 4), (1, 4)], ids=str)
-def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, size):
+@pytest.mark.parametrize(
+    ("size", "at_once"), [((2, 2), 2), ((3, 5), 2), ((6, 6), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str
+)
+def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, size, at_once):
+    assert winograd.outputs_at_once(size) == at_once
     rng = np.random.default_rng(0)
     args = [jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (3, 3, 3, 4), (2, *size, 4))]
     filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
@@ -111,26 +114,28 @@ def test_patches_are_the_same_whichever_way_they_are_copied(kernel, strides):
     np.testing.assert_array_equal(*(copied(x, kernel, out, strides) for copied in (conv._by_tap, conv._by_output)))
 
 
-@pytest.mark.parametrize("r", [3, 5])
-def test_winograd_s_matrices_filter_any_signal(r):
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (2, 5), (4, 3)])
+def test_winograd_s_matrices_filter_any_signal(m, r):
     """y_i = sum_j w_j d_(i + j), of one dimension and in float64; the patches' matrix is exact in any binary format."""
     rng = np.random.default_rng(0)
-    d, w = rng.normal(size=r + 1), rng.normal(size=r)
-    patch, kernel, outputs = winograd.matrices(r)
-    np.testing.assert_allclose(outputs @ ((kernel @ w) * (patch @ d)), [d[:-1] @ w, d[1:] @ w], rtol=1e-13)
+    d, w = rng.normal(size=m + r - 1), rng.normal(size=r)
+    patch, kernel, outputs = winograd.matrices(m, r)
+    expected = [d[i : i + r] @ w for i in range(m)]
+    np.testing.assert_allclose(outputs @ ((kernel @ w) * (patch @ d)), expected, rtol=1e-12)
     assert (patch * 4 == np.round(patch * 4)).all()
 
 
 @pytest.mark.parametrize(
     ("changes", "kernels"),
-    [({}, 16), ({"size": (4, 5)}, 16), ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
+    [({}, 4), ({"size": (7, 8)}, 4), ({"size": (6, 6)}, 16), ({"size": (4, 5)}, 16), ({"size": (1, 1)}, 1),
+     ({"size": (1, 4)}, 1), ({"channels": 15}, 1),
      ({"features": 15}, 1), ({"kernel": 7, "size": (12, 12)}, 1), ({"stride": 2, "size": (8, 8)}, 1),
      ({"padding": "VALID"}, 1), ({"dtype": jnp.bfloat16, "size": (6, 6)}, 1),
      ({"size": (2, 2)}, 9), ({"size": (3, 3)}, 9), ({"size": (3, 5)}, 9), ({"size": (2, 2), "dtype": jnp.bfloat16}, 9),
      ({"stride": 2}, 9), ({"kernel": 5, "size": (2, 2)}, 9), ({"size": (2, 2), "channels": 15}, 1)],
 )  # fmt: skip
 def test_winograd_and_taps_are_taken_where_they_pay_and_gemm_elsewhere(changes, kernels):
-    """16 matmuls, or one for each tap that meets a pixel, or one."""
+    """A batch of 36 and three for the sums, or 16, or one for each tap that meets a pixel, or one."""
     case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
             "dtype": jnp.float32} | changes  # fmt: skip
     x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])

@@ -75,7 +75,7 @@ def make(
 
     parts = [rows(c) for c in clients]
     batches = [train(c, mine) for c, (mine, _) in zip(clients, parts, strict=True)]
-    probes = [cut(probed, batch_size) for _, probed in parts]
+    probes = [cut(probed, batch_size) for _, probed in parts] if probe_ratio else ()
     sizes = [len(mine) for mine, _ in parts]
     lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
     packed = pack(clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size)
@@ -106,20 +106,21 @@ def official_cohorts(seed: int, num_clients: int, cohort_size: int, rounds: int)
 
 def minibatches(rows: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:
     """int32 [S, B]: every row once per epoch in a fresh order, cut into batches."""
-    order = rng.permuted(np.broadcast_to(rows, (epochs, len(rows))), axis=1)
-    return np.concatenate([cut(epoch, batch_size) for epoch in order])
+    return cut(rng.permuted(np.broadcast_to(rows, (epochs, len(rows))), axis=1), batch_size)
 
 
 def cut(rows: np.ndarray, batch_size: int, keep_single: bool = False) -> np.ndarray:
-    """int32 [S, B]: rows in order, the last batch filled up with -1.
+    """int32 [S, B]: rows [n] in order, the last batch filled up with -1; of rows [E, n] every epoch so.
 
     A last batch of a single row is skipped, as published (BatchNorm has no variance there), unless `keep_single`.
     """
-    if len(rows) % batch_size == 1 and not keep_single:
-        rows = rows[:-1]
-    table = np.full((-(-len(rows) // batch_size), batch_size), -1, np.int32)
-    table.reshape(-1)[: len(rows)] = rows
-    return table
+    epochs = np.atleast_2d(rows)
+    if epochs.shape[1] % batch_size == 1 and not keep_single:
+        epochs = epochs[:, :-1]
+    count, size = epochs.shape
+    table = np.full((count, -(-size // batch_size) * batch_size), -1, np.int32)
+    table[:, :size] = epochs
+    return table.reshape(-1, batch_size)
 
 
 def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = True) -> np.ndarray:

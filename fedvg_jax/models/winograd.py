@@ -4,8 +4,8 @@ n = m + r - 1.
     y = A^T [ (G w G^T) . (B^T d B) ] A        d: the n x n pixels that reach m x m outputs
 
 The dot is a matmul over channels at each of the n^2 places: with r = 3, 16 products for 36 (m = 2) or 36 for 144
-(m = 4), with r = 5, 36 for 100 (m = 2). The result is that of the convolution up to rounding: with 64 to 256 channels
-in float32 about that of one matmul where n = 4, three to five times as much where n = 6.
+(m = 4), with r = 5, 36 for 100 (m = 2). The result is that of the convolution up to rounding: in float32 about that of
+one matmul where n = 4, three to five times as much where n = 6 and 32 channels or more, seven to eight times with 16.
 
 Sources: A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; the matrices for given points
 are Toom's and Cook's, as in B. Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for

@@ -185,25 +185,31 @@ def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "channels", "features", "padding", "blocks"),
+    ("size", "kernel", "channels", "features", "padding", "tile"),
     [
-        ((8, 10), 5, 3, 3, "VALID", True),
-        ((8, 10), 5, 16, 16, "VALID", True),  # by Winograd's products
-        ((6, 4), 3, 16, 17, "SAME", True),
-        ((8, 8), 5, 3, 33, "SAME", False),  # a matmul that is wide enough
-        ((6, 4), 3, 3, 2, "SAME", False),  # a kernel that would be mostly zeros
-        ((7, 6), 3, 16, 16, "SAME", False),  # an odd height: 2 x 2 windows leave a border
-        ((6, 6), 2, 16, 16, "SAME", False),  # an even kernel
+        ((8, 10), 5, 3, 3, "VALID", 1),
+        ((8, 10), 5, 16, 16, "VALID", 1),  # by Winograd's products
+        ((6, 4), 3, 16, 17, "SAME", 1),
+        ((8, 12), 3, 32, 33, "SAME", 2),  # of 4 x 4 outputs
+        ((10, 6), 3, 33, 32, "VALID", 2),
+        ((8, 10), 3, 32, 32, "SAME", 1),  # of which 4 x 4 would leave a border
+        ((8, 8), 3, 31, 32, "SAME", 1),  # too few channels for them
+        ((8, 8), 5, 3, 33, "SAME", 0),  # a matmul that is wide enough
+        ((6, 4), 3, 3, 2, "SAME", 0),  # a kernel that would be mostly zeros
+        ((7, 6), 3, 16, 16, "SAME", 0),  # an odd height: 2 x 2 windows leave a border
+        ((6, 6), 2, 16, 16, "SAME", 0),  # an even kernel
     ],
 )
 def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(
-    x64, size, kernel, channels, features, padding, blocks
+    x64, size, kernel, channels, features, padding, tile
 ):
+    """`tile` is the side of one in windows, 0 for what does not come in blocks."""
     rng = np.random.default_rng(0)
     shapes = (2, *size, channels), (kernel, kernel, channels, features)
     x, w = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
     planes = layout.images_last()
-    assert (planes.convolve_pooled(planes.enter(x), w, padding).ndim == 5) == blocks
+    y = jax.eval_shape(lambda: planes.convolve_pooled(planes.enter(x), w, padding))
+    assert y.shape[1:4] == (4, tile, tile) if tile else y.ndim == 4
 
     def in_planes(x, w):
         return jnp.moveaxis(planes.pool(planes.convolve_pooled(planes.enter(x), w, padding)), (3, 0), (0, 3))

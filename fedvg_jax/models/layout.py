@@ -4,9 +4,9 @@ XLA runs a loop over the innermost axis with vector instructions. With 6 or 16 c
 empty, and BatchNorm, ReLU and pooling cost more than the convolutions; with the images of the batch innermost they do
 not, and the patches of a convolution are plain copies. Both layouts hold the same parameters and give the same result.
 
-A convolution that is pooled next may come in blocks, [4 positions of a 2x2 window, ...] on an axis of their own: four
-outputs share one patch, and pooling is a maximum over that axis. Many channels come so by Winograd's products, few ones
-by a kernel four times as wide.
+A convolution that is pooled next may come in blocks, the 4 positions of a 2x2 window on an axis of their own: four
+outputs share one patch, and pooling is a maximum over that axis. Many channels come so by Winograd's products, in tiles
+of t x t windows, few ones by a kernel four times as wide.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     def pool(self, x: Array) -> Array:
         """2 x 2 maximum, stride 2, of a convolution's output."""
-        return x.max(1) if x.ndim == 5 else max_pool(x, 2)
+        return _pooled(x) if x.ndim == 7 else max_pool(x, 2)
 
 
 def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
@@ -66,7 +66,7 @@ def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
 
 
 def images_last() -> Layout:
-    """[C, H, W, B]; in blocks [C, 4, H / 2, W / 2, B]."""
+    """[C, H, W, B]; in blocks [C, 4, t, t, H / 2 t, W / 2 t, B]: position in a window, window in a tile, tile."""
 
     def enter(x: Array) -> Array:
         # a loop, for XLA would transpose anew for every patch that reads the result of a plain transposition
@@ -125,4 +125,11 @@ def _in_blocks(x: Array, w: Array) -> Array:
     kernel = jnp.stack(placed, -1).reshape(taps, 2, taps, 2, channels, features * 4).transpose(0, 2, 1, 3, 4, 5)
     pixels = pixels.reshape(4 * channels, height // 2, width // 2, images)
     y = _in_planes(pixels, kernel.reshape(taps, taps, 4 * channels, features * 4))
-    return y.reshape(features, 4, *y.shape[1:])
+    return y.reshape(features, 4, 1, 1, *y.shape[1:])
+
+
+def _pooled(x: Array) -> Array:
+    """[C, 4, t, t, H, W, B] as [C, t H, t W, B]."""
+    greatest = x.max(1)
+    channels, t, _, height, width, images = greatest.shape
+    return greatest.transpose(0, 3, 1, 4, 2, 5).reshape(channels, t * height, t * width, images)

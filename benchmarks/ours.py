@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def simulation(case: cases.Case, data_dir: Path | None = None, conv: str = "auto") -> build.Simulation:
     """The case, ready to run."""
-    config = dataclasses.replace(cases.config(case), conv=conv)
+    devices = str(len(jax.devices())) if case.each_core else "auto"
+    config = dataclasses.replace(cases.config(case), conv=conv, devices=devices)
     options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case, conv)}
     return build.simulation(config, **options)
 

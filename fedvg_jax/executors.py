@@ -25,22 +25,7 @@ def lanes(num_lanes: int) -> Executor:
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        client, plan = make_client(shared, schedule), schedule.plan
-        each = jax.vmap if num_lanes > 1 else lambda f: f
-        if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
-            plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
-
-        def segment(s, carry):
-            live, done = carry
-            k, begin = plan.client[s], plan.step[s] + schedule.start[plan.client[s]]
-            live = tree.where(plan.reset[s], tree.take(done, k), live)
-            live = lax.fori_loop(0, plan.length[s], lambda i, c: each(client.step)(c, k, begin + i), live)
-            # an index past the end stores nothing
-            return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
-
-        untrained = jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
-        idle = each(client.init)(jnp.zeros_like(plan.client[0]))
-        return lax.fori_loop(0, plan.num_segments, segment, (idle, untrained))[1]
+        return _or_untrained(_on_lanes(num_lanes, make_client, shared, schedule), make_client, shared, schedule)
 
     def each_alone(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
@@ -68,7 +53,8 @@ def vmapped() -> Executor:
 def sharded(num_devices: int, inner: Executor) -> Executor:
     """The lanes of the plan on D devices, `inner.num_lanes` on each; what clients share is replicated.
 
-    Devices do not meet until the last client is done; what each has trained is then added up, 0 for all others.
+    Devices do not meet until the last client is done. Each then keeps an equal share of the cohort, added up from what
+    all have trained, 0 for others' clients.
     """
     mesh = Mesh(jax.devices()[:num_devices], ("devices",))
     jobs = P("devices")
@@ -76,15 +62,17 @@ def sharded(num_devices: int, inner: Executor) -> Executor:
     by_lane = Schedule(*len(Schedule._fields) * [P()])._replace(plan=plan_by_lane)
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        def on_one(shared, schedule: Schedule) -> Tree:
-            done = inner.train(make_client, shared, schedule)
-            finished = jnp.zeros(len(schedule.clients), bool).at[schedule.plan.client].max(schedule.plan.finish)
-            untouched = (schedule.num_steps == 0) & (lax.axis_index("devices") == 0)
-            nothing = jax.tree.map(lambda x: jnp.zeros((), x.dtype), done)
-            return lax.psum(tree.where(finished | untouched, done, nothing), "devices")
+        count = len(schedule.clients)
+        spare = -count % num_devices  # where they do not divide, clients whom nobody trains
+        padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, spare)))
 
-        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), by_lane), out_specs=P(), check_vma=False)
-        return run(shared, schedule)
+        def on_one(shared, schedule: Schedule) -> Tree:
+            done = _on_lanes(inner.num_lanes, make_client, shared, schedule)
+            return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
+
+        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), by_lane), out_specs=jobs, check_vma=False)
+        done = jax.tree.map(lambda x: x[:count], run(shared, padded))
+        return _or_untrained(done, make_client, shared, schedule)
 
     def each(f, shared: Tree, xs: Tree) -> Tree:
         def on_one(shared, xs):
@@ -118,6 +106,35 @@ def looped() -> Executor:
         return _stacked([f(shared, tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
 
     return Executor(1, train, each)
+
+
+def _on_lanes(num_lanes: int, make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    """Final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
+    client, plan = make_client(shared, schedule), schedule.plan
+    each = jax.vmap if num_lanes > 1 else lambda f: f
+    if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
+        plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
+
+    def segment(s, carry):
+        live, done = carry
+        k, first = plan.client[s], plan.step[s]
+        begun = tree.where(first == 0, each(client.init)(k), tree.take(done, k))
+        live = tree.where(plan.reset[s], begun, live)
+        begin = first + schedule.start[k]
+        live = lax.fori_loop(0, plan.length[s], lambda i, c: each(client.step)(c, k, begin + i), live)
+        # an index past the end stores nothing
+        return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
+
+    idle = each(client.init)(jnp.zeros_like(plan.client[0]))
+    shape = jax.eval_shape(client.init, jnp.int32(0))
+    nothing = jax.tree.map(lambda x: jnp.zeros((len(schedule.clients), *x.shape), x.dtype), shape)
+    return lax.fori_loop(0, plan.num_segments, segment, (idle, nothing))[1]
+
+
+def _or_untrained(done: Tree, make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    """The carries, those of clients without steps as they begin."""
+    untrained = jax.vmap(make_client(shared, schedule).init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
+    return tree.where(schedule.num_steps == 0, untrained, done)
 
 
 def _stacked(trees: list[Tree]) -> Tree:

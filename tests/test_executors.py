@@ -109,6 +109,16 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
 
 
+def test_devices_share_what_the_cohort_has_trained():
+    """Each keeps its part of the carries, not all of them."""
+    world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
+    schedule = jax.tree.map(jnp.asarray, world.schedule(0, 2))
+    executor = executors.sharded(2, executors.lanes(1))
+    _, steps, _ = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
+    held = [shard.data.tolist() for shard in steps.addressable_shards]
+    assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
+
+
 def test_a_single_lane_changes_its_model_in_place():
     """A step reads the model in a matmul and writes it; a lane axis of 1 would have XLA copy it first."""
     world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)

@@ -2,7 +2,7 @@
 
 `lanes(L)` runs L clients side by side by the schedule's plan: 1 is sequential, more is a vmap whose lanes move on to
 the next client as they finish, so unequal clients cost nothing. `vmapped()` is one literal `jax.vmap` over the cohort.
-`sharded(D, inner)` gives every device its share of the lanes and of the equal jobs. `looped()` is a Python loop, the
+`sharded(D, L)` gives every device L lanes of its own and its share of the equal jobs. `looped()` is a Python loop, the
 slow oracle of the tests.
 """
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax import tree
-from fedvg_jax.types import Executor, MakeClient, Plan, Schedule, Tree
+from fedvg_jax.types import Client, Executor, MakeClient, Plan, Schedule, Tree
 
 
 def lanes(num_lanes: int) -> Executor:
@@ -25,7 +25,8 @@ def lanes(num_lanes: int) -> Executor:
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        return _or_untrained(_on_lanes(num_lanes, make_client, shared, schedule), make_client, shared, schedule)
+        client = make_client(shared, schedule)
+        return _or_untrained(_on_lanes(num_lanes, client, schedule), client, schedule)
 
     def each_alone(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
@@ -50,14 +51,14 @@ def vmapped() -> Executor:
     return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
 
 
-def sharded(num_devices: int, inner: Executor) -> Executor:
-    """The lanes of the plan on D devices, `inner.num_lanes` on each; what clients share is replicated.
+def sharded(num_devices: int, num_lanes: int) -> Executor:
+    """`lanes` on each of D devices; what clients share is replicated.
 
     Devices do not meet until the last client is done. Each then keeps an equal share of the cohort, added up from what
     all have trained, 0 for others' clients.
     """
     mesh = Mesh(jax.devices()[:num_devices], ("devices",))
-    jobs = P("devices")
+    inner, jobs = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
     by_lane = Schedule(*len(Schedule._fields) * [P()])._replace(plan=plan_by_lane)
 
@@ -67,12 +68,12 @@ def sharded(num_devices: int, inner: Executor) -> Executor:
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, spare)))
 
         def on_one(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(inner.num_lanes, make_client, shared, schedule)
+            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule)
             return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
 
         run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), by_lane), out_specs=jobs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
-        return _or_untrained(done, make_client, shared, schedule)
+        return _or_untrained(done, make_client(shared, schedule), schedule)
 
     def each(f, shared: Tree, xs: Tree) -> Tree:
         def on_one(shared, xs):
@@ -85,7 +86,7 @@ def sharded(num_devices: int, inner: Executor) -> Executor:
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
     placement = NamedSharding(mesh, P())
-    return Executor(num_devices * inner.num_lanes, train, each, placement, lanes_together=inner.num_lanes)
+    return Executor(num_devices * num_lanes, train, each, placement, lanes_together=num_lanes)
 
 
 def looped() -> Executor:
@@ -108,10 +109,9 @@ def looped() -> Executor:
     return Executor(1, train, each)
 
 
-def _on_lanes(num_lanes: int, make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
     """Final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
-    client, plan = make_client(shared, schedule), schedule.plan
-    each = jax.vmap if num_lanes > 1 else lambda f: f
+    plan, each = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
@@ -126,15 +126,18 @@ def _on_lanes(num_lanes: int, make_client: MakeClient, shared: Tree, schedule: S
         return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
 
     idle = each(client.init)(jnp.zeros_like(plan.client[0]))
-    shape = jax.eval_shape(client.init, jnp.int32(0))
-    nothing = jax.tree.map(lambda x: jnp.zeros((len(schedule.clients), *x.shape), x.dtype), shape)
+    nothing = tree.zeros_like(jax.eval_shape(lambda: _untrained(client, schedule)))
     return lax.fori_loop(0, plan.num_segments, segment, (idle, nothing))[1]
 
 
-def _or_untrained(done: Tree, make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+def _untrained(client: Client, schedule: Schedule) -> Tree:
+    """The carries with which clients begin, stacked [K, ...]."""
+    return jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
+
+
+def _or_untrained(done: Tree, client: Client, schedule: Schedule) -> Tree:
     """The carries, those of clients without steps as they begin."""
-    untrained = jax.vmap(make_client(shared, schedule).init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
-    return tree.where(schedule.num_steps == 0, untrained, done)
+    return tree.where(schedule.num_steps == 0, _untrained(client, schedule), done)
 
 
 def _stacked(trees: list[Tree]) -> Tree:

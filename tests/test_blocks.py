@@ -126,8 +126,8 @@ def test_a_group_changes_sides_between_blocks(norms_of, first):
 
 
 ON_EXECUTORS = [
-    (executors.sharded(2, executors.lanes(1)), True),
-    pytest.param(executors.sharded(2, executors.lanes(2)), False, marks=pytest.mark.slow),
+    (executors.sharded(2, 1), True),
+    pytest.param(executors.sharded(2, 2), False, marks=pytest.mark.slow),
     pytest.param(executors.vmapped(), True, marks=pytest.mark.slow),
     pytest.param(executors.vmapped(), False, marks=pytest.mark.slow),
 ]

@@ -11,7 +11,7 @@ from fedvg_jax import evaluate, executors, schedule
 WORLD = worlds.small()
 
 
-@pytest.fixture(scope="module", params=[None, executors.sharded(3, executors.lanes(1))], ids=["", "3 devices"])
+@pytest.fixture(scope="module", params=[None, executors.sharded(3, 1)], ids=["", "3 devices"])
 def run(request):
     return worlds.jit(evaluate.make_evaluate(worlds.TASK, request.param))
 

@@ -18,7 +18,7 @@ from fedvg_jax.types import Client, UsageError
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
-SHARDED = {f"{d} devices, {n} lanes": executors.sharded(d, executors.lanes(n)) for d, n in ((2, 1), (4, 2))}
+SHARDED = {f"{d} devices, {n} lanes": executors.sharded(d, n) for d, n in ((2, 1), (4, 2))}
 EXECUTORS = (
     {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)}
     | {"vmapped": executors.vmapped(), "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3)}
@@ -101,7 +101,7 @@ COUNTER = Client(
 @pytest.mark.parametrize("sizes", [[1] * K, [200, *[1] * (K - 1)], [0] * (K - 1) + [40], [48] * K])
 def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, sizes):
     world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
-    executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, executors.lanes(num_lanes // 2))
+    executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, num_lanes // 2)
     schedule = world.schedule(0, num_lanes, lanes_together=executor.lanes_together)
     ids, steps, digests = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
@@ -113,7 +113,7 @@ def test_devices_share_what_the_cohort_has_trained():
     """Each keeps its part of the carries, not all of them."""
     world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
     schedule = jax.tree.map(jnp.asarray, world.schedule(0, 2))
-    executor = executors.sharded(2, executors.lanes(1))
+    executor = executors.sharded(2, 1)
     _, steps, _ = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     held = [shard.data.tolist() for shard in steps.addressable_shards]
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]

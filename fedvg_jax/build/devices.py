@@ -26,8 +26,8 @@ def make_executor(config: Config) -> Executor:
     devices = num_devices(config)
     automatic = 1 if jax.default_backend() == "cpu" else 4
     wanted = automatic if config.lanes == "auto" else int(config.lanes)
-    inner = executors.lanes(min(wanted, -(-block_size(config) // devices)))
-    return executors.sharded(devices, inner) if devices > 1 else inner
+    num_lanes = min(wanted, -(-block_size(config) // devices))
+    return executors.sharded(devices, num_lanes) if devices > 1 else executors.lanes(num_lanes)
 
 
 def num_devices(config: Config) -> int:

@@ -62,6 +62,7 @@ FIDELITY: dict[str, dict] = {
         "feddyn.regulariser": "linear",
         "feddyn.weights": "samples",
         "feddyn.average": "once",
+        "fedopt.variant": "official",
         "elastic.sensitivity": "official",
         "elastic.rows": "rest",
         "fedvg.block": "stage",

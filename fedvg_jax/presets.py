@@ -57,6 +57,7 @@ FIDELITY: dict[str, dict] = {
         "partition": "official",
         "cohorts": "official",
         "server_stats": "official",
+        "untrained": "weighed",
         "scaffold.steps": "single",
         "scaffold.memory": "lost",
         "feddyn.regulariser": "linear",

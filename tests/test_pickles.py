@@ -76,6 +76,7 @@ def test_the_forger_forges_arrays():
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
         (b"\x80\x02]}b.", ["not a complete pickle"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
+        (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
         (b"\x80\x04\x8c\x0fnumpy.core.test\x8c\x01x\x93.", ["numpy.core.test"]),
         (b"\x80\x02}K\x01K\x01s.", ["not a complete pickle"]),
         (b"\x80\x02}]]s.", ["not a complete pickle"]),

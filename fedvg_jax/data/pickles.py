@@ -47,7 +47,7 @@ def loads(data: bytes, source: object) -> Any:
     try:
         return _interpret(data)
     except UsageError as error:
-        raise UsageError(f"{source}: {error}; fetch it again") from None
+        raise UsageError(f"{source}: {reason(error)}; fetch it again") from None
     except Exception as error:  # a damaged pickle raises what its first bad byte leads to
         raise UsageError(f"{source}: not a complete pickle ({reason(error)}); fetch it again") from error
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.data import cache, folder, images
+from fedvg_jax import files
+from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, reason
 from fedvg_jax.types import UsageError
 
@@ -67,8 +68,8 @@ def load(
         UsageError: the extra is not installed; or no such set, a damaged one, or one that is not of labelled images.
     """
     prepared = _find(data_dir, parse(name))
-    files = sorted(path for path in prepared.iterdir() if path.is_file())
-    sources = [str(name), *folder.stamps(data_dir, files), f"{size}"]
+    members = sorted(path for path in prepared.iterdir() if path.is_file())
+    sources = [str(name), cache.Folder(data_dir, members), f"{size}"]
     return cache.cached("tfds", sources, lambda: _decode(name, prepared, size, progress), cache_dir)
 
 
@@ -113,8 +114,8 @@ def _find(data_dir: Path, name: Name) -> Path:
 
 
 def _decode(name: str, prepared: Path, size: images.Size | None, progress: images.Progress | None) -> Arrays:
-    _refuse_odd(prepared)
     try:
+        _refuse_odd(prepared)
         tfds = _library()
         builder = tfds.builder_from_directory(prepared)
         image, label = _keys(tfds, builder.info, prepared)
@@ -159,9 +160,9 @@ def _refuse_odd(prepared: Path) -> None:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(cache.contents(file))
-    except ValueError as error:
-        raise UsageError(f"{file}: no complete JSON file; prepare the set again") from error
+        return files.parse_json(cache.contents(file), file)
+    except UsageError as error:
+        raise UsageError(f"{error}; prepare the set again") from None
 
 
 def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedvg_jax import files
 from fedvg_jax.data.archive import Place
-from fedvg_jax.data.arrays import Arrays, refuse_too_large
+from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
 from fedvg_jax.types import UsageError
 
 VERSION = 3
@@ -115,7 +115,7 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             _flush(draft)
             _move(draft, target)
     except OSError as error:
-        warnings.warn(f"cannot write to the cache folder {target.parent} ({error}): going on without it", stacklevel=2)
+        warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): going on without it", stacklevel=2)
 
 
 def _digest(part: object) -> str:

@@ -6,6 +6,7 @@ Nothing is ever downloaded but by `download`, which only `python -m fedvg_jax.pr
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -67,6 +68,7 @@ def load(
     Raises:
         UsageError: the extra is not installed; or no such set, a damaged one, or one that is not of labelled images.
     """
+    _refuse_no_utf8(data_dir)
     prepared = _find(data_dir, parse(name))
     members = sorted(path for path in prepared.iterdir() if path.is_file())
     sources = [str(name), cache.Folder(data_dir, members), f"{size}"]
@@ -80,12 +82,21 @@ def download(name: str, data_dir: Path) -> None:
         UsageError: it cannot be had.
     """
     parse(name)
+    _refuse_no_utf8(data_dir)
     tfds = _library()
     try:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # of the network, of a builder, of a library it wants
         wants = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
         raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){wants}") from error
+
+
+def _refuse_no_utf8(data_dir: Path) -> None:
+    """UsageError for a path that the readers of ArrayRecord, in C++, take no part of."""
+    try:
+        os.path.realpath(data_dir).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"--data-dir {str(data_dir)!r} is not UTF-8, as sets of {PREFIX} need it; rename it") from None
 
 
 def _find(data_dir: Path, name: Name) -> Path:

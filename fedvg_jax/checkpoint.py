@@ -186,7 +186,7 @@ def _unsealed(path: Path) -> About:
         raise ValueError("half-written") from None
     except UnicodeDecodeError:
         raise ValueError(f"{SEAL} is damaged") from None
-    with contextlib.suppress(ValueError, LookupError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
         seal = json.loads(text)
         crc = seal.pop("crc")
         if crc == zlib.crc32(json.dumps(seal).encode()):

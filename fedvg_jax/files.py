@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import stat
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedvg_jax.types import UsageError
 
@@ -90,6 +93,89 @@ def held(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
         yield
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        UsageError: it cannot be read, is no JSON (not UTF-8, cut short, nested too deeply), or is no object.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {_JSON_TYPES.get(type(value), 'null')}")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
+    """
+    try:
+        return parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def parse_json(text: bytes, source: object) -> Any:
+    """Returns the JSON value of a text.
+
+    Raises:
+        UsageError: naming `source`; it is no JSON (not UTF-8, cut short, nested too deeply).
+    """
+    try:
+        return json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"{source} is damaged: no complete JSON ({reason(error)})") from None
+
+
+_JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that only this user may enter; one that is there stays as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_folder(folder: Path, is_trusted: bool) -> None:
+    """Makes a folder of files that are trusted later, and refuses one whose files somebody else may have written.
+
+    Its sub-folders are checked too, not what is in them. A folder that cannot be made is left to who writes there.
+    Systems without user ids are not checked.
+
+    Args:
+        is_trusted: whether the user vouches for the folder.
+
+    Raises:
+        UsageError: it or a sub-folder belongs to another user (also where this user is root), or may be written by
+            its group or by everybody.
+    """
+    with contextlib.suppress(OSError):
+        make_private(folder)
+    if is_trusted or not hasattr(os, "geteuid"):
+        return
+    with contextlib.suppress(OSError):
+        for place in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
+            _refuse_shared(place)
+
+
+def _refuse_shared(folder: Path) -> None:
+    status, own = folder.stat(), os.geteuid()
+    if status.st_uid != own:
+        raise UsageError(
+            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}: its programs and data may"
+            " be anybody's; name a folder of your own with --cache-dir, or vouch for this one with --trust-cache"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"cache folder {folder} may be written by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
+            f" {folder}, name another with --cache-dir, or vouch for this one with --trust-cache"
+        )
 
 
 def reason(error: BaseException) -> str:

@@ -195,7 +195,8 @@ def count(folder: Path) -> int:
 
 def parse(text: bytes) -> list[Record]:
     """The records in whole lines; ValueError if they are not those of rounds 1, 2, 3 ..."""
-    records = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    records = [files.parse_json(line, f"line {i + 1}") for i, line in enumerate(lines)]
     if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
         raise ValueError("its lines are not rounds 1, 2, 3 ...")
     return records

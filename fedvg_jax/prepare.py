@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvg_jax import presets, sim
+from fedvg_jax import files, presets, sim
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError
 
@@ -67,6 +67,7 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.data import tfds
 
     console = Console()
+    files.private_folder(config.cache_dir, config.trust_cache)
     if downloads:
         tfds.download(config.dataset.removeprefix(tfds.PREFIX), config.data_dir)
     with display.reads(console) as reading:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,8 +102,8 @@ class Recorder:
     def known_summary(self) -> dict[str, Any] | None:
         """That of a run which ended."""
         try:
-            return json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return files.read_object(self.folder / "summary.json")
+        except UsageError:
             return None
 
     def _is_due(self, number: int, is_last: bool) -> bool:
@@ -254,10 +253,11 @@ def _cut(folder: Path, size: int) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     """What the run was made from; nothing where it was killed before it said so."""
     try:
-        found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = files.read_object(folder / "manifest.json")
+    except UsageError:
         return {}
-    return found if isinstance(found, dict) else {}
+    runs = found.get("runs", [])
+    return found if isinstance(runs, list) and all(isinstance(run, dict) for run in runs) else {}
 
 
 def _write_manifest(folder: Path, sources: Callable[[], dict[str, str]], done: int, tell: Tell | None = None) -> None:

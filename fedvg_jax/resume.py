@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from fedvg_jax import config as configs
-from fedvg_jax import history
+from fedvg_jax import files, history
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError
 
@@ -24,6 +23,7 @@ FREE = frozenset(
         "checkpoint_every",
         "keep",
         "cache_dir",
+        "trust_cache",
         "data_dir",
         "config",
         "nonfinite",
@@ -57,15 +57,9 @@ def stored(folder: Path) -> Config:
         UsageError: the folder holds none, or they are damaged.
     """
     path = folder / "config.json"
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except OSError as error:
-        said = error.strerror
-        raise UsageError(f"{folder} is no run folder ({path.name}: {said}); check --resume") from None
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{path} is damaged ({error}); the run cannot go on") from None
+    if not path.is_file():
+        raise UsageError(f"{folder} is no run folder (it has no {path.name}); check --resume")
+    return from_json(files.read_object(path), str(path))
 
 
 def from_json(settings: dict, source: str) -> Config:

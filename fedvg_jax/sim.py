@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax import presets, resume
+from fedvg_jax import files, presets, resume
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError
 
@@ -206,7 +206,12 @@ def _plan(config: Config, console) -> int:
 
 def start_jax(config: Config) -> None:
     """The back end, every core of a CPU a device; and the cache that makes a second start fast, which also keeps what
-    was tuned for a GPU."""
+    was tuned for a GPU.
+
+    Raises:
+        UsageError: there is no device, or the cache folder may hold what another user wrote.
+    """
+    files.private_folder(config.cache_dir, config.trust_cache)
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))

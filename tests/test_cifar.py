@@ -131,12 +131,14 @@ def test_a_pickle_is_arrays_or_an_error_and_never_runs(tmp_path, capsys, content
     [
         ([1], ["'data'"]),
         ({b"labels": [1]}, ["'data'"]),
-        ({b"data": np.zeros((1, 3072), np.float32), b"labels": [1]}, ["uint8 [n, 3072]"]),
+        ({b"data": np.zeros((1, 3072), np.float32), b"labels": [1]}, ["dtype 'f4'", "only 'u1'"]),
+        ({b"data": np.zeros((2, 1536), np.uint8), b"labels": [1, 1]}, ["uint8 [n, 3072]"]),
         ({b"data": np.zeros((1, 3072), np.uint8)}, ["'labels'"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": ["cat"]}, ["'labels'"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, ["1 images but 2 labels"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, ["0..9, got 10"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, ["0..9, got -1"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**63]}, ["0..9, got 9223372036854775808"]),
     ],
 )
 def test_a_python_file_that_is_none_is_told_by_name(tmp_path, held, parts):

@@ -121,3 +121,117 @@ def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, c
             time.sleep(0.05)  # two at once may come in either order
         assert process.wait(timeout=30) == code
         assert process.stderr.read() == "bye\n"
+
+
+# --- JSON from files
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]", "must hold a JSON object, got a list"),
+        (b'"a"', "got a text"),
+        (b"3", "got a number"),
+        (b"null", "got null"),
+        (b"true", "got true or false"),
+        (b"", "no complete JSON"),
+        (b'{"a": ', "no complete JSON"),
+        (b"\xff\xfe{}", "no complete JSON"),
+        (b"9" * 5000, "no complete JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_json_object_is_told_in_one_line_that_names_the_file(tmp_path, content, said):
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{said}[^\n]*\Z"):
+        files.read_object(path)
+
+
+def test_a_json_file_that_cannot_be_read_is_named(tmp_path):
+    for path in (tmp_path / "gone.json", tmp_path):
+        with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
+            files.read_object(path)
+
+
+def test_a_json_object_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
+    assert files.read_object(tmp_path / "a.json") == {"a": [1, "\u00fc"]}
+
+
+# --- the cache folder
+
+unix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no user ids")
+
+
+@unix
+def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
+    folder = tmp_path / "above" / "cache"
+    before = os.umask(0)
+    try:
+        files.private_folder(folder, is_trusted=False)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files.private_folder(folder, is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("inner", ["", "xla"])
+def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path, mode, inner):
+    folder = tmp_path / "cache"
+    (folder / inner).mkdir(parents=True)
+    (folder / inner).chmod(mode)
+    with pytest.raises(UsageError, match=r"\A[^\n]*written by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
+        files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder, is_trusted=True)
+    (folder / inner).chmod(0o755)
+    files.private_folder(folder, is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("own", [0, 1000])
+@pytest.mark.parametrize("inner", ["", "xla"])
+def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
+    """Also where this user is root, who may write everywhere and should run nobody's programs."""
+    folder = tmp_path / "cache"
+    (folder / inner).mkdir(parents=True)
+    owner = {folder / inner: 1001}
+    stat = type(folder).stat
+
+    def of_owner(path, **options):
+        found = stat(path, **options)
+        return os.stat_result([*found[:4], owner.get(path, own), *found[5:]])
+
+    monkeypatch.setattr(type(folder), "stat", of_owner)
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*belongs to user 1001[^\n]*user {own}[^\n]*--trust-cache\Z"):
+        files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder, is_trusted=True)
+
+
+def test_a_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "geteuid", raising=False)
+    tmp_path.chmod(0o777)
+    files.private_folder(tmp_path, is_trusted=False)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_left_to_who_writes_there(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    files.private_folder(tmp_path / "file" / "cache", is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("command", ["sim", "prepare"])
+def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command, capsys):
+    from fedvg_jax import prepare, sim
+
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    flags = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    code = sim.main([*flags, "--dry-run"]) if command == "sim" else prepare.main(["digits", *flags])
+    assert code == 2 and "--trust-cache" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    if command == "prepare":
+        assert prepare.main(["digits", *flags, "--trust-cache"]) == 0

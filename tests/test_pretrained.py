@@ -3,11 +3,14 @@
 import functools
 import json
 import math
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 import worlds
 
 from fedvg_jax import tree
@@ -315,9 +318,8 @@ def test_half_precision_is_read_into_the_model_s_own(tmp_path):
 
 
 def test_files_of_the_safetensors_package_are_read(tmp_path):
-    library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     values = {name: np.asarray(value) for name, value in tensors("basic").items()}
-    library.save_file(values, tmp_path / "model.safetensors", {"format": "pt"})
+    safetensors.numpy.save_file(values, tmp_path / "model.safetensors", {"format": "pt"})
     found = pretrained.read(tmp_path / "model.safetensors")
     assert found.keys() == values.keys()
     for name, value in values.items():
@@ -375,9 +377,8 @@ def test_what_is_saved_has_torch_s_names_and_loads_with_the_same_bits(tmp_path, 
 
 
 def test_the_safetensors_package_reads_what_is_saved(tmp_path):
-    library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     pretrained.save(tmp_path / "saved.safetensors", loaded("basic", tmp_path / "model.safetensors"), "resnet18")
-    found = library.load_file(tmp_path / "saved.safetensors")
+    found = safetensors.numpy.load_file(tmp_path / "saved.safetensors")
     np.testing.assert_array_equal(found["fc.weight"], tensors("basic")["fc.weight"])
 
 
@@ -419,16 +420,25 @@ LENGTH = len(HEADER).to_bytes(8, "little")
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read"),
-        (b"", "cannot read"),
-        (b"PK\x03\x04 a zipped pickle, as torch saves it", "another format.*exported"),
-        (b"\x80\x02 a pickle", "another format"),
-        (LENGTH + HEADER[:20], "another format"),
-        (LENGTH + HEADER + 7 * b"\0", r"bytes 0 to 8 of 7 are no F32 tensor \[2\]"),
-        (LENGTH + HEADER.replace(b"[2]", b"[3]") + 8 * b"\0", r"no F32 tensor \[3\]"),
-        (LENGTH + HEADER.replace(b"F32", b"F_8") + 8 * b"\0", "dtype F_8, allowed are F64, F32"),
-        (LENGTH + HEADER.replace(b"shape", b"spahe") + 8 * b"\0", "another format"),
-        ((2).to_bytes(8, "little") + b"[]", "another format"),
+        (None, "cannot read .*no such file.*exported"),
+        (b"", "not a whole safetensors file: .*exported"),
+        (b"PK\x03\x04 a zipped pickle, as torch saves it", "not a whole safetensors file"),
+        (b"\x80\x02 a pickle", "not a whole safetensors file"),
+        (LENGTH + HEADER[:20], "not a whole safetensors file"),
+        (LENGTH + HEADER + 7 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER + 9 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER.replace(b"[2]", b"[3]") + 8 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER.replace(b"F32", b"F_8") + 8 * b"\0", "not a whole safetensors file"),
+        (
+            (60).to_bytes(8, "little") + HEADER.replace(b"F32", b"U8").replace(b"[2]", b"[8]") + 8 * b"\0",
+            "tensor a has dtype U8, allowed are F64, F32",
+        ),
+        (LENGTH + HEADER.replace(b"shape", b"spahe") + 8 * b"\0", "not a whole safetensors file"),
+        ((2).to_bytes(8, "little") + b"[]", "not a whole safetensors file"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a whole safetensors file"),
+        ((500_000).to_bytes(8, "little") + b'{"a":' * 100_000, "not a whole safetensors file"),
+        ((2).to_bytes(8, "little") + b"\xff\xff", "not a whole safetensors file"),
+        ((2**63 - 1).to_bytes(8, "little") + b"{}", "not a whole safetensors file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, content, said):
@@ -437,7 +447,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content, said):
         path.write_bytes(content)
     with pytest.raises(UsageError, match=said) as error:
         pretrained.read(path)
-    assert str(path) in str(error.value)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_are_read_from_a_path_that_is_no_utf_8(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.safetensors")
+    write(path, {"a": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(pretrained.read(path)["a"], [1, 1])
+    pretrained.write(path, {"a": np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(pretrained.read(path)["a"], [0, 0])
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_weights_that_are_no_file_are_refused_at_once(tmp_path, make):
+    make(tmp_path / "weights")
+    with pytest.raises(UsageError, match="weights: it is no file"):
+        pretrained.read(tmp_path / "weights")
 
 
 def test_a_whole_file_is_read(tmp_path):

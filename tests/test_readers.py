@@ -7,7 +7,7 @@ import pytest
 from files import RNG, pixels, says, twice, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
-from fedvg_jax.data import folder, medmnist, stl10, tinyimagenet
+from fedvg_jax.data import medmnist, stl10, tinyimagenet
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -258,11 +258,3 @@ def test_a_bomb_of_an_npz_is_refused_before_it_is_unpacked(tmp_path, monkeypatch
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
     with says("bomb.npz", "GiB"):
         data.load("npz", tmp_path)
-
-
-def test_stamps_tell_states_of_a_folder_apart(tmp_path):
-    file = write(tmp_path / "a" / "x.png", b"one")
-    before = folder.stamps(tmp_path, [file])
-    assert before == folder.stamps(tmp_path, [file]) and before[0].startswith("a/x.png 3 ")
-    file.write_bytes(b"four")
-    assert folder.stamps(tmp_path, [file]) != before

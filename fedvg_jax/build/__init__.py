@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import contracts, evaluate, round, schedule
+from fedvg_jax import contracts, evaluate, files, round, schedule
 from fedvg_jax import data as datasets
 from fedvg_jax.build.devices import make_executor, num_devices
 from fedvg_jax.build.pieces import (
@@ -102,6 +102,7 @@ def simulation(
         UsageError: for any setting or file that cannot work.
     """
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
+    files.private_folder(config.cache_dir, config.trust_cache)
     if config.pretrained:  # refused before the data are read, which may take minutes
         pretrained.read(config.pretrained)
     arrays = given.arrays(load_data(config, reading) if data is None else data)

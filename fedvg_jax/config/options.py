@@ -253,7 +253,10 @@ class Config:
     deterministic: bool = False
     """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
     cache_dir: Path | None = None
-    """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
+    """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is made for
+    its user alone; one that belongs to another user, or that others may write, is refused."""
+    trust_cache: bool = False
+    """Use the cache folder even where another user owns it or may write to it: programs found there are run."""
     config: Path | None = None
     """TOML file of settings; the command line overrides it."""
     fedvg: FedVG = field(default_factory=FedVG)

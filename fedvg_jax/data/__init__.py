@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax.data import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.types import UsageError
 
@@ -83,7 +83,8 @@ def load(
     if "progress" in source.takes:
         asked["progress"] = progress
     try:
-        return source.load(_existing(Path(data_dir), source.holds), cache_dir, **asked)
+        with quiet_libraries():
+            return _printable(source.load(_existing(Path(data_dir), source.holds), cache_dir, **asked))
     except OSError as error:  # a folder that must not be entered, a disk that fails
         where = error.filename or data_dir
         raise UsageError(f"{where}: cannot be read ({error.strerror or error}); check its permissions") from error
@@ -95,6 +96,15 @@ def _source(name: str) -> Source:
     if name not in NAMES:
         raise UsageError(f"dataset must be one of {', '.join(NAMES)}, or {tfds.PREFIX}NAME, got {name!r}")
     return SOURCES.get(name, Source(digits.load, ""))
+
+
+def _printable(arrays: Arrays) -> Arrays:
+    """Names as they can be shown in one line: folders may be named by any bytes."""
+
+    def shown(name: str) -> str:
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+    return arrays._replace(name=shown(arrays.name), class_names=tuple(map(shown, arrays.class_names)))
 
 
 def _existing(data_dir: Path, holds: str) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,9 @@ import numpy as np
 from fedvg_jax.types import UsageError
 
 _MAX_CLASSES = 2**16
+
+OWN_WARNING = "cannot write to the cache folder"
+"""How the one warning begins that reading data may give."""
 
 
 class Arrays(NamedTuple):
@@ -111,6 +116,14 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
 def reason(error: Exception) -> str:
     """What another library's error says, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hides the warnings of the libraries that read files: what matters about a file is a UsageError."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f"(?!{OWN_WARNING})")
+        yield
 
 
 def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:

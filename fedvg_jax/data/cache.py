@@ -1,12 +1,14 @@
 """Decoded datasets kept as plain .npy files, and the writing of cache entries whole or not at all.
 
-An entry is named by what it was made from, so it never goes stale, and writers that race write the same. It appears by
-one rename once its bytes are on the disk. A reader trusts it only if it matches its manifest, which is written last.
+An entry is named by where its source files are and by all their bytes, so it never goes stale, and writers that race
+write the same. It appears by one rename once its bytes are on the disk. A reader trusts it only if it matches its
+manifest, which is written last and holds its own checksum.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -15,29 +17,50 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvg_jax import files
 from fedvg_jax.data.archive import Place
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
 from fedvg_jax.types import UsageError
 
-VERSION = 2
+VERSION = 3
 """Of the format of the entries below; part of their names."""
+
+_PIECE = 2**22
+"""Bytes of a file hashed at a time."""
+
+_BLOCK = 128
+"""Files a thread hashes at a time; one by one, small files take twice the CPU time."""
 
 _STALE = 24 * 3600
 """Seconds after which a writer's scratch folder cannot belong to a living writer."""
 
 
-def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
-    """`decode()`, done once per content of the source files.
+class Folder(NamedTuple):
+    """Many source files below one folder."""
+
+    root: Path
+    files: Sequence[Path]
+
+
+def cached(
+    reader: str, sources: Sequence[Path | Folder | str], decode: Callable[[], Arrays], cache_dir: Path | None
+) -> Arrays:
+    """Returns `decode()`, computed once for each place and content of the source files.
+
+    All bytes of the source files are hashed at each call (SHA-256): never more than a few times what the decoded set
+    holds, whose checksum is compared at each call too.
 
     Args:
-        reader: who decodes; the same bytes may mean something else to another.
-        sources: the files `decode` reads, in order, and in words whatever else its outcome depends on.
-        decode: reads them.
+        reader: name of the reader; the same bytes may mean something else to another.
+        sources: the files `decode` reads, in order, and as text whatever else its outcome depends on.
+        decode: reads them. Its outcome is not kept if a source file changed meanwhile.
         cache_dir: folder of the entries, made if need be; None keeps nothing.
 
     Returns:
@@ -48,11 +71,14 @@ def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arra
     """
     if cache_dir is None:
         return decode()
-    entry = Path(cache_dir) / f"{reader}-{digest(reader, VERSION, *sources)}"
-    found = _load(entry)
-    if found is not None:
-        return found
+    name = digest(reader, VERSION, *sources)
+    entry = Path(cache_dir) / f"{reader}-{name}"
+    kept = _load(entry)
+    if kept is not None:
+        return kept
     arrays = decode()
+    if digest(reader, VERSION, *sources) != name:
+        return arrays
     publish(entry, lambda draft: _save(arrays, draft))
     return _load(entry) or arrays
 
@@ -61,16 +87,22 @@ def contents(file: Place) -> bytes:
     """All bytes of a file of the user's.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or is larger than this machine's memory.
     """
     try:
+        if isinstance(file, Path):
+            refuse_too_large(file.stat().st_size, file)
         return file.read_bytes()
     except OSError as error:
         raise _unreadable(file, error) from error
 
 
 def digest(*parts: object) -> str:
-    """A name for `parts`: of a path the file's bytes count, of an array its shape, dtype and values, else the text."""
+    """A name for `parts`: files count by place and bytes, arrays by shape, dtype and values, all else by its text.
+
+    >>> digest(np.zeros(2, np.uint8)) == digest(np.zeros(2, np.int8))
+    False
+    """
     return hashlib.sha256("\n".join(map(_digest, parts)).encode()).hexdigest()[:32]
 
 
@@ -82,7 +114,7 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
         write: makes the entry at the path it is given.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make_private(target.parent)
         _sweep(target)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as d:
             draft = Path(d) / target.name
@@ -90,19 +122,32 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             _flush(draft)
             _move(draft, target)
     except OSError as error:
-        warnings.warn(f"cannot write to the cache folder {target.parent} ({error}): going on without it", stacklevel=2)
+        warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): going on without it", stacklevel=2)
 
 
 def _digest(part: object) -> str:
     if isinstance(part, np.ndarray):
         return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part)).hexdigest()}"
-    if not isinstance(part, Path):
+    if isinstance(part, Path):
+        return f"{os.path.realpath(part)!r} {_file_digest(part)}"
+    if not isinstance(part, Folder):
         return repr(part)
+    names = [file.relative_to(part.root).as_posix() for file in part.files]
+    blocks = (part.files[i : i + _BLOCK] for i in range(0, len(part.files), _BLOCK))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        digests = itertools.chain.from_iterable(threads.map(lambda block: list(map(_file_digest, block)), blocks))
+        return repr((os.path.realpath(part.root), list(zip(names, digests, strict=True))))
+
+
+def _file_digest(file: Path) -> str:
+    content = hashlib.sha256()
     try:
-        with part.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with file.open("rb", buffering=0) as stream:
+            while piece := stream.read(_PIECE):
+                content.update(piece)
     except OSError as error:
-        raise _unreadable(part, error) from error
+        raise _unreadable(file, error) from error
+    return content.hexdigest()
 
 
 def _unreadable(file: Path, error: OSError) -> UsageError:
@@ -111,30 +156,37 @@ def _unreadable(file: Path, error: OSError) -> UsageError:
 
 def _save(arrays: Arrays, entry: Path) -> None:
     entry.mkdir()
-    files = {"x.npy": arrays.x, "y.npy": arrays.y} | ({} if arrays.groups is None else {"groups.npy": arrays.groups})
-    for name, array in files.items():
+    members = {"x.npy": arrays.x, "y.npy": arrays.y} | ({} if arrays.groups is None else {"groups.npy": arrays.groups})
+    for name, array in members.items():
         np.save(entry / name, array, allow_pickle=False)
     manifest = {
         "name": arrays.name,
         "class_names": arrays.class_names,
         "num_train": arrays.num_train,
-        "files": {name: _seal(entry / name) for name in files},
+        "files": {name: _seal(entry / name) for name in members},
     }
-    (entry / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    text = json.dumps(manifest | {"crc": _checksum(manifest)})
+    (entry / "manifest.json").write_text(text, encoding="utf-8")
 
 
 def _load(entry: Path) -> Arrays | None:
     """The arrays of an entry; None if it is missing, incomplete or damaged."""
     try:
-        manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
+        manifest = files.read_object(entry / "manifest.json")
+        if manifest.pop("crc") != _checksum(manifest):
+            return None
         if any(_seal(entry / name) != seal for name, seal in manifest["files"].items()):
             return None
-        found = {name: np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in manifest["files"]}
-        y, groups = (np.array(found[name]) if name in found else None for name in ("y.npy", "groups.npy"))
+        members = {name: np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in manifest["files"]}
+        y, groups = (np.array(members[name]) if name in members else None for name in ("y.npy", "groups.npy"))
         about = tuple(manifest["class_names"]), manifest["num_train"]
-        return Arrays(manifest["name"], found["x.npy"], y, *about, groups)
+        return Arrays(manifest["name"], members["x.npy"], y, *about, groups)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+
+
+def _checksum(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest).encode())
 
 
 def _seal(file: Path) -> list[int]:

@@ -58,7 +58,7 @@ def _decode(file: Path, size: images.Size | None, progress: images.Progress | No
         raise UsageError(f"{file}: holds no image; at least one is needed")
     x = images.stack(len(pieces), lambda i: pieces[i], size=size, progress=progress)
     y = np.concatenate(labels)
-    names = npz.names(members, y)
+    names = npz.names(members, y, file)
     return check(Arrays(file.stem, x, y, names, num_train), file)
 
 
@@ -74,8 +74,9 @@ def _pieces(members: dict[str, np.ndarray], split: str, kind: str, file: Path):
         raise UsageError(f"{file}: {split}_{kind} must be uint8 [n], {split}_offsets and {split}_labels integers [n]")
     if len(offsets) != len(flat) + 1:
         raise UsageError(f"{file}: {len(offsets) - 1} images in {split}_offsets but {len(flat)} labels")
+    in_range = offsets.min() >= 0 and offsets.max() <= len(data)  # before differences may overflow
     ends = offsets.astype(np.int64)
-    if ends[0] < 0 or ends[-1] > len(data) or (np.diff(ends) < 0).any():
+    if not in_range or (np.diff(ends) < 0).any():
         raise UsageError(f"{file}: {split}_offsets must rise from 0 to at most the {len(data)} bytes of {split}_{kind}")
     pieces = [(data[a:b].tobytes(), f"{file} ({split} image {i})") for i, (a, b) in enumerate(itertools.pairwise(ends))]
     return pieces, flat

@@ -88,15 +88,9 @@ def images_in(folder: Place) -> list[Place]:
     return files
 
 
-def sources(root: Place, files: Sequence[Place]) -> list[Path | str]:
-    """What tells one state of a folder or an archive from another: `stamps`, or all that is in the archive."""
-    return [root.archive, root.at] if isinstance(root, archive.Entry) else stamps(root, files)
-
-
-def stamps(root: Path, files: Sequence[Path]) -> list[str]:
-    """Name, size and time of each file: what tells one state of a folder from another without reading it all."""
-    told = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
-    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in told]
+def sources(root: Place, files: Sequence[Place]) -> list[Path | cache.Folder | str]:
+    """What a set in a folder or an archive is read from: these files, or all that is in the archive."""
+    return [root.archive, root.at] if isinstance(root, archive.Entry) else [cache.Folder(root, files)]
 
 
 def visible(folder: Place) -> Iterator[Place]:

@@ -76,8 +76,10 @@ def _held(array, name: str) -> np.ndarray:
     array = np.asarray(array)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {_shape(array)}")
-    if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size and abs(array).max() >= 2**31:
-        raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {abs(array).max()}")
+    if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
+        largest = max(-int(array.min()), int(array.max()))  # of Python's integers: |-2**63| is no int64
+        if largest >= 2**31:
+            raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     return array
 
 

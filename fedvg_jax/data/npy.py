@@ -77,7 +77,7 @@ def _bytes(x: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _whole(y: np.ndarray, file: Path) -> np.ndarray:
-    if y.dtype.kind == "f" and np.all(y == np.floor(y)):  # false of NaN
+    if y.dtype.kind == "f" and np.all((np.abs(y) < 2**31) & (y == np.floor(y))):  # false of NaN
         return y.astype(np.int64)
     if y.dtype.kind not in "ui":
         raise UsageError(f"{file}: labels must be whole numbers, got {y.dtype} {list(y.shape)}")

@@ -52,7 +52,7 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         raise UsageError(f"{file}: must hold {LAYOUT}; got {', '.join(members) or 'no array'}")
     splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
     if "class_names" in members:
-        class_names = _texts(members)
+        class_names = _texts(members, file)
     arrays = pool(name, splits, class_names, file)
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
@@ -87,7 +87,11 @@ def read(file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
                 raise zipfile.BadZipFile("no zip archive, or one cut short")
             refuse_too_large(_claimed(stream, known), file)
             with np.load(stream, allow_pickle=False) as archive:
-                return {key: archive[key] for key in archive.files if key in known}
+                members = {key: archive[key] for key in archive.files if key in known}
+        odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]
+        if odd:
+            raise ValueError(f"its member {odd[0]} is no array")
+        return members
     except UsageError:
         raise
     except Exception as error:  # a damaged archive raises what its first bad byte leads to: zip, zlib, lzma, header
@@ -103,13 +107,16 @@ def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> 
     return members[pair[0]], members[pair[1]]
 
 
-def names(members: dict[str, np.ndarray], y: np.ndarray) -> tuple[str, ...]:
+def names(members: dict[str, np.ndarray], y: np.ndarray, file: Path) -> tuple[str, ...]:
     """The class names of `members`, or the numbers 0..max."""
-    return tuple(_texts(members)) if "class_names" in members else tuple(numbers(int(y.max(initial=0))))
+    return tuple(_texts(members, file)) if "class_names" in members else tuple(numbers(int(y.max(initial=0))))
 
 
-def _texts(members: dict[str, np.ndarray]) -> list[str]:
-    return [label.decode() if isinstance(label, bytes) else str(label) for label in members["class_names"].ravel()]
+def _texts(members: dict[str, np.ndarray], file: Path) -> list[str]:
+    try:
+        return [label.decode() if isinstance(label, bytes) else str(label) for label in members["class_names"].ravel()]
+    except (ValueError, SystemError) as error:  # bytes that are no UTF-8, or numbers that are no characters
+        raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None
 
 
 def _claimed(stream: IO[bytes], known: Collection[str]) -> int:

@@ -125,7 +125,7 @@ def make(
     Raises:
         UsageError: an argument out of range, a minimum no draw met, or a validation or test set without a row.
     """
-    labels = np.asarray(labels, np.int32)
+    labels = _labels(np.asarray(labels))
     spec = Spec(
         kind, num_clients, float(alpha), seed, min_samples, rule, test_ratio, val_ratio, held_out,
         shards_per_client, classes_per_client,
@@ -145,6 +145,14 @@ def make(
                 "use a larger ratio, fewer clients or a larger --min-samples"
             )
     return partition
+
+
+def _labels(labels: np.ndarray) -> np.ndarray:
+    if labels.size and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise UsageError(f"partition needs labels, integers [T]; got {labels.dtype} {list(labels.shape)}")
+    if labels.size and not (labels.min() >= 0 and labels.max() < 2**31):
+        raise UsageError(f"partition needs labels 0..{2**31 - 1}; got {labels.min()}..{labels.max()}")
+    return labels.astype(np.int32)
 
 
 def stream(kind: str, seed: int) -> Stream:

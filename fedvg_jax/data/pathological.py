@@ -13,8 +13,16 @@ def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ran
     A client holds at most s classes where no shard crosses a border of classes, and at most 2 s where shards are
     smaller than classes.
 
+    Raises:
+        UsageError: more shards than rows.
+
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
+    if num_clients * per_client > len(labels):
+        raise UsageError(
+            f"shards_per_client must be at most {len(labels) // num_clients} for {num_clients} clients to share"
+            f" {len(labels)} rows, got {per_client}"
+        )
     order = stream.permutation(len(labels))
     pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], num_clients * per_client)
     hands = stream.permutation(len(pieces)).reshape(num_clients, per_client)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedvg_jax import files
+from fedvg_jax.data import npz
+from fedvg_jax.data.arrays import quiet_libraries
 from fedvg_jax.data.partition import Partition, refuse_small, split, stream
 from fedvg_jax.types import UsageError
 
@@ -17,6 +19,10 @@ LAYOUT = (
     ' .json: a list of N lists of rows; or {"train": N lists, "val": .., "test": ..}'
 )
 """What a file may hold. Rows count from 0 in the pool: training set first. A row may be left out."""
+
+_MEMBERS = frozenset({"client", *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
+
+_MOST = np.iinfo(np.int64).max
 
 Rows = Sequence[np.ndarray]
 
@@ -28,13 +34,15 @@ def read(file: Path) -> Partition | Rows:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
     """
     try:
-        members = json.loads(file.read_text("utf-8")) if file.suffix == ".json" else _members(file)
-    except Exception as error:  # a damaged archive raises what its first bad byte leads to
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UsageError(f"{file}: cannot be read as a partition ({reason}); it must hold {LAYOUT}") from None
+        with quiet_libraries():
+            members = files.read_json(file) if file.suffix == ".json" else npz.read(file, _MEMBERS)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {files.reason(error)}; it must hold {LAYOUT}") from None
+    except UsageError as error:
+        raise UsageError(f"{error}; it must hold {LAYOUT}") from None
     try:
         return _parts(members)
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
 
 
@@ -63,7 +71,7 @@ def check(
     is_split = isinstance(given, tuple)
     try:
         train, val, test = given if is_split else (given, [], [])
-        parts = Partition(*([_rows(rows, source) for rows in part] for part in (train, val, test)))
+        parts = Partition(*([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test)))
     except UsageError:
         raise
     except (TypeError, ValueError):
@@ -75,15 +83,11 @@ def check(
                 f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
             )
     _refuse_overlap(np.concatenate([rows for part in parts for rows in part]), num_samples, source)
+    parts = Partition(*([rows.astype(np.int32) for rows in part] for part in parts))
     if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)
     return split(parts.train, test_ratio, val_ratio, stream("file", seed))
-
-
-def _members(file: Path) -> dict[str, np.ndarray]:
-    with file.open("rb") as source, np.load(source, allow_pickle=False) as archive:
-        return dict(archive)
 
 
 def _parts(members: Any) -> Partition | Rows:
@@ -92,11 +96,19 @@ def _parts(members: Any) -> Partition | Rows:
             raise TypeError("a client's rows must be a list")
         return [np.array(rows, dtype=None if rows else np.int32) for rows in members]
     if "client" in members:
-        owner = np.asarray(members["client"])
-        if owner.ndim != 1 or not np.issubdtype(owner.dtype, np.integer) or owner.max(initial=-1) >= len(owner):
-            raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and must be ids [T]")
-        return [np.flatnonzero(owner == k) for k in range(owner.max(initial=-1) + 1)]
+        return _rows_of_clients(np.asarray(members["client"]))
     return Partition(*(_part(members, name) for name in Partition._fields))
+
+
+def _rows_of_clients(owner: np.ndarray) -> Rows:
+    """The rows of each client, from the client of each row, or -1."""
+    is_ids = owner.ndim == 1 and owner.size and owner.dtype.kind in "iu"
+    if not is_ids or owner.min() < -1 or owner.max() >= len(owner):
+        raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and must be ids [T], 0.. or -1")
+    ids = owner.astype(np.int64)
+    order = np.argsort(ids, kind="stable")
+    ends = np.cumsum(np.bincount(ids + 1))
+    return np.split(order, ends[:-1])[1:]
 
 
 def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
@@ -105,17 +117,22 @@ def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
         raise ValueError(f"no {lacking[0]}")
     if isinstance(members[name], list):
         return list(_parts(members[name]))
-    ends = np.cumsum(members[f"{name}_sizes"])
-    if ends[-1] != len(members[name]):
-        raise ValueError(f"{name}_sizes add up to {ends[-1]}, but {name} has {len(members[name])} rows")
+    sizes, total = np.asarray(members[f"{name}_sizes"]), len(members[name])
+    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes.min() >= 0 and sizes.max() <= total):
+        raise ValueError(f"{name}_sizes must be numbers [N] of 0..{total}")
+    ends = np.cumsum(sizes.astype(np.int64))
+    if ends[-1] != total:
+        raise ValueError(f"{name}_sizes add up to {ends[-1]}, but {name} has {total} rows")
     return np.split(members[name], ends[:-1])
 
 
-def _rows(rows: Any, source: object) -> np.ndarray:
+def _rows(rows: Any, num_samples: int, source: object) -> np.ndarray:
     array = np.asarray(rows)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
-    return array.astype(np.int32 if array.max(initial=0) < 2**31 else np.int64)
+    if array.max(initial=0) > _MOST:  # an int64 would wrap
+        raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {array.min()}..{array.max()}")
+    return array.astype(np.int64)
 
 
 def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:

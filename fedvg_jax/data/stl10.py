@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data import archive, cache, folder, images
+from fedvg_jax.data import archive, cache, images
 from fedvg_jax.data.arrays import Arrays, pool
 from fedvg_jax.types import UsageError
 
@@ -45,7 +45,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, progress: images.Prog
     return cache.cached("stl10", sources, lambda: _decode(read(), data_dir), cache_dir)
 
 
-def _find(data_dir: Path, progress: images.Progress | None) -> tuple[list[Path | str], Callable[[], Contents]]:
+def _find(data_dir: Path, progress: images.Progress | None) -> tuple[list[Path], Callable[[], Contents]]:
     """What tells one copy of the set from another, and what reads it."""
     for place in (data_dir, data_dir / FOLDER):
         files = [place / name for name in FILES]
@@ -57,7 +57,7 @@ def _find(data_dir: Path, progress: images.Progress | None) -> tuple[list[Path |
     file = data_dir if data_dir.is_file() else data_dir / ARCHIVE
     if not file.is_file():
         raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
-    return folder.stamps(file.parent, [file]), lambda: _packed(file, progress)
+    return [file], lambda: _packed(file, progress)
 
 
 def _packed(file: Path, progress: images.Progress | None) -> Contents:

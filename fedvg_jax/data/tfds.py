@@ -6,6 +6,7 @@ Nothing is ever downloaded but by `download`, which only `python -m fedvg_jax.pr
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.data import cache, folder, images
+from fedvg_jax import files
+from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, reason
 from fedvg_jax.types import UsageError
 
@@ -66,9 +68,10 @@ def load(
     Raises:
         UsageError: the extra is not installed; or no such set, a damaged one, or one that is not of labelled images.
     """
+    _refuse_no_utf8(data_dir)
     prepared = _find(data_dir, parse(name))
-    files = sorted(path for path in prepared.iterdir() if path.is_file())
-    sources = [str(name), *folder.stamps(data_dir, files), f"{size}"]
+    members = sorted(path for path in prepared.iterdir() if path.is_file())
+    sources = [str(name), cache.Folder(data_dir, members), f"{size}"]
     return cache.cached("tfds", sources, lambda: _decode(name, prepared, size, progress), cache_dir)
 
 
@@ -79,12 +82,21 @@ def download(name: str, data_dir: Path) -> None:
         UsageError: it cannot be had.
     """
     parse(name)
+    _refuse_no_utf8(data_dir)
     tfds = _library()
     try:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # of the network, of a builder, of a library it wants
         wants = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
         raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){wants}") from error
+
+
+def _refuse_no_utf8(data_dir: Path) -> None:
+    """UsageError for a path that the readers of ArrayRecord, in C++, take no part of."""
+    try:
+        os.path.realpath(data_dir).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"--data-dir {str(data_dir)!r} is not UTF-8, as sets of {PREFIX} need it; rename it") from None
 
 
 def _find(data_dir: Path, name: Name) -> Path:
@@ -113,8 +125,8 @@ def _find(data_dir: Path, name: Name) -> Path:
 
 
 def _decode(name: str, prepared: Path, size: images.Size | None, progress: images.Progress | None) -> Arrays:
-    _refuse_odd(prepared)
     try:
+        _refuse_odd(prepared)
         tfds = _library()
         builder = tfds.builder_from_directory(prepared)
         image, label = _keys(tfds, builder.info, prepared)
@@ -159,9 +171,9 @@ def _refuse_odd(prepared: Path) -> None:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(cache.contents(file))
-    except ValueError as error:
-        raise UsageError(f"{file}: no complete JSON file; prepare the set again") from error
+        return files.parse_json(cache.contents(file), file)
+    except UsageError as error:
+        raise UsageError(f"{error}; prepare the set again") from None
 
 
 def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:

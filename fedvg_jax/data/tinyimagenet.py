@@ -58,8 +58,8 @@ def _load(root: Place, cache_dir: Path | None, size: images.Size | None, progres
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
-    known = [cache.contents(file) for file in texts if file.is_file()]
-    return cache.cached("tinyimagenet", [*known, *folder.sources(root, files), f"{size}"], read, cache_dir)
+    sources = folder.sources(root, [*(file for file in texts if file.is_file()), *files])
+    return cache.cached("tinyimagenet", [*sources, f"{size}"], read, cache_dir)
 
 
 def _find(data_dir: Place) -> Place:

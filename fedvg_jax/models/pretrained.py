@@ -5,7 +5,7 @@ timm's models are published as such files. A torchvision `.pth` is exported wher
     python -c "import sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in
     torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])" resnet18-f37072fd.pth resnet18.safetensors
 
-(one line). The format is handled here, in a page: 8 bytes with the length of a JSON header, the header, the tensors.
+(one line). Such a file is 8 bytes with the length of a JSON header, the header, and the tensors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
 from jax import Array
 
-from fedvg_jax import tree
+from fedvg_jax import files, tree
 from fedvg_jax.types import UsageError, Variables
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
@@ -141,35 +142,28 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file by name, mapped and not yet in memory.
+    """The tensors of a safetensors file by name.
 
     Raises:
-        UsageError: if it cannot be read, is of another format, or is cut short.
+        UsageError: if it cannot be read, is of another format, holds dtypes no model has, or is cut short.
     """
-    try:
-        raw = np.memmap(path, np.uint8, "r")
-    except FileNotFoundError:
+    if not path.exists():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
-        raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
-    start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+        raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}")
+    if not path.is_file():
+        raise UsageError(f"cannot read {path}: it is no file; {_MAKE}")
     try:
-        header = json.loads(raw[8:start].tobytes())
-        header.pop("__metadata__", None)
-        return {_modern(name): _tensor(raw[start:], **entry) for name, entry in header.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = str(error) if isinstance(error, UsageError) else "it is of another format"
-        raise UsageError(f"{path} is not a whole safetensors file: {reason}; {_MAKE}") from None
-
-
-def _tensor(body: np.ndarray, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> np.ndarray:
-    if dtype not in _DTYPES:
-        raise UsageError(f"a tensor has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
-    begin, end = data_offsets
-    if not 0 <= begin <= end <= len(body) or end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-        raise UsageError(f"bytes {begin} to {end} of {len(body)} are no {dtype} tensor {shape}")
-    return np.asarray(body[begin:end]).view(_DTYPES[dtype]).reshape(shape)
+        with safetensors.safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            for name in names:
+                dtype = file.get_slice(name).get_dtype()
+                if dtype not in _DTYPES:
+                    raise UsageError(f"{path}: tensor {name} has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
+            return {_modern(name): file.get_tensor(name) for name in names}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {files.reason(error)}") from None
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise UsageError(f"{path} is not a whole safetensors file: {files.reason(error)}; {_MAKE}") from None
 
 
 def _modern(name: str) -> str:

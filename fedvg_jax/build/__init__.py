@@ -178,6 +178,7 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
 
     def table(rows, most, batch_size, keep_single):
         fitting = max(len(rows), most)
+        batch_size = fitting_width(batch_size, fitting)
         return jnp.asarray(schedule.table(rows, batch_size, -(-fitting // batch_size), keep_single))
 
     return Data(
@@ -188,16 +189,27 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
     )
 
 
-def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor):
+def fitting_width(batch_size: int, largest: int) -> int:
+    """Rows of a minibatch table: `batch_size`, or the most rows that are ever in one minibatch, in fours.
+
+    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 1)
+    (32, 172, 4)
+    """
+    return min(batch_size, -(-max(2, largest) // 4) * 4)
+
+
+def make_schedule(
+    config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor, width: int | None = None
+):
     """round -> Schedule.
 
-    Where no client fills a minibatch, it is as wide as the largest client, in fours: the same rows with less padding.
+    Args:
+        width: B, columns of the table of minibatches; by default `fitting_width` for the largest client.
     """
     size, epochs = cohort_size(config), epochs_range(config)
-    largest = max(2, *map(len, parts.train))
-    batch_size = min(config.batch_size, -(-largest // 4) * 4)
+    batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
     official = config.cohorts == "official"
-    cohorts = schedule.official_cohorts(config.seed, config.clients, size, config.rounds) if official else None
+    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
 
     def of_round(number: int) -> Schedule:
@@ -215,7 +227,7 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohorts[number] if cohorts else None,
+            clients=cohort_of(number) if cohort_of else None,
             block_size=block_size(config),
         )
 

@@ -35,8 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: simulate(*read_command_line(sys.argv[1:] if argv is None else argv)))
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command, whatever ends it."""
+def guarded(command: Callable[[], int], stopped: str = "stopped at once; what is in the run folder is whole") -> int:
+    """The exit code of a command, whatever ends it.
+
+    Args:
+        stopped: what to say after Ctrl-C.
+    """
     try:
         return command()
     except UsageError as error:
@@ -48,7 +52,7 @@ def guarded(command: Callable[[], int]) -> int:
         print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped at once; what is in the run folder is whole", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +72,7 @@ class CommandLine(NamedTuple):
 
     config: Config
     """resolved and checked"""
-    unused: list[str] = []
+    unused: Sequence[str] = ()
     """settings of the TOML file that this run does not use"""
 
 

@@ -25,6 +25,7 @@ STAIRS = {
     ("fisher", "signals"),
     ("weighting", "signals"),
     ("prepare", "sim"),
+    ("pictures", "plots"),
     ("bounds", "sim"),
     ("robust", "weighting"),
     ("provenance", "data"),
@@ -94,7 +95,7 @@ def test_no_algorithm_imports_another():
 
 @every_file
 def test_a_file_is_a_few_pages(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 350
 
 
 @pytest.mark.parametrize("module", ["", ".config", ".data", ".schedule", ".history"])

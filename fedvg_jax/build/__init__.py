@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 
 from fedvg_jax import contracts, evaluate, round, schedule
 from fedvg_jax import data as datasets
+from fedvg_jax.build import memory
 from fedvg_jax.build.devices import make_executor, num_devices
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
@@ -129,7 +131,12 @@ def simulation(
     stats_too = config.server_stats == "official"
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    init = functools.partial(round.init, task, algorithm, config.clients)
+    start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    width = fitting_width(config.batch_size, max(map(len, parts.train)))
+    shapes = jax.eval_shape(lambda: init(*start))
+    memory.refuse_unfitting(config, memory.estimate(config, tables.pool, len(arrays.y), shapes, width, executor))
+    state = init(*start)
     hooks = make_hooks(config, task) | {"stats_too": stats_too, "live": live}
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
@@ -241,6 +248,7 @@ __all__ = [
     "MODELS",
     "Simulation",
     "corrupt_clients",
+    "fitting_width",
     "layer_names",
     "make_fedvg",
     "make_hyper",
@@ -251,6 +259,7 @@ __all__ = [
     "make_task",
     "make_variables",
     "make_weighting",
+    "memory",
     "num_devices",
     "simulation",
     "traced_once",

@@ -64,7 +64,7 @@ ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 
 def check(config: Config) -> Config:
-    """`config` with values of the fields' types, or a UsageError for the first setting of another type or out of range."""
+    """`config` with values of its fields' types, or a UsageError for the first of another type or out of range."""
     config = typed(config)
     if not config.dataset.startswith("tfds:"):
         _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))

@@ -18,7 +18,6 @@ from typing import Any
 from fedvg_jax.config.options import Config
 from fedvg_jax.types import UsageError
 
-
 LONG = 30
 """Names from which on a message does not list them all."""
 
@@ -28,7 +27,16 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch", "batchsize", "minibatch", "minibatch_size", "bs", "b"),
     "clients": ("num_clients", "n_clients", "client", "num_users", "users", "n_parties", "parties", "k", "n"),
     "rounds": ("num_rounds", "n_rounds", "communication_rounds", "comm_rounds", "global_rounds", "global_epochs", "t"),
-    "join_ratio": ("fraction", "client_fraction", "frac", "fraction_fit", "sample_rate", "participation", "sampling", "c"),
+    "join_ratio": (
+        "fraction",
+        "client_fraction",
+        "frac",
+        "fraction_fit",
+        "sample_rate",
+        "participation",
+        "sampling",
+        "c",
+    ),
     "optimiser": ("optimizer", "client_optimizer", "opt"),
     "normalise": ("normalize", "normalization", "normalisation"),
     "norm": ("norm_layer", "normalization_layer"),
@@ -117,9 +125,9 @@ def typed(config: Any) -> Config:
             inner = {f"{name}.{key}": _scalar(v) for key, v in value.items()}
             changed[name] = getattr(apply(Config(), inner, "Config"), name)
         elif type(value) is type(default):
-            changed[name] = dataclasses.replace(value, **{
-                key: _typed(hint, getattr(value, key), f"Config: {name}.{key}") for key, hint in _hints(type(value)).items()
-            })  # fmt: skip
+            hints = _hints(type(value)).items()
+            inner = {key: _typed(hint, getattr(value, key), f"Config: {name}.{key}") for key, hint in hints}
+            changed[name] = dataclasses.replace(value, **inner)
         else:
             raise UsageError(f"Config: {name} must be a {type(default).__name__} or a dict; got {_shown(value)}")
     return dataclasses.replace(config, **changed)
@@ -139,8 +147,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """The name meant: another usual word for it, the same word in its group, or the one spelt most alike; or None.
 
     >>> names = ["lr", "fedvg.granularity", "fedvg.norm", "norm"]
-    >>> closest("learning-rate", names), closest("granularity", names), closest("fedvg.nrom", names), closest("x", names)
-    ('lr', 'fedvg.granularity', 'fedvg.norm', None)
+    >>> [closest(name, names) for name in ("learning-rate", "granularity", "fedvg.nrom", "x")]
+    ['lr', 'fedvg.granularity', 'fedvg.norm', None]
     """
     known = list(known)
     plain = name.lower().replace("-", "_")

@@ -51,7 +51,9 @@ _CONVOLUTIONS = Condition(
     "model", lambda config: config.model in ("tinycnn", "cnn", "lenet5") or config.model.startswith("resnet"),
     "models with convolutions",
 )  # fmt: skip
-_RUNNING_STATISTICS = Condition("model", _has_running_statistics, "models with BatchNorm: lenet5, ResNets of norm batch")
+_RUNNING_STATISTICS = Condition(
+    "model", _has_running_statistics, "models with BatchNorm: lenet5, ResNets of norm batch"
+)
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
 _FEDVG = _weighting("fedvg", "generalised")
 _NOT_DELTA = _is_not("fedvg.norm", "delta", "every other norm")
@@ -125,7 +127,13 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "validation.clients": (_is("validation.source", "clients"), _is("split", "client")),
     "validation.imbalance": (Condition("validation.rho", lambda c: c.validation.rho > 0, "a rho above 0"),),
     "corrupt.clients": (_CORRUPT,),
-    "corrupt.strength": (_CORRUPT, _is_not("corrupt.kind", "rotate90", "every other kind")),
+    "corrupt.strength": (
+        Condition(
+            "corrupt.kind",
+            lambda c: c.corrupt.kind not in ("none", "rotate90"),
+            "every other kind than none and rotate90",
+        ),
+    ),
 }
 """Setting, or group of settings, -> what must all hold for it to be used. A setting is used where the conditions of its
 group and its own hold."""
@@ -165,7 +173,7 @@ def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The settings as plain JSON values, nested as in the dataclasses; and `unused`, those without effect on the run."""
+    """The settings as plain JSON values, nested as in the dataclasses; and `unused`, those without effect."""
     return {name: _plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
 
 

@@ -149,7 +149,8 @@ def test_every_setting_has_help_text():
         ("learning_rate", "lr"), ("epochs", "local_epochs"), ("num_clients", "clients"), ("batch", "batch_size"),
         ("num_rounds", "rounds"), ("optimizer", "optimiser"), ("normalize", "normalise"),
         ("fraction", "join_ratio"),
-        ("mu", "fedprox.mu"), ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"), ("wd", "weight_decay"),
+        ("mu", "fedprox.mu"), ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"),
+        ("wd", "weight_decay"),
         ("eval_interval", "eval_every"), ("aggregation", "weighting"), ("strategy", "algorithm"), ("rouns", "rounds"),
     ],
 )  # fmt: skip

@@ -95,7 +95,8 @@ def _jobs(federated: Simulation) -> Iterator[tuple[str, int | None, np.ndarray]]
 
 
 def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
-    """Final test accuracies; one program serves all jobs, for who trains on which rows is data."""
+    """Final test accuracies. One program serves all jobs: the rows are data, and every job's table of minibatches has
+    the width of the largest."""
     import numpy as np
 
     from fedvg_jax import build, loop
@@ -106,11 +107,16 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
     everyone = tuple([np.concatenate(part)] for part in federated.partition)
     single = build.simulation(alone, data=federated.arrays, partition=everyone, task=federated.task)
     single = single._replace(data=federated.data)
-    programs = loop.compile_programs(single)
-    for _, _, rows in jobs:
+    width = build.fitting_width(alone.batch_size, max(len(rows) for _, _, rows in jobs))
+    executor = build.make_executor(alone)
+
+    def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
-        schedule = build.make_schedule(alone, single.arrays, parts, build.make_executor(alone))
-        *_, (_, records) = loop.chunks(single._replace(schedule=schedule), programs, single.state, 0, single=False)
+        return single._replace(schedule=build.make_schedule(alone, single.arrays, parts, executor, width))
+
+    programs = loop.compile_programs(with_rows(jobs[0][2]))
+    for _, _, rows in jobs:
+        *_, (_, records) = loop.chunks(with_rows(rows), programs, single.state, 0, single=False)
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; give a task of classification")
         yield records[-1]["test_accuracy"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from rich.console import Console
@@ -26,8 +26,9 @@ DEMONSTRATION = (
 )
 
 
-def start(sim: build.Simulation) -> str:
-    """Backend and device, data with counts, model with its size, method."""
+def start(sim: build.Simulation, unused: Sequence[str] = ()) -> str:
+    """Backend and device, data with counts, model with its size, method; settings of the file that the run does not
+    use, where there are any."""
     config, device = sim.config, jax.devices()[0]
     where = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
     shared = f", cohorts shared by {build.num_devices(config)}" if build.num_devices(config) > 1 else ""
@@ -42,6 +43,7 @@ def start(sim: build.Simulation) -> str:
         f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters"
         + (f", from {config.pretrained} but for the head" if config.pretrained else ""),
         f"method  {method(config)}",
+        *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
     ]
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits"))
 

@@ -30,6 +30,9 @@ SECONDS = 1.0
 
 REPEATS = 5
 
+COUNTED = 1000
+"""Rounds whose work is counted; those after them are taken to be like them, being drawn from the same distribution."""
+
 
 class Prediction(NamedTuple):
     """The plan of a run."""
@@ -68,11 +71,13 @@ def predict(sim: build.Simulation) -> Prediction:
     chunk = sample.rounds(1)[1] - fixed
     evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
     empty = max(0.0, fixed - step * _longest_lane(sample.cut(1)))  # of a round without a step
-    work = np.array([_work(sim, sim.schedule(r)) for r in range(config.rounds)])  # schedules are too large to be kept
+    counted = range(min(config.rounds, COUNTED))
+    work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
     in_turn, steps, images = work.T
-    seconds = empty + step * in_turn + group * groups
+    seconds_per_round = float(np.mean(empty + step * in_turn + group * groups))
+    training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
-    chunks = max(evaluations, math.ceil(seconds.sum() / loop.CHUNK_SECONDS))
+    chunks = max(evaluations, math.ceil(training / loop.CHUNK_SECONDS))
     uses_data = reads_scoring(config)
     return Prediction(
         config.rounds,
@@ -82,8 +87,8 @@ def predict(sim: build.Simulation) -> Prediction:
         sum(int((np.asarray(table) >= 0).sum()) for table in (sim.data.val, sim.data.test)),
         evaluations,
         programs.seconds,
-        float(seconds.mean()),
-        float(seconds.sum()) + chunks * max(0.0, chunk) + evaluations * evaluation,
+        seconds_per_round,
+        training + chunks * max(0.0, chunk) + evaluations * evaluation,
         _memory(programs),
     )
 

@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, divergence, history, interrupts, provenance, recording, resume
+from fedvg_jax import build, divergence, files, history, interrupts, provenance, recording, resume
+from fedvg_jax import config as configs
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
 from fedvg_jax.history import History, Record
@@ -72,7 +73,7 @@ def run(
         ...
     fedvg_jax.types.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
-    config = resume.resolve(Config() if config is None else config)
+    config = resume.resolve(configs.check(Config() if config is None else config))
     for name in metrics or {}:
         if history.is_own(name):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
@@ -103,6 +104,7 @@ def drive(
         UsageError: a client diverged where it must not, or the run folder cannot be used.
     """
     config = sim.config
+    _make_trace_folder(config.profile)
     layers = build.layer_names(config, sim.task) if config.out else ()
     about = {"layers": layers, "partition": sim.statistics}
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition)
@@ -155,6 +157,16 @@ def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_re
     return History(records, summarise(stopped_by), state.variables, sim.config.out)
 
 
+def _make_trace_folder(folder: Path | None) -> None:
+    """Makes the folder of `--profile`, or UsageError: JAX reports one that it cannot write with a traceback."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = files.reason(error)
+        raise UsageError(f"profile {folder} is no folder to write a trace into: {said}; name another") from None
+
+
 @contextlib.contextmanager
 def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
     """Traces to `folder` until told to stop, or to the end."""
@@ -194,6 +206,7 @@ def compile_programs(sim: build.Simulation) -> Programs:
         model, pool = sim.state.variables, sim.data.pool
         compiled = {shape: sim.evaluate.lower(model, pool, rows).compile() for shape, rows in tables.items()}
         chunk = compiling.result()
+    build.memory.refuse_unfitting(sim.config, build.memory.of_program(chunk))
 
     def evaluate(variables, pool, rows):
         return compiled[rows.shape](variables, pool, rows)

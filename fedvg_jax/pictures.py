@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedvg_jax import plots
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partition import Partition
+from fedvg_jax.types import one_line
 
 PARTS = {"train": "#3b6ea8", "val": "#e0a030", "test": "#b9c4d0"}
 """Colours of a client's rows."""
@@ -21,13 +23,11 @@ _MAX_ROWS = 30
 
 def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> list[Path]:
     """`images.png` and `clients.png` in a folder, which is made; returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"images.png": contact_sheet(arrays), "clients.png": clients(arrays, partition, title)}
-    for name, figure in drawn.items():
-        figure.savefig(folder / name, dpi=150, facecolor="white")
+    with plots.drawing():
+        drawn = {"images.png": contact_sheet(arrays), "clients.png": clients(arrays, partition, title)}
+        for name, figure in drawn.items():
+            figure.savefig(folder / name, dpi=150, facecolor="white")
     return [folder / name for name in drawn]
 
 
@@ -63,7 +63,7 @@ def contact_sheet(arrays: Arrays):
     axes.set_axis_off()
     shape = " x ".join(map(str, arrays.x.shape[1:]))
     said = f"{len(arrays.y):,} images {shape}, {len(counts)} classes"
-    figure.text(0.2 / size[0], 1 - 0.33 / size[1], arrays.name, size=12, weight="bold", color=_INK, va="center")
+    figure.text(0.2 / size[0], 1 - 0.33 / size[1], _plain(arrays.name), size=12, weight="bold", color=_INK, va="center")
     figure.text(1 - 0.2 / size[0], 1 - 0.33 / size[1], said, size=9, color="0.4", va="center", ha="right")
     pitch = height / len(tiles)
     for row, (name, count) in enumerate(zip(arrays.class_names, counts, strict=True)) if in_rows else ():
@@ -107,7 +107,7 @@ def clients(arrays: Arrays, partition: Partition, title: str):
         middle.set_ylabel("class", color=_INK)
     for axes, axis in ((sizes, "x"), (totals, "y")):
         axes.tick_params(axis=axis, labelbottom=False, labelleft=axes is sizes, length=0)
-    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold", color=_INK)
+    figure.suptitle(_plain(title), x=0.01, ha="left", size=11, weight="bold", color=_INK)
     handles, _ = sizes.get_legend_handles_labels()
     names = {"train": "training", "val": "validation", "test": "test"}
     corner = figure.add_subplot(grid[0, 1])
@@ -201,4 +201,9 @@ def _mosaic(tiles: list[list[np.ndarray]], columns: int, shape: tuple[int, ...])
 
 
 def _short(name: str, width: int = 26) -> str:
-    return name if len(name) <= width else name[: width - 1].rstrip() + "…"
+    return _plain(name if len(name) <= width else name[: width - 1].rstrip() + "…")
+
+
+def _plain(text: str) -> str:
+    """`text` on one line, of which Matplotlib takes nothing for mathematics."""
+    return one_line(text).replace("\\$", "$").replace("$", "\\$")

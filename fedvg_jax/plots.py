@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +15,25 @@ from fedvg_jax.history import Record
 
 def write(folder: Path, records: Sequence[Record], num_clients: int) -> None:
     """`accuracy.png`, or `loss.png` of a task without accuracy, and `weights.png` in a run's folder."""
-    import matplotlib
+    with drawing():
+        if any(r.get("test_accuracy") is not None for r in records):
+            _save(accuracy(records), folder / "accuracy.png")
+        elif any(r.get("test_loss") is not None for r in records):
+            _save(loss(records), folder / "loss.png")
+        if records:
+            _save(weights(records, num_clients), folder / "weights.png")
 
-    matplotlib.use("Agg")
-    if any(r.get("test_accuracy") is not None for r in records):
-        _save(accuracy(records), folder / "accuracy.png")
-    elif any(r.get("test_loss") is not None for r in records):
-        _save(loss(records), folder / "loss.png")
-    if records:
-        _save(weights(records, num_clients), folder / "weights.png")
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Matplotlib without a display, and without its remarks on fonts, layouts and its own folders."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import matplotlib
+
+        matplotlib.use("Agg")
+        yield
 
 
 def accuracy(records: Sequence[Record]):

@@ -11,7 +11,6 @@ a set called tfds:NAME into --data-dir; nothing is ever downloaded without it.
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,21 +25,11 @@ MOST_CLASSES = 30
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for a mistake of the user's, told in one line; 130 after Ctrl-C."""
-    try:
-        argv = list(sys.argv[1:] if argv is None else argv)
-        if {"-h", "--help"} & set(argv):
-            print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME")
-            return 0
-        return prepare(*parse(argv))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read our output, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(argv):
+        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME")
+        return 0
+    return sim.guarded(lambda: prepare(*parse(argv)), stopped="interrupted")
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:

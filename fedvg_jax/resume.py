@@ -18,6 +18,7 @@ FREE = frozenset(
         "out",
         "resume",
         "dry_run",
+        "force",
         "profile",
         "export",
         "checkpoint_every",
@@ -68,6 +69,8 @@ def from_json(settings: dict, source: str) -> Config:
         raise UsageError(f"{source} is damaged (no table of settings); the run cannot go on")
     flat = {}
     for name, value in settings.items():
+        if name == "unused":  # derived from the settings
+            continue
         nested = {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
         flat |= nested
     return configs.apply(Config(), flat, source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -97,11 +97,20 @@ def key(seed: int, round: int) -> np.ndarray:
     return np.random.default_rng([_KEY, seed, round]).integers(0, 2**32, 2, np.uint32)
 
 
-def official_cohorts(seed: int, num_clients: int, cohort_size: int, rounds: int) -> list[np.ndarray]:
-    """The published cohorts: Python's `random`, seeded once, samples every round's clients before anything else."""
-    stream = random.Random(seed)
+def official_cohorts(seed: int, num_clients: int, cohort_size: int) -> Callable[[int], np.ndarray]:
+    """round -> the published cohort: Python's `random`, seeded once, samples the clients of one round after the other.
+
+    Rounds are drawn up to the one that is asked for, and kept.
+    """
+    stream, drawn = random.Random(seed), []
     everyone = list(range(num_clients))
-    return [np.array(stream.sample(everyone, cohort_size), np.int32) for _ in range(rounds)]
+
+    def of_round(number: int) -> np.ndarray:
+        while len(drawn) <= number:
+            drawn.append(np.array(stream.sample(everyone, cohort_size), np.int32))
+        return drawn[number]
+
+    return of_round
 
 
 def minibatches(rows: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import gc
 import importlib.util
 import io
@@ -21,23 +20,27 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax import files, presets, resume
 from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError
+from fedvg_jax.types import UsageError, one_line
 
 PROG = "python -m fedvg_jax.sim"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 2 for what the user has to mend, told in one line; 130 after Ctrl-C, 143 after SIGTERM."""
-    return guarded(lambda: simulate(parse(sys.argv[1:] if argv is None else argv)))
+    return guarded(lambda: simulate(*read_command_line(sys.argv[1:] if argv is None else argv)))
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command, whatever ends it."""
+def guarded(command: Callable[[], int], stopped: str = "stopped at once; what is in the run folder is whole") -> int:
+    """The exit code of a command, whatever ends it.
+
+    Args:
+        stopped: what to say after Ctrl-C.
+    """
     try:
         return command()
     except UsageError as error:
@@ -49,18 +52,37 @@ def guarded(command: Callable[[], int]) -> int:
         print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped at once; what is in the run folder is whole", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output, such as head, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
 
 
 def parse(argv: Sequence[str]) -> Config:
     """The resolved settings of a command line."""
+    return read_command_line(argv).config
+
+
+class CommandLine(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    """resolved and checked"""
+    unused: Sequence[str] = ()
+    """settings of the TOML file that this run does not use"""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """The resolved settings of a command line.
+
+    Raises:
+        UsageError: for a setting that cannot work, and for a flag that this run does not use. A file may hold settings
+            of other methods: files are shared by the runs of a sweep.
+    """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=Path, nargs="?")
     early.add_argument("--dataset", nargs="?")
@@ -76,7 +98,24 @@ def parse(argv: Sequence[str]) -> Config:
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, _meaning(in_file) | file, str(known.config))
     config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
-    return configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+    config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+    flags = given(argv)
+    configs.refuse_unused(config, flags)
+    return CommandLine(config, configs.unused(config, [name for name in file if name not in flags]))
+
+
+def given(argv: Sequence[str]) -> list[str]:
+    """The settings that are flags of a command line, whatever their values.
+
+    >>> given(["--lr", "0.1", "--fedvg.norm=l2", "--no-dry-run"])
+    ['lr', 'fedvg.norm', 'dry_run']
+    """
+    flags = {}
+    for name in configs.flatten(Config()):
+        group, dot, last = name.rpartition(".")
+        flags |= {name: name, f"{group}{dot}no_{last}": name}
+    words = (word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
+    return list(dict.fromkeys(flags[word] for word in words if word in flags))
 
 
 def _take(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -119,9 +158,9 @@ def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:
             raise UsageError(_one_line(said.getvalue())) from None
         raise
     if unknown:
-        flags = ["--" + name.replace("_", "-") for name in configs.flatten(defaults)]
-        close = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"{PROG} --help lists all"
+        name = unknown[0].lstrip("-").partition("=")[0]
+        close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(defaults), *presets.SHORTHANDS])
+        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{PROG} --help lists all"
         raise UsageError(f"unknown argument {unknown[0]}; {hint}")
     return config
 
@@ -137,8 +176,12 @@ def _one_line(box: str) -> str:
     return f"{' '.join(' '.join(message).replace('│', ' ').split())} ({PROG} --help)"
 
 
-def simulate(config: Config) -> int:
-    """Runs it, shows it, and leaves the run folder."""
+def simulate(config: Config, unused: Sequence[str] = ()) -> int:
+    """Runs it, shows it, and leaves the run folder.
+
+    Args:
+        unused: settings of the TOML file to list as unused.
+    """
     from rich.console import Console
 
     from fedvg_jax import history
@@ -151,7 +194,7 @@ def simulate(config: Config) -> int:
     if config.export and not config.export.absolute().parent.is_dir():
         raise UsageError(f"export {config.export}: no such folder; make it, or name another file")
     if config.dry_run:
-        return _plan(config, console)
+        return _plan(config, console, unused)
     wanted, config = config.resume, resume.resolve(config)
     if config.resume:
         tell(f"going on with {config.out}")
@@ -170,7 +213,7 @@ def simulate(config: Config) -> int:
 
     with display.draws(console) as progress, display.reads(console) as reading:
         sim = build.simulation(config, progress=progress, reading=reading)
-    console.print(display.start(sim), highlight=False, soft_wrap=True)
+    console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with display.rounds(console, config.rounds) as show:
         finished = loop.drive(sim, on_records=show, tell=tell, farewell=farewell)
     if importlib.util.find_spec("matplotlib"):
@@ -189,14 +232,14 @@ def simulate(config: Config) -> int:
     return interrupts.exit_code(finished.summary["stopped_by"])
 
 
-def _plan(config: Config, console) -> int:
+def _plan(config: Config, console, unused: Sequence[str] = ()) -> int:
     """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
     start_jax(config)
     from fedvg_jax import build, display, dryrun, rounding
 
     with display.draws(console) as progress, display.reads(console) as reading:
         sim = build.simulation(config, progress=progress, reading=reading)
-    console.print(display.start(sim), highlight=False, soft_wrap=True)
+    console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with console.status("compiling, and timing a sample of each part"):
         prediction = dryrun.predict(sim)
         rounded = None if rounding.is_float32(config) else rounding.compare(sim, rounding.in_float32(sim))

@@ -26,7 +26,21 @@ Hyper = Mapping[str, Any]
 
 
 class UsageError(ValueError):
-    """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2."""
+    """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2.
+
+    Control characters of the values it names are escaped, so that it is one line whatever they hold.
+
+    >>> str(UsageError("out a\\nb is taken"))
+    'out a\\\\nb is taken'
+    """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+def one_line(text: str) -> str:
+    """`text` with control characters, line separators and lone surrogates as escapes, such as \\n."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ STAIRS = {
     ("fisher", "signals"),
     ("weighting", "signals"),
     ("prepare", "sim"),
+    ("pictures", "plots"),
     ("bounds", "sim"),
     ("robust", "weighting"),
     ("provenance", "data"),

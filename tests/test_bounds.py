@@ -62,3 +62,10 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     assert all(f"{100 * value:.2f}%" in shown for value in written["summary"].values())
     assert bounds.main(flags.split()) == 2  # the folder is taken
     assert bounds.main(["--alpha", "-1"]) == 2
+
+
+def test_clients_smaller_than_a_minibatch_are_measured_with_the_program_of_the_pooled_model(tmp_path):
+    """Of 20 clients at alpha 0.05 some hold fewer rows than a minibatch."""
+    settings = replace(SETTINGS, clients=20, join_ratio=0.1, rounds=1, local_epochs=1, alpha=0.05, cache_dir=tmp_path)
+    sizes = [bound.num_samples for bound in bounds.measure(settings) if bound.kind == "alone"]
+    assert len(sizes) == 20 and min(sizes) < settings.batch_size

@@ -138,3 +138,56 @@ def test_every_setting_has_help_text():
     for name in config.flatten(Config()):
         declared = source.index(f"\n    {name.split('.')[-1]}: ")
         assert source[source.index("\n", declared + 1) :].lstrip().startswith('"""'), name
+
+
+# --- names that are close, values of any content
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("learning_rate", "lr"), ("epochs", "local_epochs"), ("num_clients", "clients"), ("batch", "batch_size"),
+        ("num_rounds", "rounds"), ("optimizer", "optimiser"), ("normalize", "normalise"),
+        ("fraction", "join_ratio"),
+        ("mu", "fedprox.mu"), ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"),
+        ("wd", "weight_decay"),
+        ("eval_interval", "eval_every"), ("aggregation", "weighting"), ("strategy", "algorithm"), ("rouns", "rounds"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_suggests_the_closest(tmp_path, wrong, right):
+    with pytest.raises(UsageError) as error:
+        config.apply(Config(), {wrong: 1}, "mine.toml")
+    assert str(error.value) == f"mine.toml: unknown setting '{wrong}'; did you mean '{right}'?"
+
+
+def test_an_unknown_name_like_no_other_says_where_all_are_listed():
+    with pytest.raises(UsageError, match=r"unknown setting 'xyzzy'; python -m fedvg_jax\.sim --help lists all"):
+        config.apply(Config(), {"xyzzy": 1}, "mine.toml")
+
+
+def test_every_other_word_is_of_a_setting_and_none_is_a_setting():
+    names = config.flatten(Config())
+    words = [word for others in config.settings.OTHER_WORDS.values() for word in others]
+    assert set(config.settings.OTHER_WORDS) <= set(names) and not set(words) & set(names)
+    assert len(words) == len(set(words))
+
+
+@given(st.text(), st.sampled_from(["out", "dataset", "fedvg.include", "model", "lanes", "nosuch"]))
+def test_an_error_is_one_printable_line_whatever_a_value_holds(text, name):
+    try:
+        config.check(config.apply(Config(), {name: text}, "test"))
+    except UsageError as error:
+        assert str(error).isprintable() and str(error)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("devices", "9" * 5000), ("devices", "²"), ("lanes", "٣"), ("tuning.steps", 2**32 - 1),
+        ("fedvg.fit_steps", 2**32 - 1), ("out", "a\udcffb"), ("config", "a\udcffb.toml"),
+    ],
+)  # fmt: skip
+def test_a_value_that_nothing_can_use_is_refused_in_a_short_line(setting, value):
+    with pytest.raises(UsageError, match=setting) as error:
+        config.check(config.apply(Config(), {setting: value}, "test"))
+    assert len(str(error.value)) < 250

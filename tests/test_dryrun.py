@@ -71,3 +71,17 @@ def test_the_slope_is_that_of_a_line_and_needs_no_more_than_the_whole():
     assert dryrun.slope(lambda n: asked.append(n) or (n, 1e-3 * n), 7) == pytest.approx(1e-3)
     assert asked[-1] == 7
     assert dryrun.slope(lambda n: (n, 1.0), 1) == 0.0
+
+
+def test_a_plan_of_any_number_of_rounds_counts_the_first_of_them(tmp_path, monkeypatch):
+    """4,294,967,295 rounds take as many times a round of the same distribution."""
+    monkeypatch.setattr(dryrun, "SECONDS", 0.001)
+    monkeypatch.setattr(dryrun, "REPEATS", 1)
+    monkeypatch.setattr(dryrun, "COUNTED", 3)
+    many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official", cache_dir=tmp_path)
+    counted = []
+    sim_of_many = build.simulation(many)
+    sim_of_many = sim_of_many._replace(schedule=lambda r, f=sim_of_many.schedule: counted.append(r) or f(r))
+    found = dryrun.predict(sim_of_many)
+    assert max(counted) == 2 and found.evaluations == -(-(2**32 - 1) // 2)
+    assert found.seconds >= found.seconds_per_round * (2**32 - 1)

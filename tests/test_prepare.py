@@ -31,7 +31,8 @@ def file(tmp_path):
 
 def call(file, *flags):
     flags = [*flags, "--cache-dir", str(file.parent / "cache")]
-    return prepare.main(["npz", "--data-dir", str(file), "--clients", "3", "--alpha", "1", *flags])
+    alpha = [] if "iid" in flags else ["--alpha", "1"]
+    return prepare.main(["npz", "--data-dir", str(file), "--clients", "3", *alpha, *flags])
 
 
 def test_it_counts_and_draws(file, tmp_path, capsys):
@@ -92,8 +93,8 @@ def test_a_set_of_another_size_than_the_paper_s_is_told(num):
         (["cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
         (["digits", "--alhpa", "1"], "did you mean --alpha"),
         (["digits", "--image-size", "8by8"], "image_size must be"),
-        (["digits", "--image-size", "8"], "digits has no --image-size"),
-        (["digits", "--splits", "official"], "digits has no --splits"),
+        (["digits", "--image-size", "8"], "--image-size is not used by --dataset digits"),
+        (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
         (["digits", "--clients", "2000"], "fewer clients"),
         (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
         (["tfds:mnist", "--download"], "--data-dir"),

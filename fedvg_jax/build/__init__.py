@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 
 from fedvg_jax import contracts, evaluate, files, round, schedule
 from fedvg_jax import data as datasets
+from fedvg_jax.build import memory
 from fedvg_jax.build.devices import make_executor, num_devices
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
@@ -130,7 +132,12 @@ def simulation(
     stats_too = config.server_stats == "official"
     optimiser = make_optimiser(config)
     kept = optimiser if config.optimiser_state == "kept" else None
-    state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    init = functools.partial(round.init, task, algorithm, config.clients)
+    start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    width = fitting_width(config.batch_size, max(map(len, parts.train)))
+    shapes = jax.eval_shape(lambda: init(*start))
+    memory.refuse_unfitting(config, memory.estimate(config, tables.pool, len(arrays.y), shapes, width, executor))
+    state = init(*start)
     hooks = make_hooks(config, task) | {"stats_too": stats_too, "live": live}
     hooks["weigh_untrained"] = config.untrained == "weighed"
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
@@ -193,6 +200,7 @@ def make_data(
 
     def table(rows, most, batch_size, keep_single):
         fitting = max(len(rows), most)
+        batch_size = fitting_width(batch_size, fitting)
         return jnp.asarray(schedule.table(rows, batch_size, -(-fitting // batch_size), keep_single))
 
     return Data(
@@ -203,16 +211,27 @@ def make_data(
     )
 
 
-def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor):
+def fitting_width(batch_size: int, largest: int) -> int:
+    """Rows of a minibatch table: `batch_size`, or the most rows that are ever in one minibatch, in fours.
+
+    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 1)
+    (32, 172, 4)
+    """
+    return min(batch_size, -(-max(2, largest) // 4) * 4)
+
+
+def make_schedule(
+    config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor, width: int | None = None
+):
     """round -> Schedule.
 
-    Where no client fills a minibatch, it is as wide as the largest client, in fours: the same rows with less padding.
+    Args:
+        width: B, columns of the table of minibatches; by default `fitting_width` for the largest client.
     """
     size, epochs = cohort_size(config), epochs_range(config)
-    largest = max(2, *map(len, parts.train))
-    batch_size = min(config.batch_size, -(-largest // 4) * 4)
+    batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
     official = config.cohorts == "official"
-    cohorts = schedule.official_cohorts(config.seed, config.clients, size, config.rounds) if official else None
+    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
 
     def of_round(number: int) -> Schedule:
@@ -230,7 +249,7 @@ def make_schedule(config: Config, arrays: Arrays, parts: partitions.Partition, e
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohorts[number] if cohorts else None,
+            clients=cohort_of(number) if cohort_of else None,
             block_size=block_size(config),
         )
 
@@ -244,6 +263,7 @@ __all__ = [
     "MODELS",
     "Simulation",
     "corrupt_clients",
+    "fitting_width",
     "layer_names",
     "make_fedvg",
     "make_hyper",
@@ -254,6 +274,7 @@ __all__ = [
     "make_task",
     "make_variables",
     "make_weighting",
+    "memory",
     "num_devices",
     "simulation",
     "traced_once",

@@ -20,7 +20,8 @@ from fedvg_jax.config.options import (
 )
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
 from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
-from fedvg_jax.config.settings import apply, flatten, read_toml, suggestion, to_json
+from fedvg_jax.config.settings import apply, closest, flatten, read_toml, suggestion, typed
+from fedvg_jax.config.uses import refuse_unused, to_json, unused
 from fedvg_jax.config.weightings import (
     GRANULARITIES,
     NORMS,
@@ -63,6 +64,7 @@ __all__ = [
     "apply",
     "block_size",
     "check",
+    "closest",
     "cohort_size",
     "default_cache_dir",
     "epochs_range",
@@ -71,7 +73,10 @@ __all__ = [
     "num_corrupt",
     "parse_weighting",
     "read_toml",
+    "refuse_unused",
     "streams",
     "suggestion",
     "to_json",
+    "typed",
+    "unused",
 ]

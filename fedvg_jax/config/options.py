@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack, Robust, Tuning
+from fedvg_jax.types import UsageError
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,8 @@ class Config:
     """File for the final model, .safetensors: a ResNet's and a ViT's with torch's names, for `load_state_dict`."""
     dry_run: bool = False
     """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
+    force: bool = False
+    """Start although the estimate of memory is above what this machine has."""
     profile: Path | None = None
     """Folder for a trace of the first chunks of rounds, for TensorBoard or Perfetto."""
     out: Path | None = None
@@ -274,8 +277,17 @@ class Config:
 
 
 def default_cache_dir() -> Path:
-    """Where decoded data, partitions and compiled programs are kept unless `cache_dir` says otherwise."""
-    return Path(os.environ.get("FEDVG_CACHE_DIR") or Path.home() / ".cache" / "fedvg_jax")
+    """Where decoded data, partitions and compiled programs are kept unless `cache_dir` says otherwise.
+
+    Raises:
+        UsageError: there is no home folder to keep them in, and `$FEDVG_CACHE_DIR` is not set.
+    """
+    if folder := os.environ.get("FEDVG_CACHE_DIR"):
+        return Path(folder)
+    try:
+        return Path.home() / ".cache" / "fedvg_jax"
+    except RuntimeError:  # a user without a passwd entry, as in many containers, and no $HOME
+        raise UsageError("this user has no home folder; set FEDVG_CACHE_DIR or HOME, or give --cache-dir DIR") from None
 
 
 def method_name(config: Config) -> str:

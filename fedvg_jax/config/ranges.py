@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvg_jax.config import population
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
-from fedvg_jax.config.settings import flatten, suggestion
+from fedvg_jax.config.settings import flatten, suggestion, typed
 from fedvg_jax.config.weightings import (
     GRANULARITIES,
     LINKS,
@@ -64,7 +64,8 @@ ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 
 def check(config: Config) -> Config:
-    """`config` itself, or a UsageError for the first setting out of range."""
+    """`config` with values of its fields' types, or a UsageError for the first of another type or out of range."""
+    config = typed(config)
     if not config.dataset.startswith("tfds:"):
         _one_of("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
     for name, allowed in _NAMES.items():
@@ -72,6 +73,7 @@ def check(config: Config) -> Config:
     for name, value in flatten(config).items():
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
         _require("\0" not in str(value), name, repr(value), "text without a zero byte")
+        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
     check_weighting(config)
     epochs_range(config)
     for name, (holds, allowed) in _RANGES.items():
@@ -84,14 +86,13 @@ def check(config: Config) -> Config:
         "below 1, so that rows are left to train on",
     )
     _require(
-        config.lanes in ("auto", "all")
-        or (config.lanes.isdecimal() and len(config.lanes) < 10 and int(config.lanes) > 0),
+        config.lanes in ("auto", "all") or _is_count(config.lanes),
         "lanes",
         config.lanes,
         "auto, all, or a number >= 1",
     )
     _require(
-        config.devices == "auto" or (config.devices.isdecimal() and int(config.devices) > 0),
+        config.devices == "auto" or _is_count(config.devices),
         "devices",
         config.devices,
         "auto, or a number >= 1",
@@ -255,24 +256,42 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fedvg.exponent": (lambda v: 0 <= v < math.inf, ">= 0"),
     "fedvg.temperature": (lambda v: 0 < v < math.inf, "> 0"),
     "fedvg.mix": (lambda v: 0 <= v <= 1, "in [0, 1]"),
-    "fedvg.fit_steps": (lambda v: v >= 1, ">= 1"),
+    "fedvg.fit_steps": (lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"),
     "fedvg.fit_rate": (lambda v: 0 < v < math.inf, "> 0"),
     "feddyn.alpha": (lambda v: 0 < v < math.inf, "> 0"),
     **dict.fromkeys(("elastic.ratio", "attack.clients"), (lambda v: 0 < v <= 1, "in (0, 1]")),
     "robust.trim": (lambda v: 0 <= v < 0.5, "in [0, 0.5)"),
     "robust.num_kept": (lambda v: v >= 1, ">= 1"),
-    **dict.fromkeys(("robust.num_bad", "tuning.steps"), (lambda v: v >= 0, ">= 0")),
+    "robust.num_bad": (lambda v: v >= 0, ">= 0"),
+    "tuning.steps": (lambda v: 0 <= v < 2**31, ">= 0 and below 2**31"),
     **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
     **population.RANGES,
 }
 
 
+def _is_count(text: str) -> bool:
+    """Whether a text is a number from 1 to 999,999,999; Python refuses to convert thousands of digits."""
+    return text.isdecimal() and text.isascii() and len(text) < 10 and int(text) > 0
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of a command line that are not UTF-8 become lone surrogates
+        return False
+    return True
+
+
 def _one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
-        raise UsageError(f"unknown {name} '{value}'{suggestion(value, allowed)}")
+        raise UsageError(f"unknown {name} '{_short(value)}'{suggestion(value, allowed)}")
 
 
 def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
     if not holds:
-        raise UsageError(f"{name} must be {allowed}; got {value}")
+        raise UsageError(f"{name} must be {allowed}; got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    return str(value) if len(str(value)) <= 100 else f"{str(value)[:100]}..."

@@ -1,0 +1,192 @@
+"""Which settings a run uses: every setting that only some algorithms, weightings, partitions or models read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.config.options import Config
+from fedvg_jax.config.population import DRAWN_SIZES
+from fedvg_jax.config.settings import flatten
+from fedvg_jax.types import UsageError
+
+
+class Condition(NamedTuple):
+    """What another setting must be for a setting to be used."""
+
+    setting: str
+    """dotted name of the setting that decides"""
+    holds: Callable[[Config], bool]
+    by: str
+    """values of `setting` that use it, for messages"""
+
+
+def _is(setting: str, *values: str) -> Condition:
+    return Condition(setting, lambda config: flatten(config)[setting] in values, " or ".join(values))
+
+
+def _is_not(setting: str, value: str, by: str) -> Condition:
+    return Condition(setting, lambda config: flatten(config)[setting] != value, by)
+
+
+def _weighting(*rules: str) -> Condition:
+    """One of the rules, alone, permuted, or in a mean."""
+    return Condition("weighting", lambda config: any(rule in config.weighting for rule in rules), " or ".join(rules))
+
+
+def _has_running_statistics(config: Config) -> bool:
+    return config.model == "lenet5" or (config.model.startswith("resnet") and config.norm == "batch")
+
+
+def _reads_eps(config: Config) -> bool:
+    """The softmax link inverts nothing."""
+    rule = config.weighting
+    return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
+
+
+_RESNET = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
+_CONVOLUTIONS = Condition(
+    "model", lambda config: config.model in ("tinycnn", "cnn", "lenet5") or config.model.startswith("resnet"),
+    "models with convolutions",
+)  # fmt: skip
+_RUNNING_STATISTICS = Condition(
+    "model", _has_running_statistics, "models with BatchNorm: lenet5, ResNets of norm batch"
+)
+_SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
+_FEDVG = _weighting("fedvg", "generalised")
+_NOT_DELTA = _is_not("fedvg.norm", "delta", "every other norm")
+_GROUPED = _is("fedvg.granularity", "layerwise", "blockwise")
+_ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+_EXTERNAL = _is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
+_CORRUPT = _is_not("corrupt.kind", "none", "every other kind")
+_ATTACK = _is_not("attack.kind", "none", "every other kind")
+_GENERALISED = _weighting("generalised")
+_DIRICHLET = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity")
+
+CONDITIONS: dict[str, tuple[Condition, ...]] = {
+    "data_dir": (_is_not("dataset", "digits", "every other data set"),),
+    "image_size": (
+        Condition(
+            "dataset", lambda c: c.dataset in _SIZED or c.dataset.startswith("tfds:"), ", ".join((*_SIZED, "tfds:NAME"))
+        ),
+    ),
+    "splits": (_is("dataset", "dermamnist"),),
+    "pretrained": (Condition("model", lambda c: c.model.startswith(("resnet", "vit")), "ResNets and ViTs"),),
+    "stem": (_RESNET,),
+    "norm": (_RESNET,),
+    "conv": (_CONVOLUTIONS,),
+    "server_stats": (_RUNNING_STATISTICS,),
+    "alpha": (_is("partition", *_DIRICHLET),),
+    "shards_per_client": (_is("partition", "shards"),),
+    "classes_per_client": (_is("partition", "classes"),),
+    "partition_file": (_is("partition", "file"),),
+    "min_samples_rule": (_is("partition", *DRAWN_SIZES),),
+    "momentum": (_is("optimiser", "sgd"),),
+    "optimiser_state": (
+        Condition("momentum", lambda c: c.momentum > 0 or c.optimiser != "sgd", "momentum above 0, adam and adamw"),
+    ),
+    "lr_decay": (_is("lr_schedule", "exponential"),),
+    "checkpoint_every": (Condition("keep", lambda c: c.keep > 0, "1 or more"),),
+    "fedvg.signal": (_FEDVG, _NOT_DELTA),
+    "fedvg.norm": (_FEDVG,),
+    "fedvg.layer": (_FEDVG,),
+    "fedvg.include": (_FEDVG,),
+    "fedvg.per_element": (_FEDVG,),
+    "fedvg.granularity": (_FEDVG,),
+    "fedvg.block": (_FEDVG, _is("fedvg.granularity", "blockwise"), _RESNET),
+    "fedvg.eps": (Condition("weighting", _reads_eps, "fedvg, val_loss, or generalised of link inverse"),),
+    "fedvg.mode": (_FEDVG, _NOT_DELTA, _is("fedvg.signal", "gradient")),
+    "fedvg.stats": (_FEDVG, _GROUPED, _RUNNING_STATISTICS),
+    "fedvg.fit_steps": (_weighting("fitted"),),
+    "fedvg.fit_rate": (_weighting("fitted"),),
+    **dict.fromkeys(("fedvg.link", "fedvg.exponent", "fedvg.temperature", "fedvg.mix"), (_GENERALISED,)),
+    "fedvg.multipliers": (_GENERALISED,),
+    "fedavgm": (_is("algorithm", "fedavgm"),),
+    "fedopt": (_is("algorithm", *_ADAPTIVE),),
+    "fedopt.b1": (_is("algorithm", "fedadam", "fedyogi"),),
+    "fedopt.b2": (_is("algorithm", "fedadam", "fedyogi"),),
+    "fedprox": (_is("algorithm", "fedprox"),),
+    "scaffold": (_is("algorithm", "scaffold"),),
+    "feddyn": (_is("algorithm", "feddyn"),),
+    "feddyn.weights": (_weighting("native"),),
+    "feddyn.average": (_weighting("fedvg"),),
+    "elastic": (_is("algorithm", "elastic"),),
+    "robust.trim": (_is("robust.rule", "trimmed_mean"),),
+    "robust.num_bad": (_is("robust.rule", "krum"),),
+    "robust.num_kept": (_is("robust.rule", "krum"),),
+    "robust.clip_norm": (_is("robust.rule", "clipped_mean"),),
+    "robust.noise": (_is("robust.rule", "clipped_mean"),),
+    "attack.clients": (_ATTACK,),
+    "attack.scale": (_ATTACK,),
+    "tuning.lr": (Condition("tuning.steps", lambda c: c.tuning.steps > 0, "1 step or more"),),
+    "validation.data_dir": (_EXTERNAL,),
+    "validation.copies": (_EXTERNAL,),
+    "validation.classes": (_is("validation.source", "cifar100"),),
+    "validation.clients": (_is("validation.source", "clients"), _is("split", "client")),
+    "validation.imbalance": (Condition("validation.rho", lambda c: c.validation.rho > 0, "a rho above 0"),),
+    "corrupt.clients": (_CORRUPT,),
+    "corrupt.strength": (
+        Condition(
+            "corrupt.kind",
+            lambda c: c.corrupt.kind not in ("none", "rotate90"),
+            "every other kind than none and rotate90",
+        ),
+    ),
+}
+"""Setting, or group of settings, -> what must all hold for it to be used. A setting is used where the conditions of its
+group and its own hold."""
+
+UNCONDITIONAL = frozenset(
+    {
+        *("dataset", "model", "normalise", "augment", "algorithm", "weighting", "clients", "join_ratio", "rounds"),
+        *("local_epochs", "batch_size", "lr", "optimiser", "weight_decay", "lr_schedule", "dropout", "nonfinite"),
+        *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
+        *("eval_every", "lanes", "hold", "devices", "precision", "export", "dry_run", "force", "profile", "out"),
+        *("resume", "keep", "deterministic", "cache_dir", "config", "robust.rule", "attack.kind", "tuning.steps"),
+        *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
+        *("validation.label_noise", "corrupt.kind"),
+    }
+)
+"""Settings that every run uses."""
+
+
+def conditions(name: str) -> tuple[Condition, ...]:
+    """What must hold for the setting `name` to be used: its group's conditions, then its own."""
+    group, _, rest = name.partition(".")
+    return (*(CONDITIONS.get(group, ()) if rest else ()), *CONDITIONS.get(name, ()))
+
+
+def unmet(config: Config, name: str) -> Condition | None:
+    """The first condition of a setting that does not hold; None where the run uses it."""
+    return next((condition for condition in conditions(name) if not condition.holds(config)), None)
+
+
+def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
+    """The settings, of `names` or of all, that have no effect on this run.
+
+    >>> unused(Config(weighting="samples"), ["fedvg.norm", "fedprox.mu", "lr"])
+    ['fedvg.norm', 'fedprox.mu']
+    """
+    return [name for name in (flatten(config) if names is None else names) if unmet(config, name)]
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The settings as plain JSON values, nested as in the dataclasses; and `unused`, those without effect."""
+    return {name: _plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
+
+
+def refuse_unused(config: Config, names: Iterable[str]) -> None:
+    """UsageError for the first of the settings given by flag that the run does not use."""
+    for name in names:
+        if condition := unmet(config, name):
+            flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
+            value: Any = flatten(config)[condition.setting]
+            raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return str(value) if isinstance(value, Path) else value

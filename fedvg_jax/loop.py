@@ -13,7 +13,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,22 +195,12 @@ class Programs(NamedTuple):
 
 
 def compile_programs(sim: build.Simulation) -> Programs:
-    """Compiles ahead of time, so that no round pays for it; the evaluation is traced while the rounds compile."""
+    """Compiles ahead of time, so that no round pays for it, unless a run of equal shapes has done so."""
     begun = time.perf_counter()
     rounds = schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
-    lowered = sim.chunk.lower(sim.state, np.int32(0), rounds, sim.data, sim.hyper)
-    tables = {rows.shape: rows for rows in (sim.data.val, sim.data.test)}
-    with futures.ThreadPoolExecutor(1) as beside:
-        compiling = beside.submit(lowered.compile)
-        model, pool = sim.state.variables, sim.data.pool
-        compiled = {shape: sim.evaluate.lower(model, pool, rows).compile() for shape, rows in tables.items()}
-        chunk = compiling.result()
-    build.memory.refuse_unfitting(sim.config, build.memory.of_program(chunk))
-
-    def evaluate(variables, pool, rows):
-        return compiled[rows.shape](variables, pool, rows)
-
-    return Programs(chunk, evaluate, time.perf_counter() - begun)
+    found = build.programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
+    build.memory.refuse_unfitting(sim.config, build.memory.of_program(found.chunk))
+    return Programs(found.chunk, found.evaluate, time.perf_counter() - begun)
 
 
 def chunks(

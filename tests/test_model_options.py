@@ -108,7 +108,7 @@ def test_the_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, sa
     pretrained.save(tmp_path / "weights.safetensors", filled(tiny), "resnet18")
     settings = dataclasses.replace(tiny, pretrained=tmp_path / "weights.safetensors", **changes)
     with pytest.raises(UsageError, match=said):
-        build.make_variables(settings, build.make_task(settings, GREY))
+        build.make_variables(settings, build.make_task(settings, GREY).init)
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,5 @@ def test_a_relative_path_of_a_config_is_one_from_where_the_command_runs(tiny, tm
     pretrained.save(tmp_path / "weights.safetensors", known, "resnet18")
     monkeypatch.chdir(tmp_path)
     found = sim.parse(["--config", "configs/mine.toml"]).pretrained
-    variables = build.make_variables(dataclasses.replace(tiny, pretrained=found), build.make_task(tiny, GREY))
+    variables = build.make_variables(dataclasses.replace(tiny, pretrained=found), build.make_task(tiny, GREY).init)
     jax.tree.map(np.testing.assert_array_equal, variables.stats, known.stats)

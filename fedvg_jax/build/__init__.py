@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import contracts, evaluate, files, round, schedule
+from fedvg_jax import contracts, files, round, schedule
 from fedvg_jax import data as datasets
-from fedvg_jax.build import memory
+from fedvg_jax.build import memory, programs
 from fedvg_jax.build.devices import make_executor, num_devices
 from fedvg_jax.build.pieces import (
     ALGORITHMS,
     MODELS,
+    check_images,
     corrupt_clients,
-    make_hooks,
     make_hyper,
     make_live,
     make_optimiser,
@@ -36,7 +34,6 @@ from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.validation import Shared
-from fedvg_jax.live import EVERYTHING
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.types import (
     Algorithm,
@@ -44,7 +41,6 @@ from fedvg_jax.types import (
     Data,
     Executor,
     Hyper,
-    RoundStep,
     Schedule,
     SimState,
     Task,
@@ -114,54 +110,56 @@ def simulation(
     shared = make_shared(config, arrays, parts)
     if task:
         contracts.check_task(task, Batch(shared.x, shared.y))
-    task = task or make_task(config, arrays)
-    tables = make_data(config, arrays, parts, shared, task)
-    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))  # traced once, for training and for scoring
-    variables = make_variables(config, task)
-    live = EVERYTHING if algorithm else make_live(config, task)
-    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-    hyper = make_hyper(config) | make_multipliers(config, task)
+    else:
+        check_images(config, arrays)
+    images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+    program = programs.make_program(config, images, task, algorithm, weighting)
+    tables = make_data(config, arrays, parts, shared, program.task)
+    hyper = make_hyper(config) | make_multipliers(config, program.task)
     if weighting:
-        contracts.check_weighting(weighting, task, tables, hyper)
+        contracts.check_weighting(weighting, program.task, tables, hyper)
         if block_size(config) < cohort_size(config):
-            contracts.check_terms(weighting, task, tables, hyper)
+            contracts.check_terms(weighting, program.task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
-    weighting = weighting or make_weighting(config, task, algorithm)
-    executor = make_executor(config)
-    stats_too = config.server_stats == "official"
-    optimiser = make_optimiser(config)
-    kept = optimiser if config.optimiser_state == "kept" else None
-    init = functools.partial(round.init, task, algorithm, config.clients)
-    start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
-    width = fitting_width(config.batch_size, max(map(len, parts.train)))
-    shapes = jax.eval_shape(lambda: init(*start))
-    memory.refuse_unfitting(config, memory.estimate(config, tables.pool, len(arrays.y), shapes, width, executor))
-    state = init(*start)
-    hooks = make_hooks(config, task) | {"stats_too": stats_too, "live": live}
-    hooks["weigh_untrained"] = config.untrained == "weighed"
-    step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
+    state = make_state(config, program, hyper, len(arrays.y), tables, max(map(len, parts.train)))
+    placement = program.executor.placement
     return Simulation(
         config,
         arrays,
         parts,
         describe(config, arrays, parts, shared, is_given),
-        task,
-        jax.device_put(state, executor.placement),
-        jax.device_put(tables, executor.placement),
+        program.task,
+        jax.device_put(state, placement),
+        jax.device_put(tables, placement),
         hyper,
-        make_schedule(config, arrays, parts, executor),
-        jax.jit(round.make_chunk(traced_once(step)), donate_argnums=0, out_shardings=executor.placement),
-        jax.jit(evaluate.make_evaluate(task, executor)),
+        make_schedule(config, arrays, parts, program.executor),
+        program.chunk,
+        program.evaluate,
     )
 
 
-def traced_once(step: RoundStep) -> RoundStep:
-    """`step`, which raises if this simulation ever traces it again."""
-    step.__name__ = f"round_step_{uuid.uuid4().hex}"  # chex counts by name; another simulation has a count of its own
-    counted = chex.assert_max_traces(step, n=1)
-    counted.__name__ = "round_step"  # part of the program's text, by which the compilation cache knows it
-    return counted
+def make_state(
+    config: Config, program: programs.Program, hyper: Hyper, num_rows: int, tables: Data, largest: int
+) -> SimState:
+    """The state before the first round.
+
+    Args:
+        num_rows: T, of the data set.
+        largest: training rows of the largest client.
+
+    Raises:
+        UsageError: where the run would not fit in memory.
+    """
+    variables = make_variables(config, program.init)
+    kept = program.optimiser if config.optimiser_state == "kept" else None
+    stats_too = config.server_stats == "official"
+    init = functools.partial(round.init, program.task, program.algorithm, config.clients)
+    start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
+    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)
+    memory.refuse_unfitting(config, parts)
+    return init(*start)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
@@ -212,12 +210,14 @@ def make_data(
 
 
 def fitting_width(batch_size: int, largest: int) -> int:
-    """Rows of a minibatch table: `batch_size`, or the most rows that are ever in one minibatch, in fours.
+    """Columns B of a table of minibatches: `batch_size`, or the power of two that holds the most rows of any minibatch.
 
-    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 1)
-    (32, 172, 4)
+    Few widths keep programs few: with another partition the largest client is another.
+
+    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 20), fitting_width(32, 1)
+    (32, 256, 32, 2)
     """
-    return min(batch_size, -(-max(2, largest) // 4) * 4)
+    return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
 def make_schedule(
@@ -265,6 +265,7 @@ __all__ = [
     "corrupt_clients",
     "fitting_width",
     "layer_names",
+    "make_executor",
     "make_fedvg",
     "make_hyper",
     "make_live",
@@ -276,6 +277,6 @@ __all__ = [
     "make_weighting",
     "memory",
     "num_devices",
+    "programs",
     "simulation",
-    "traced_once",
 ]

@@ -70,6 +70,12 @@ IMAGES_AT_ONCE = {"vit_s16": 2, "vit_b16": 2}
 
 def make_task(config: Config, arrays: Arrays) -> Task:
     """The named model for this data set's images and classes."""
+    check_images(config, arrays)
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
+
+
+def check_images(config: Config, arrays: Arrays) -> None:
+    """UsageError where the named model cannot take these images."""
     given.for_model(arrays, config)
     shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
     if min(shape[:2]) < least:
@@ -78,22 +84,29 @@ def make_task(config: Config, arrays: Arrays) -> Task:
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
         )
-    classes = len(arrays.class_names)
+
+
+def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
+    """The model that the config names, for images [H, W, D] = `shape`."""
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
-    module = MODELS[config.model](classes, config.conv, **options)
-    task = tasks.classification(module, classes, shape, block_of(config), config.normalise)
+    module = MODELS[config.model](num_classes, config.conv, **options)
+    task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = precision.compute_in(task, config.precision)
     at_once = IMAGES_AT_ONCE.get(config.model) if jax.default_backend() == "cpu" else None
     return chunks.in_chunks(task, at_once) if at_once else task
 
 
-def make_variables(config: Config, task: Task) -> Variables:
-    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head."""
+def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
+    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head.
+
+    Args:
+        init: key -> variables, e.g. a jitted `Task.init`.
+    """
     key = jax.random.key(config.seed)
     if config.pretrained is None:
-        return jax.jit(task.init)(key)
-    read = pretrained.load(config.pretrained, jax.eval_shape(task.init, key), config.model)
-    head = jax.jit(lambda key: task.init(key).params[pretrained.HEAD])(key)
+        return init(key)
+    read = pretrained.load(config.pretrained, jax.eval_shape(init, key), config.model)
+    head = jax.jit(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
 
 

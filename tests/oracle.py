@@ -250,49 +250,61 @@ class FedNova(Algorithm):
         return {path: rest(path, u) for path, u in cohort.update.items()}, server
 
 
-class ServerOptimiser(Algorithm):
-    """theta <- theta_g - rate step(u), with two moments of every tensor; the second starts at `start`."""
-
-    def __init__(self, start: float, step: Callable):
-        self.start, self.step = start, step
+class FedAvgM(Algorithm):
+    """Nesterov's momentum on the server."""
 
     def init(self, hyper, params):
-        return (0, zeros_like(params), each(lambda p: np.full_like(p, self.start), params)), None
+        return zeros_like(params), None
 
     def residual(self, hyper, server, theta, cohort):
-        t, first, second = server[0] + 1, {}, {}
-        added = {}
+        beta = hyper["server_momentum"]
+        velocity = each(lambda v, u: beta * v + u, server, cohort.update)
+        return each(lambda u, v: u - hyper["server_lr"] * (u + beta * v), cohort.update, velocity), velocity
+
+
+class Adaptive(Algorithm):
+    """Algorithm 2 of Reddi et al. (ICLR 2021), line by line:
+
+        Delta_t = sum_k s_k (x_k - x_t)
+        m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t,   m_{-1} = 0
+        v_t by `second`,                               v_{-1} = tau^2
+        x_{t+1} = x_t + eta m_t / (sqrt(v_t) + tau)
+
+    Args:
+        second: (beta_2, v_{t-1}, Delta_t^2) -> v_t
+        first_decay: beta_1; by default the setting's. The paper's experiments have 0 for FedAdagrad.
+        start: of v_{-1}, in units of tau^2.
+    """
+
+    def __init__(self, second: Callable, first_decay: float | None = None, start: float = 1.0):
+        self.second, self.first_decay, self.start = second, first_decay, start
+
+    def init(self, hyper, params):
+        v = {path: np.full(p.shape, self.start * hyper["server_eps"] ** 2) for path, p in params.items()}
+        return (zeros_like(params), v), None
+
+    def residual(self, hyper, server, theta, cohort):
+        beta_1 = hyper["b1"] if self.first_decay is None else self.first_decay
+        m, v, added = {}, {}, {}
         for path, u in cohort.update.items():
-            step, first[path], second[path] = self.step(hyper, t, u, server[1][path], server[2][path])
-            added[path] = u - hyper["server_lr"] * step
-        return added, (t, first, second)
+            delta = -u
+            m[path] = beta_1 * server[0][path] + (1 - beta_1) * delta
+            v[path] = self.second(hyper["b2"], server[1][path], delta**2)
+            step = hyper["server_lr"] * m[path] / (np.sqrt(v[path]) + hyper["server_eps"])
+            added[path] = u + step  # R, as the general rule takes u away
+        return added, (m, v)
 
 
-def nesterov(hyper, t, u, v, _):
-    beta = hyper["server_momentum"]
-    v = beta * v + u
-    return u + beta * v, v, _
+def adagrad(beta_2, v, squared):
+    return v + squared
 
 
-def unbiased(hyper, t, m, v):
-    """Adam's step from biased moments."""
-    return m / (1 - hyper["b1"] ** t) / (np.sqrt(v / (1 - hyper["b2"] ** t)) + hyper["server_eps"])
+def yogi(beta_2, v, squared):
+    return v - (1 - beta_2) * squared * np.sign(v - squared)
 
 
-def adam(hyper, t, u, m, v):
-    m, v = (b * old + (1 - b) * new for b, old, new in ((hyper["b1"], m, u), (hyper["b2"], v, u * u)))
-    return unbiased(hyper, t, m, v), m, v
-
-
-def yogi(hyper, t, u, m, v):
-    m = hyper["b1"] * m + (1 - hyper["b1"]) * u
-    v = v - (1 - hyper["b2"]) * np.sign(v - u * u) * u * u
-    return unbiased(hyper, t, m, v), m, v
-
-
-def adagrad(hyper, t, u, _, v):
-    v = v + u * u
-    return u / np.sqrt(v + hyper["server_eps"]), _, v
+def adam(beta_2, v, squared):
+    return beta_2 * v + (1 - beta_2) * squared
 
 
 class Busybody(Algorithm):
@@ -327,17 +339,24 @@ class Busybody(Algorithm):
 
 ALGORITHMS = {
     "fedavg": Algorithm(),
-    "fedavgm": ServerOptimiser(0.0, nesterov),
+    "fedavgm": FedAvgM(),
     "fedprox": FedProx(),
     "scaffold": Scaffold(),
     "feddyn": FedDyn(),
     "elastic": Elastic(),
-    "fedadam": ServerOptimiser(0.0, adam),
-    "fedyogi": ServerOptimiser(1e-6, yogi),  # where optax starts Yogi's second moment
-    "fedadagrad": ServerOptimiser(0.0, adagrad),
+    "fedadam": Adaptive(adam),
+    "fedyogi": Adaptive(yogi),
+    "fedadagrad": Adaptive(adagrad, first_decay=0.0),
     "fednova": FedNova(),
     "busybody": Busybody(),
 }
+
+PUBLISHED = {
+    "fedadam": Adaptive(adam, start=0.0),
+    "fedyogi": Adaptive(yogi, start=0.0),
+    "fedadagrad": Adaptive(adagrad, start=0.0),
+}
+"""The adaptive servers of the published FedVG code: v_{-1} = 0, and beta_1 is that of the setting for all three."""
 
 
 # --- weightings: a score per client and tensor, and what the history shows -----------------------------------------

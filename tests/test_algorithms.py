@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import pytest
 import worlds
 
@@ -121,6 +122,68 @@ def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_o
         lambda x, a, b: np.mean((2 * a * (a * np.asarray(x) - b)) ** 2) * (number > 0), params, a, b
     )
     worlds.assert_close(found, expected, 1e-12)
+
+
+# --- adaptive servers
+
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+
+
+def server_steps(name, variant, updates, **changes):
+    """theta - theta_g after every one of the averaged updates u, of a client that is the whole cohort."""
+    algorithm = worlds.algorithm(name, fedopt=config.FedOpt(variant=variant))
+    hyper, zero = worlds.hyper(**changes), jax.tree.map(jnp.zeros_like, updates[0])
+    server, steps = algorithm.init(hyper, zero)[0], []
+    for u in updates:
+        rest, server = algorithm.residual(hyper, server, zero, Cohort(u, (), (), None, (), 1))
+        steps.append(tree.sub(rest, u))
+    return steps
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_an_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x64, name, variant):
+    """The oracle is that algorithm's box in NumPy. Updates are below, at and above tau, so that Yogi's v rises and
+    falls."""
+    rng = np.random.default_rng(0)
+    updates = [{"a": jnp.asarray(1e-3 * rng.normal(size=4) * 10.0**i)} for i in (-1, 0, 1, 0, -2)]
+    rule = {"paper": oracle.ALGORITHMS, "official": oracle.PUBLISHED}[variant][name]
+    hyper = {key: float(value) for key, value in worlds.hyper().items()}
+    server, expected = rule.init(hyper, {"a": np.zeros(4)})[0], []
+    for u in updates:
+        plain = {"a": np.asarray(u["a"])}
+        rest, server = rule.residual(hyper, server, plain, oracle.Cohort(plain, [], {}, [], []))
+        expected.append({"a": rest["a"] - plain["a"]})
+    worlds.assert_close(server_steps(name, variant, updates), expected, 1e-12)
+
+
+FIRST_STEPS = {
+    # eta = 0.1, beta_1 = 0.9, beta_2 = 0.999, tau = 1e-3; v = 0.999 tau^2 + 0.001 u^2, so sqrt(v) + tau = 1.99951e-3
+    ("fedadam", "paper"): [5.0012],
+    ("fedyogi", "paper"): [5.0, 9.5, 13.55],
+    ("fedadagrad", "paper"): [49.8756],  # 0.1 / (sqrt(tau^2 + u^2) + tau)
+    ("fedadam", "optax"): [90.9091],  # 0.1 / (u + tau): both moments are corrected
+    ("fedadagrad", "optax"): [3.1623],  # 0.1 / sqrt(u^2 + tau)
+    ("fedadagrad", "official"): [9.0909],  # 0.1 x 0.1 / (u + tau)
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), FIRST_STEPS)
+def test_an_adaptive_server_s_first_steps_are_as_long_as_its_rule_says(x64, name, variant):
+    """In units of an update u = 1e-4 that stays the same. In FedYogi v moves by 1e-3 of u^2 = 0.01 tau^2 a round, so a
+    step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
+    u, defaults = {"a": jnp.full(1, -1e-4)}, config.FedOpt()
+    changes = {"server_lr": defaults.lr, "b1": defaults.b1, "b2": defaults.b2, "server_eps": defaults.eps}
+    expected = FIRST_STEPS[name, variant]
+    steps = server_steps(name, variant, [u] * len(expected), **changes)
+    np.testing.assert_allclose([step["a"][0] / 1e-4 for step in steps], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("variant", ["paper", "official", "optax"])
+def test_an_adaptive_server_leaves_what_no_client_moves(x64, name, variant):
+    zero = {"a": jnp.zeros(3)}
+    worlds.assert_close(server_steps(name, variant, [zero] * 3), [zero] * 3, 0)
 
 
 # --- memories

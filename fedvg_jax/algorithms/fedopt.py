@@ -4,16 +4,36 @@
 
 FedAvgM (Hsu et al., 2019, with Nesterov's momentum as in their experiments): v <- beta v + u, step u + beta v. The
 published FedVG code does the same with torch's SGD, but on running statistics too, which drives variances negative;
-here a server optimiser acts on trained tensors only. FedAdam, FedYogi, FedAdagrad: Reddi et al., "Adaptive Federated
-Optimization", ICLR 2021; optax's Adam and Yogi correct the moments' bias, which they do not.
+here a server optimiser acts on trained tensors only.
+
+FedAdagrad, FedYogi and FedAdam are Algorithm 2 of Reddi et al., "Adaptive Federated Optimization", ICLR 2021, with
+Delta_t = -u. No moment's bias is corrected, and tau stands outside the root:
+
+    m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t                            m_{-1} = 0
+    v_t = v_{t-1} + Delta_t^2                                              FedAdagrad
+    v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2)       FedYogi
+    v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2                          FedAdam
+    theta_{t+1} = theta_t + eta m_t / (sqrt(v_t) + tau)                    v_{-1} = tau^2
+
+The algorithm asks for v_{-1} >= tau^2. FedAdagrad has beta_1 = 0, as in that paper's experiments. Two variants:
+
+    official   the published FedVG code's rule: v_{-1} = 0, and FedAdagrad has the beta_1 of the other two
+    optax      `optax.adam` and `optax.yogi` correct the moments' bias, Yogi starts at v = 1e-6, and `optax.adagrad`
+               has its eps inside the root
+
+They differ by more than rounding. FedAdam's first step for an update of 1e-4, at the default settings, is 5.0 updates
+long by the paper, 10 by the published code and 91 by optax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax import Array
 
 from fedvg_jax import tree
 from fedvg_jax.algorithms.neutral import no_correction, no_probe, no_report
@@ -36,31 +56,104 @@ def fedopt(optimiser: Callable[[Hyper], optax.GradientTransformation]) -> Algori
     return Algorithm(init, no_correction, no_report, residual, no_probe, native_weighting="samples")
 
 
-def fedadam() -> Algorithm:
-    """FedAdam; reads `server_lr`, `b1`, `b2`, `server_eps`."""
-    return fedopt(lambda hyper: optax.adam(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"], 1e-30))
+class Moments(NamedTuple):
+    """The server's memory in Algorithm 2."""
+
+    first: Tree
+    """m"""
+    second: Tree
+    """v"""
 
 
-def fedyogi() -> Algorithm:
-    """FedYogi; reads `server_lr`, `b1`, `b2`, `server_eps`."""
+SecondMoment = Callable[[Hyper, Array, Array], Array]
+"""(hyper, v_{t-1}, Delta_t^2) -> v_t of one tensor"""
 
-    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+VARIANTS = ("paper", "official", "optax")
+
+
+def fedadagrad(variant: str = "paper") -> Algorithm:
+    """FedAdagrad; reads `server_lr` (eta) and `server_eps` (tau), as `official` also `b1`."""
+
+    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+        return v + squared
+
+    def of_optax(hyper: Hyper) -> optax.GradientTransformation:
+        return optax.adagrad(hyper["server_lr"], 0.0, hyper["server_eps"])
+
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant, momentum=variant == "official"))
+
+
+def fedyogi(variant: str = "paper") -> Algorithm:
+    """FedYogi; reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+
+    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+        return v - (1 - hyper["b2"]) * squared * jnp.sign(v - squared)
+
+    def of_optax(hyper: Hyper) -> optax.GradientTransformation:
         rule = optax.yogi(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"])
 
         def init(params: Tree) -> optax.OptState:
-            # optax begins the first moment at 1e-6 too, which moves what no client has moved
+            # optax also starts the first moment at 1e-6, which moves parameters that no client has moved
             return optax.tree.set(rule.init(params), mu=tree.zeros_like(params))
 
         return optax.GradientTransformation(init, rule.update)
 
-    return fedopt(optimiser)
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
 
 
-def fedadagrad() -> Algorithm:
-    """FedAdagrad; reads `server_lr`, `server_eps`."""
-    return fedopt(lambda hyper: optax.adagrad(hyper["server_lr"], 0.0, hyper["server_eps"]))
+def fedadam(variant: str = "paper") -> Algorithm:
+    """FedAdam; reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+
+    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+        return hyper["b2"] * v + (1 - hyper["b2"]) * squared
+
+    def of_optax(hyper: Hyper) -> optax.GradientTransformation:
+        return optax.adam(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"], 1e-30)
+
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
+
+
+def adaptive(
+    second_moment: SecondMoment, variant: str = "paper", momentum: bool = True
+) -> Callable[[Hyper], optax.GradientTransformation]:
+    """The server step of Algorithm 2 as a descent on u = -Delta; see the equations of this module.
+
+    Args:
+        second_moment: v_t of one tensor.
+        variant: "paper" (v_{-1} = tau^2) or "official" (v_{-1} = 0).
+        momentum: whether beta_1 is `hyper["b1"]`; otherwise it is 0.
+
+    >>> hyper = {"server_lr": 0.1, "server_eps": 0.5}
+    >>> rule = adaptive(lambda hyper, v, squared: v + squared, momentum=False)(hyper)
+    >>> u = {"w": jnp.array([-1.2])}
+    >>> updates, state = rule.update(u, rule.init(u))
+    >>> updates["w"].round(4).tolist()  # 0.1 x 1.2 / (sqrt(0.25 + 1.44) + 0.5)
+    [0.06669999659061432]
+    """
+
+    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+        b1 = hyper["b1"] if momentum else 0.0
+        start = hyper["server_eps"] ** 2 if variant == "paper" else 0.0
+
+        def init(params: Tree) -> Moments:
+            return Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params))
+
+        def update(u: Tree, state: Moments, params: Tree | None = None) -> tuple[Tree, Moments]:
+            first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, u)
+            second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), state.second, u)
+            step = jax.tree.map(lambda m, v: -hyper["server_lr"] * m / (_root(v) + hyper["server_eps"]), first, second)
+            return step, Moments(first, second)
+
+        return optax.GradientTransformation(init, update)
+
+    return optimiser
 
 
 def fedavgm() -> Algorithm:
     """FedAvgM; reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
     return fedopt(lambda hyper: optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True))
+
+
+def _root(v: Array) -> Array:
+    """sqrt(v), whose gradient at 0 is 0, not infinite."""
+    return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)

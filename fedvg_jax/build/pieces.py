@@ -41,9 +41,9 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
         averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
     ),
     "elastic": lambda config: elastic.elastic(official=config.elastic.sensitivity == "official"),
-    "fedadam": lambda config: fedopt.fedadam(),
-    "fedyogi": lambda config: fedopt.fedyogi(),
-    "fedadagrad": lambda config: fedopt.fedadagrad(),
+    "fedadam": lambda config: fedopt.fedadam(config.fedopt.variant),
+    "fedyogi": lambda config: fedopt.fedyogi(config.fedopt.variant),
+    "fedadagrad": lambda config: fedopt.fedadagrad(config.fedopt.variant),
     "fednova": lambda config: fednova.fednova(),
 }
 

@@ -67,11 +67,14 @@ class FedOpt:
     lr: float = 0.1
     """Learning rate of the server."""
     b1: float = 0.9
-    """Decay of the first moment (FedAdam, FedYogi)."""
+    """Decay of the first moment (FedAdam, FedYogi; FedAdagrad only as official, by the paper it has none)."""
     b2: float = 0.999
     """Decay of the second moment (FedAdam, FedYogi)."""
     eps: float = 1e-3
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment: tau."""
+    variant: str = "paper"
+    """The rule: Algorithm 2 of Reddi et al. (paper), the published FedVG code's (official: the second moment starts at
+    0), or optax's optimisers (optax: bias-corrected, and eps of FedAdagrad inside the root)."""
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,7 @@ _NAMES = {
     "feddyn.regulariser": ("full", "linear"),
     "feddyn.weights": ("uniform", "samples"),
     "feddyn.average": ("always", "once"),
+    "fedopt.variant": ("paper", "official", "optax"),
     "elastic.sensitivity": ("output", "official"),
     "elastic.rows": ("all", "rest"),
     "robust.rule": RULES,

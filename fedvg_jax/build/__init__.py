@@ -33,7 +33,7 @@ from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
-from fedvg_jax.data.validation import Shared
+from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.live import EVERYTHING
 from fedvg_jax.models import pretrained
 from fedvg_jax.types import (
@@ -175,6 +175,10 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
     """
     shared = shared or make_shared(config, arrays, parts)
     most_test = int(len(arrays.y) * config.test_ratio)
+    is_split = config.select == "held_out"
+    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
+    most_selected = shared.most // 2 if is_split else 0
+    most_scored = shared.most - most_selected
 
     def table(rows, most, batch_size, keep_single):
         fitting = max(len(rows), most)
@@ -182,9 +186,10 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
 
     return Data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
-        table(shared.rows, shared.most, config.batch_size, keep_single=config.fedvg.mode == "eval"),
-        table(shared.rows, shared.most, EVAL_BATCH, keep_single=True),
+        table(scored, most_scored, config.batch_size, keep_single=config.fedvg.mode == "eval"),
+        table(scored, most_scored, EVAL_BATCH, keep_single=True),
         table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
+        table(selected, most_selected, EVAL_BATCH, keep_single=True) if is_split else None,
     )
 
 

@@ -218,6 +218,9 @@ class Config:
     """Share of every client's rows that joins the test set."""
     val_ratio: float = 0.1
     """Share of every client's rows that joins the shared validation set; 0 where that is external."""
+    select: str = "shared"
+    """Validation rows that choose the best round: D_val, which FedVG's weights also use (shared), or a random half of
+    it that is held out of the weights (held_out)."""
     eval_every: int = 5
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import accuracy, cases, contest, costs, demo, gpu, machine, ours, parity, rounds, table
+from fedvg_jax.models import layout, lenet, task
 from fedvg_jax.types import Batch, UsageError
 
 HOUSE = Path(__file__).parent.parent
@@ -315,7 +316,8 @@ def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
-    model = parity.torch_layout.to_torch(parity.new_model())
+    net = lenet.LeNet5(10, layout.by_name("auto"))
+    model = parity.torch_layout.to_torch(task.classification(net, 10, (32, 32, 3)).init(jax.random.key(0)))
     arrays = {f"init/{name}": x for name, x in model.items()}
     arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}
     arrays |= {f"part/{k}/train": np.arange(16 * k, 16 * k + 16) for k in range(2)}
@@ -334,7 +336,7 @@ def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
 
 
 def test_an_interval_is_student_s():
-    """t(0.975) of two degrees of freedom is 4.302653 (any table), the deviation of 1, 2, 3 is 1: 2 +- 4.302653 / sqrt 3."""
+    """2 +- 4.302653 / sqrt 3: t(0.975) of two degrees of freedom from any table, times the deviation of 1, 2, 3."""
     assert demo.interval([1.0, 2.0, 3.0]) == pytest.approx((2, -0.48414, 4.48414), abs=1e-3)
     assert not np.isfinite(demo.interval([1.0])).all()
 

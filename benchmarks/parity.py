@@ -171,7 +171,8 @@ def replay(recording: Recording, data_dir: Path) -> Measured:
         algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
     weighting = build.make_weighting(config, model, algorithm)
     executor, optimiser, clients = executors.lanes(1), build.make_optimiser(config), meta["clients"]
-    round_step = round.make_round(model, algorithm, weighting, executor, optimiser, clients, stats_too=True)
+    published = {"stats_too": True, "weigh_untrained": True}
+    round_step = round.make_round(model, algorithm, weighting, executor, optimiser, clients, **published)
     step, hyper = jax.jit(round_step), build.make_hyper(config)
     first = round.init(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import checks, terms, tree
-from fedvg_jax.types import Data, Hyper, Report, Returns, Task, UsageError, Variables, Weighting
+from fedvg_jax import checks, history, schedule, terms, tree
+from fedvg_jax import weighting as weightings
+from fedvg_jax.types import Data, Hyper, Metrics, Report, Returns, Task, UsageError, Variables, Weighting
 
 _CLIENTS = 3
 
@@ -54,9 +56,13 @@ def check_task(task: Task, pool: Any) -> None:
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
     """A weighting against `types.Weighting`, by weighing three clients near the initial model on a few rows of D_val.
 
+    The weights are computed with all three clients present and with one absent, and a record of the history is made of
+    them, the score and the detail, so that a run can do all it will do with the weighting.
+
     Raises:
         UsageError: naming the leaf, what was got and what is expected: weights [K] of floats >= 0 which sum to 1, in a
-            pytree like the variables.
+            pytree like the variables; a score [K] and details [K, ...] of real numbers or booleans, details by a name
+            that the history does not use itself.
 
     >>> from fedvg_jax import weighting
     >>> from fedvg_jax.types import Batch
@@ -73,10 +79,18 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
     checks.same_structure(weights, model, "weighting.weigh: weights", "the model's variables")
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
+    fewer = jnp.arange(_CLIENTS) > 0
+    left = jax.jit(lambda model: _weighed(weighting, model, few, hyper, fewer)[1])(model)
+    checks.distributions(
+        weightings.among(fewer, left), _CLIENTS, "weighting.weigh: with the first client absent, weights"
+    )
     score = jax.eval_shape(weighting.score, measured)
-    if score.shape != (_CLIENTS,):
-        raise UsageError(f"weighting.score has shape {score.shape}; expected ({_CLIENTS},), one number per client")
-    _leading(jax.eval_shape(weighting.detail, measured), _CLIENTS, "weighting.detail", "clients")
+    if jnp.shape(score) != (_CLIENTS,):
+        raise UsageError(f"weighting.score has shape {jnp.shape(score)}; expected ({_CLIENTS},), one number per client")
+    _recordable(score, "weighting.score")
+    detail = jax.eval_shape(weighting.detail, measured)
+    _check_detail(detail)
+    _record(jax.device_get(jax.jit(weighting.score)(measured)), jax.device_get(jax.jit(weighting.detail)(measured)))
 
 
 def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
@@ -124,7 +138,39 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
             )
 
 
-def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> tuple[Any, Any]:
+def _check_detail(detail: Any) -> None:
+    """UsageError for what a record cannot hold."""
+    if not isinstance(detail, dict):
+        raise UsageError(
+            f"weighting.detail returned {type(detail).__name__}; expected a dict, name -> array ({_CLIENTS}, ...), for"
+            f" {_CLIENTS} clients"
+        )
+    for name, leaf in detail.items():
+        if not isinstance(name, str) or not hasattr(leaf, "shape"):
+            what = type(leaf).__name__ if isinstance(name, str) else f"a name of type {type(name).__name__}"
+            raise UsageError(f"weighting.detail '{name}' is {what}; expected a string naming one array")
+        if history.is_own(name):
+            raise UsageError(f"weighting.detail '{name}' would hide the history's own; give it another name")
+    _leading(detail, _CLIENTS, "weighting.detail", "clients")
+    for name, leaf in detail.items():
+        _recordable(leaf, f"weighting.detail leaf '{name}'")
+
+
+def _recordable(leaf: Any, what: str) -> None:
+    """UsageError unless JSON can hold the leaf's numbers."""
+    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise UsageError(f"{what} is {leaf.dtype}; expected real numbers or booleans, for the history")
+
+
+def _record(score: Any, detail: dict[str, Any]) -> None:
+    """Writes a record of three clients, as a run does."""
+    ones = np.ones(_CLIENTS)
+    batches = [np.zeros((1, 1), np.int32)] * _CLIENTS
+    planned = schedule.pack(np.arange(_CLIENTS), batches, [1] * _CLIENTS, num_lanes=1, capacity=_CLIENTS)
+    json.dumps(history.record(1, planned, Metrics(ones, score, ones, ones > 0, detail), 0.0))
+
+
+def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper, present=None) -> tuple[Any, Any]:
     """The signals and weights of clients that each moved a little."""
     keys = jax.random.split(jax.random.key(1), _CLIENTS)
 
@@ -136,7 +182,7 @@ def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -
     deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
     counts = jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32)
     measured = jax.lax.map(lambda report: weighting.signal(hyper, report, data), Report(clients, counts, deltas))
-    order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool)
+    order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool) if present is None else present
     return measured, weighting.weigh(hyper, measured, Returns(model, clients, order, data, present))
 
 

@@ -19,7 +19,7 @@ from fedvg_jax import checks, groups, norms, signals, tree, weighting
 from fedvg_jax.types import Data, Grouping, Hyper, Norm, Report, Returns, Signal, Tree, Variables, Weighting
 
 LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
-    "inverse": lambda mean, eps, present: jnp.log(mean + eps),
+    "inverse": lambda mean, eps, present: -jnp.log(weighting.reciprocal(mean + eps)),
     "softmax": lambda mean, eps, present: mean / jnp.mean(mean, where=jnp.broadcast_to(present, mean.shape)),
 }
 """(mean norm of a group [K], eps, who is there) -> what falls, p times, in the logarithm of raw_k"""
@@ -69,9 +69,9 @@ def generalised_weights(
     [0.25, 0.25, 0.5]
     """
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
+    norms = tree.arrays(norms)
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
-    counts = counts.astype(tree.dtype(norms))
     of_mean = by_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
     joined = weighting.joined_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
     by_group = grouping(Variables(norms, ()), block_of or weighting.first_component)
@@ -121,12 +121,13 @@ def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> w
     """(mean norm of a group [K], who is there) -> weights [K]"""
 
     def of_mean(mean: Array, present: Array | bool) -> Array:
-        falling = link(jnp.where(present, mean, 1), eps, present)
+        p, t, added, share, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
+        falling = link(jnp.where(present, mean, 1), added, present)
         there = jnp.broadcast_to(present, falling.shape)
         # the absent must neither set the scale nor overflow, whatever they measured
         falling = jnp.where(there, falling, jnp.max(jnp.where(there, falling, falling.min())))
-        raw = weighting.shares(jnp.exp(-exponent * (falling - falling.min())), present)
-        return sharpened((1 - mix) * raw + mix * weighting.shares(counts, present), temperature, present)
+        raw = weighting.shares(jnp.exp(-p * (falling - falling.min())), present)
+        return sharpened((1 - share) * raw + share * weighting.shares(rows, present), t, present)
 
     return of_mean
 
@@ -147,4 +148,4 @@ def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     if multipliers is None:
         return norms
     checks.same_structure(multipliers, norms, "multipliers", "norms")
-    return jax.tree.map(lambda norm, factor: norm * factor, norms, multipliers)
+    return jax.tree.map(lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers)

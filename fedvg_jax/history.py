@@ -26,6 +26,14 @@ from fedvg_jax.types import UsageError, Variables
 
 Record = dict[str, Any]
 
+OWN_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
+OWN_NAMES += ("dropped", "untrained", "diverged")
+
+
+def is_own(name: str) -> bool:
+    """Whether a record uses this name itself, so that neither a metric nor a weighting's detail may."""
+    return name in OWN_NAMES or name.startswith(("val_", "test_"))
+
 
 class History(NamedTuple):
     """A finished (or interrupted) run."""
@@ -83,9 +91,9 @@ def record(index: int, schedule, metrics, seconds: float) -> Record:
         "weights": _numbers(metrics.weights),
         "scores": _numbers(metrics.scores),
         "num_samples": schedule.num_samples.tolist(),
-        "train_loss": number(np.mean(metrics.train_loss[metrics.finite])) if metrics.finite.any() else None,
+        "train_loss": _mean_train_loss(schedule, metrics),
         "seconds": number(seconds),
-        **_lists(metrics.detail),
+        **{name: _numbers(value) for name, value in metrics.detail.items()},
         **_exceptions(schedule, metrics),
     }
 
@@ -207,18 +215,21 @@ def write_lines(path: Path, value: Mapping[str, Any]) -> None:
     files.replace(path, f"{{\n{lines}\n}}\n")
 
 
+def _mean_train_loss(schedule, metrics) -> float | None:
+    """Mean over the clients that took a step and did not diverge; None without any."""
+    trained = metrics.finite & (schedule.num_steps > 0)
+    return number(np.mean(metrics.train_loss[trained])) if trained.any() else None
+
+
 def _exceptions(schedule, metrics) -> Record:
-    """Ids of the clients that dropped out, and of those that diverged, where there are any."""
-    dropped, diverged = schedule.clients[~schedule.heard].tolist(), schedule.clients[~metrics.finite].tolist()
-    return ({"dropped": dropped} if dropped else {}) | ({"diverged": diverged} if diverged else {})
+    """Ids of the clients that dropped out, took no step, or diverged, by these names; a name without ids is absent."""
+    absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
+    return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
 
 
-def _lists(detail: Mapping[str, Any]) -> Record:
-    return {name: [_numbers(row) for row in value] for name, value in detail.items()}
-
-
-def _numbers(values) -> list[float | None]:
-    return [number(v) for v in values]
+def _numbers(values) -> Any:
+    """An array of any rank as nested lists of numbers."""
+    return [_numbers(row) for row in values] if np.ndim(values) else number(float(values))
 
 
 def number(value) -> float | None:

@@ -31,9 +31,6 @@ CHUNK_SECONDS = 2.0
 
 _tell = logging.getLogger(__name__).warning
 
-RESERVED = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", "dropped", "diverged")
-"""Names of a record that no metric may take."""
-
 Callback = Callable[[Record, SimState], None]
 
 Metric = Callable[[Variables, Data], Any]
@@ -77,7 +74,7 @@ def run(
     """
     config = resume.resolve(Config() if config is None else config)
     for name in metrics or {}:
-        if name in RESERVED or name.startswith(("val_", "test_")):
+        if history.is_own(name):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     sim = build.simulation(config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting)
     finished = drive(sim._replace(metrics=metrics or {}), callbacks=callbacks)

@@ -56,7 +56,8 @@ def init(
         variables: where to start, if that is not the task's to draw.
     """
     begin = jnp.zeros((), jnp.int32)
-    variables = jax.jit(task.init)(key) if variables is None else variables
+    variables = jax.jit(task.init)(key) if variables is None else tree.arrays(variables)
+    hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, begin).init(variables.params) if kept else ()
     return SimState(begin, variables, server, *(tree.repeat(memory, num_clients) for memory in (client, optimiser)))
@@ -76,11 +77,14 @@ def make_round(
     augment: Augment | None = None,
     live: Live = EVERYTHING,
     stats_too: bool = False,
+    weigh_untrained: bool = False,
 ) -> RoundStep:
     """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
     A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
-    counts as if it had returned the global model, with weight 0, and keeps the memory it had.
+    counts as if it had returned the global model, with weight 0, and keeps the memory it had. So does a client that
+    takes no local step, because it has no row, or only one where single rows are skipped. A round in which no client
+    is left changes neither the model nor any memory; only `refine` still acts on the model.
 
     A schedule made with a `block_size` has the cohort in blocks, which takes a weighting with `terms` and the mean.
 
@@ -93,6 +97,8 @@ def make_round(
             each round, that leave a parameter without a gradient where theta_g has it.
         stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
             only.
+        weigh_untrained: whether a client that takes no local step is weighed like the others, as the published code
+            does: it returns theta_g, to which the weighting may give any weight.
 
     Two clients with a row each, 1 and 3, whose losses (w - row)^2 / 2 a step of rate 1 brings to 0:
 
@@ -129,7 +135,10 @@ def make_round(
         return weighting_.signal(hyper, Report(variables, num_samples, tree.sub(params, variables.params)), data)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
-        theta, parts = state.variables, blocks.terms_of(weighting_, aggregate, schedule)
+        # without jit, indices of NumPy tables would be tracers, and Python's numbers have no dtype
+        state, schedule, data = tree.arrays((state, schedule, data))
+        theta, hyper = state.variables, tree.arrays(dict(hyper), tree.dtype(state.variables))
+        parts = blocks.terms_of(weighting_, aggregate, schedule)
         attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
 
         def returns(told: Told, clients: Variables | None = None) -> Returns:
@@ -146,7 +155,8 @@ def make_round(
             whole = jax.vmap(live.within, (None, 0))(theta.params, trained.params)
             returned = Variables(whole, trained.stats)
             returned = disturb(hyper, attack_key, block.clients, theta, returned)
-            clients, finite, present = _screened(now, block, returned, trained.loss)
+            is_candidate = block.heard if weigh_untrained else block.heard & (block.num_steps > 0)
+            clients, finite, present = _screened(now, is_candidate, returned, trained.loss)
 
             # weights of all who were seen, and their weighted means
             measured = executor.map(measure, (hyper, data, theta.params), (clients, block.num_samples))
@@ -189,6 +199,8 @@ def make_round(
         residual, server = algorithm.residual(hyper, state.server, acted_on(theta), cohort)
         moved = tree.add(acted_on(averaged), residual)
         variables = moved if stats_too else Variables(moved, averaged.stats)
+        # momentum and duals would move the model without any client's update
+        variables, server = tree.where(told.present.any(), (variables, server), (theta, state.server))
         variables = refine(hyper, state.round, variables, data)
 
         state = SimState(state.round + 1, variables, server, seen.clients, seen.optimisers)
@@ -212,11 +224,18 @@ def _probe(
 
 
 def _screened(
-    state: SimState, schedule: Schedule, returned: Variables, loss: jax.Array
+    state: SimState, is_candidate: jax.Array, returned: Variables, loss: jax.Array
 ) -> tuple[Variables, jax.Array, jax.Array]:
-    """The clients' models, the global one for those that diverged or dropped out; who is finite; who is there."""
+    """Replaces the models of absent clients by the global one.
+
+    Args:
+        is_candidate: bool [K] False for a client that dropped out or took no step.
+
+    Returns:
+        The models; bool [K] whose model and loss are finite; bool [K] which clients are present.
+    """
     finite = tree.is_finite((returned, loss))
-    present = schedule.heard & finite
+    present = is_candidate & finite
     unmoved = tree.repeat(state.variables, len(finite))
     return tree.where(present, returned, unmoved), finite, present
 

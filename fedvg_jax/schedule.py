@@ -112,7 +112,8 @@ def minibatches(rows: np.ndarray, epochs: int, batch_size: int, rng: np.random.G
 def cut(rows: np.ndarray, batch_size: int, keep_single: bool = False) -> np.ndarray:
     """int32 [S, B]: rows [n] in order, the last batch filled up with -1; of rows [E, n] every epoch so.
 
-    A last batch of a single row is skipped, as published (BatchNorm has no variance there), unless `keep_single`.
+    A last batch of a single row is skipped unless `keep_single`. The published code skips it in training, whatever the
+    model, because a BatchNorm after flattening has no variance there.
     """
     epochs = np.atleast_2d(rows)
     if epochs.shape[1] % batch_size == 1 and not keep_single:

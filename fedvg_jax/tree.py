@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 
@@ -94,6 +95,26 @@ def dtype(tree: Tree):
 def paths(tree: Tree) -> list[str]:
     """Names of the leaves, "a/b/kernel", in leaf order."""
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def wide(x: Array) -> Array:
+    """At least float32: half-precision numbers overflow at 65,504, and sums of inverses reach that."""
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def arrays(tree: Tree, dtype=None) -> Tree:
+    """Every leaf as a JAX array; numbers without a type of their own, as Python's and NumPy's, take `dtype` if given.
+
+    >>> arrays({"lr": 1, "rows": np.arange(2)}, jnp.bfloat16)
+    {'lr': Array(1, dtype=bfloat16), 'rows': Array([0, 1], dtype=int32)}
+    """
+
+    def one(leaf) -> Array:
+        is_plain = isinstance(leaf, (int, float, np.floating)) and not isinstance(leaf, bool)
+        is_plain |= getattr(leaf, "weak_type", False)  # a Python number inside jit
+        return jnp.asarray(leaf, dtype if is_plain else None)
+
+    return jax.tree.map(one, tree)
 
 
 def size(tree: Tree) -> int:

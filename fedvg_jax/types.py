@@ -142,13 +142,13 @@ class Cohort(NamedTuple):
     update: Tree
     """u = sum_k s_k (theta_g - theta_k)"""
     summed: Tree
-    """sum_k m_k of the messages to be summed; a client that dropped out or diverged sends zero"""
+    """sum_k m_k of the messages to be summed; an absent client sends zero"""
     averaged: Tree
     """sum_k s_k m_k of those to be averaged: () or a pytree for every tensor, under its own weights"""
     weights: Tree
     """s_k: pytree like the parameters, every leaf [K]"""
     probes: Tree
-    """stacked [K, ...], what the probes found; zero from a client that dropped out or diverged"""
+    """stacked [K, ...], what the probes found; zero from an absent client"""
     num_clients: int
     """N"""
 
@@ -214,7 +214,7 @@ class Returns(NamedTuple):
     """int32 [K] a permutation of the cohort"""
     data: Data
     present: Array | bool = True
-    """bool [K] False for a client that dropped out or diverged: it gets weight 0, the others share 1"""
+    """bool [K] False for a client that dropped out, diverged or took no step: it gets weight 0, the others share 1"""
 
 
 Signal = Callable[[Hyper, Report, Data], Tree]
@@ -236,7 +236,7 @@ class Weighting(NamedTuple):
     score: Callable[[Tree], Array]
     """signals stacked [K] -> [K] the number the history shows per client, e.g. G_k"""
     detail: Callable[[Tree], dict[str, Array]]
-    """signals stacked [K] -> more for the history, by name, arrays [K, ...]"""
+    """signals stacked [K] -> more for the history: name -> array [K, ...] of any rank, of real numbers or booleans"""
     terms: tuple[Term, ...] = ()
     """what `weigh` is the sum of; () for a rule that needs all models at once"""
 
@@ -291,7 +291,7 @@ class Metrics(NamedTuple):
     """s_k, averaged over tensors where they differ"""
     scores: Array
     train_loss: Array
-    """mean loss over the client's steps, 0 if it had none"""
+    """mean loss over the client's steps, 0 if it had none, NaN if it diverged"""
     finite: Array
     """1 where the client's model and loss are finite, 0 where it diverged"""
     detail: dict[str, Array]

@@ -52,6 +52,7 @@ def inverse_norm_weights(
     [0.75, 0.25]
     """
     checks.stacked(norms, "norms", per_tensor=True)
+    norms = tree.arrays(norms)
     by_group = checks.named(groups.BY_NAME, granularity, "granularity")(
         Variables(norms, ()), block_of or first_component
     )
@@ -82,6 +83,7 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree) -> Tree:
     checks.shaped_like(
         jax.eval_shape(lambda clients: tree.take(clients, 0), client_params), params, "one client's params", "params"
     )
+    params, client_params, weights = tree.arrays((params, client_params, weights))
     return jax.tree.map(_weighted_step, params, client_params, weights)
 
 
@@ -159,7 +161,7 @@ def fedvg(
 
 def inverse(eps: float | Array) -> ByMean:
     """(1 / (G_k + eps)) / sum_j (1 / (G_j + eps))"""
-    return lambda mean, present: shares(reciprocal(mean + eps), present)
+    return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
 
 
 def by_groups(
@@ -167,8 +169,11 @@ def by_groups(
 ) -> Variables:
     """The weights `of_mean` gives every group's mean norm, handed to the group's tensors.
 
-    A group whose norms are all below `floor` of the largest takes those of equal norms.
+    A group whose norms are all below `floor` of the largest takes those of equal norms. Weights are computed in float32
+    at least, and have the dtype of the norms.
     """
+    dtype = joined[0][1].dtype
+    joined = [(layer, tree.wide(norm)) for layer, norm in joined]
     members = groups.members(joined, by_group)
     loud = loud_groups(members, present, floor)
     weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(joined[0][1]), present))
@@ -176,7 +181,7 @@ def by_groups(
         mean = _mean([layer.factor * norm for layer, norm in found])
         # equal norms for noise, not equal weights: the slope of an inverse of 0 would be NaN
         weights[group] = of_mean(jnp.where(loud[group], mean, 1), present)
-    return jax.tree.map(lambda group: weights[group], by_group)
+    return jax.tree.map(lambda group: weights[group].astype(dtype), by_group)
 
 
 def loud_groups(members: dict[int, Joined], present: Array | bool = True, floor: float = FLOOR) -> dict[int, Array]:

@@ -497,12 +497,23 @@ def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
     }
 
 
-def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm, weighting: str, scoring: Scoring):
-    """One round: (state, what is told of it). Who drops out trains, and is then left out of everything."""
+def round_step(
+    state: State,
+    schedule,
+    pool,
+    table,
+    hyper,
+    algorithm: Algorithm,
+    weighting: str,
+    scoring: Scoring,
+    weigh_untrained: bool = False,
+):
+    """One round: (state, what is told of it). Who drops out trains, and is then left out of everything; so is who takes
+    no step, unless `weigh_untrained`, as published. With nobody left, nothing changes."""
     cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["eps"])
     probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
-    here = [k for k in cohort if schedule.heard[k]]
+    here = [k for k in cohort if schedule.heard[k] and (schedule.num_steps[k] > 0 or weigh_untrained)]
     returned = [trained[k] for k in here]
     weighting = weighting.replace("native", algorithm.native)
     weights = dict.fromkeys((*state.params, *state.stats), np.zeros(0))
@@ -516,6 +527,8 @@ def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm,
         clients[who], message = algorithm.report(hyper, back.params, state.params, state.server, memory, displacement)
         messages.append(message)
 
+    if not here:
+        return state, shown(state, trained, here, weights, weighting, pool, table, scoring)
     params = averaged(state.params, [back.params for back in returned], weights)
     stats = averaged(state.stats, [back.stats for back in returned], weights)
     update = each(np.subtract, state.params, params)

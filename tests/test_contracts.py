@@ -1,13 +1,17 @@
 """A mistake in a user's own model, weighting or metric is said in one line that names the leaf and the shape."""
 
+import json
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import worlds
 
 import fedvg_jax
 from fedvg_jax import build, checks, contracts, history, loop, weighting
-from fedvg_jax.types import UsageError, Variables
+from fedvg_jax import schedule as schedules
+from fedvg_jax.types import Metrics, UsageError, Variables
 
 WORLD = worlds.small()
 TASK = worlds.TASK
@@ -68,6 +72,25 @@ RULES = {
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
     "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
+    "one detail": (
+        by(detail=lambda ones: {"own": ones.sum()}),
+        "weighting.detail leaf 'own' has shape (); expected (3",
+    ),
+    "a list of details": (by(detail=lambda ones: [ones]), "weighting.detail returned list; expected a dict, name ->"),
+    "nested details": (by(detail=lambda ones: {"own": {"a": ones}}), "weighting.detail 'own' is dict; expected a"),
+    "a detail's number": (by(detail=lambda ones: {1: ones}), "weighting.detail '1' is a name of type int; expected a"),
+    "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
+    "a metric's detail": (by(detail=lambda ones: {"test_loss": ones}), "'test_loss' would hide the history's own"),
+    "complex details": (by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}), "leaf 'own' is complex64; expected real numbers"),
+    "complex scores": (by(score=lambda ones: ones.astype(jnp.complex64)), "weighting.score is complex64; expected real numbers"),
+    "nan where one is absent": (
+        by(
+            lambda hyper, ones, returns: weighting.everywhere(
+                jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
+            )
+        ),
+        "weighting.weigh: with the first client absent, weights leaf 'params/bn1/bias' is [ 0. nan nan]",
+    ),
 }
 
 
@@ -77,6 +100,36 @@ def test_a_mistake_in_a_weighting_is_named(mistake):
     with pytest.raises(UsageError) as found:
         contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
     assert said in str(found.value) and "\n" not in str(found.value)
+
+
+DETAILS = {
+    "[K]": lambda ones: jnp.array([1.5, 2.5, 3.5]),
+    "[K, 2]": lambda ones: ones[:, None] * jnp.ones((1, 2)),
+    "[K, 2, 2]": lambda ones: ones[:, None, None] * jnp.ones((1, 2, 2)),
+    "[K, 0]": lambda ones: ones[:, None] * jnp.ones((1, 0)),
+    "integers": lambda ones: jnp.arange(3),
+    "booleans": lambda ones: ones > 0,
+    "not finite": lambda ones: ones / 0,
+}
+
+
+@pytest.mark.parametrize("shape", DETAILS)
+def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
+    rule = by(detail=lambda ones: {"own": DETAILS[shape](ones)})
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    value = np.asarray(DETAILS[shape](jnp.ones(3)))
+    metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), {"own": value})
+    schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
+    found = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))["own"]
+    assert found == (3 * [None] if shape == "not finite" else value.tolist())
+
+
+def test_a_run_records_a_detail_of_one_number_per_client(tmp_path):
+    """In its first chunk of one round and in a second of more."""
+    rule = by(detail=lambda ones: {"own": jnp.arange(len(ones), dtype=jnp.float32)})
+    settings = fedvg_jax.Config(clients=4, join_ratio=1.0, rounds=3, local_epochs=1, cache_dir=tmp_path, lanes="1")
+    records = fedvg_jax.run(settings, weighting=rule).records
+    assert [record["own"] for record in records] == 3 * [[0, 1, 2, 3]]
 
 
 def test_what_is_right_passes():

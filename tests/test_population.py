@@ -6,11 +6,14 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+import worlds
 
 from fedvg_jax import build, config, data
 from fedvg_jax.build import population
 from fedvg_jax.config import Config
 from fedvg_jax.data import npz
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partition import Partition
 from fedvg_jax.types import UsageError
 
 DIGITS = data.load("digits")
@@ -171,3 +174,34 @@ def test_groups_come_with_an_npz_and_make_a_partition(tmp_path):
         np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)
         with pytest.raises(UsageError, match=r"b\.npz: groups must be integers or strings \[270\]"):
             npz.load(tmp_path / "b.npz")
+
+
+def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
+    """Rows of D_val that are scored, of `size` rows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
+    made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
+    parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)], 1)
+    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=config.FedVG(**fedvg))
+    return int((np.asarray(build.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("model", "pixels", "kept"),
+    [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
+)
+def test_a_lone_last_row_is_scored_unless_a_batchnorm_has_a_single_value_of_it(model, pixels, kept):
+    """The first two have no BatchNorm; LeNet-5's see maps of several pixels; ResNet-18's last are on maps of 2 x 2 at
+    64 pixels and of 1 x 1 at 32, where the published code raises."""
+    assert scored(9, model, pixels) == kept
+    assert scored(9, model, pixels, mode="eval") == 9
+    assert scored(8, model, pixels) == 8
+
+
+def test_a_lone_last_row_of_a_model_of_one_s_own_is_scored_unless_it_is_normalised_over_the_batch():
+    assert scored(9, task=worlds.TASK) == 8
+    assert scored(9, task=worlds.QUADRATIC) == 9
+
+
+def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
+    assert scored(161, batch_size=32) == 161

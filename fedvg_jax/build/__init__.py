@@ -35,7 +35,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.live import EVERYTHING
-from fedvg_jax.models import pretrained
+from fedvg_jax.models import norm, pretrained
 from fedvg_jax.types import (
     Algorithm,
     Batch,
@@ -109,10 +109,10 @@ def simulation(
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
     shared = make_shared(config, arrays, parts)
-    tables = make_data(config, arrays, parts, shared)
     if task:
-        contracts.check_task(task, tables.pool)
+        contracts.check_task(task, Batch(shared.x, shared.y))
     task = task or make_task(config, arrays)
+    tables = make_data(config, arrays, parts, shared, task)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))  # traced once, for training and for scoring
     variables = make_variables(config, task)
     live = EVERYTHING if algorithm else make_live(config, task)
@@ -131,6 +131,7 @@ def simulation(
     kept = optimiser if config.optimiser_state == "kept" else None
     state = round.init(task, algorithm, config.clients, jax.random.key(config.seed), hyper, stats_too, kept, variables)
     hooks = make_hooks(config, task) | {"stats_too": stats_too, "live": live}
+    hooks["weigh_untrained"] = config.untrained == "weighed"
     step = round.make_round(task, algorithm, weighting, executor, optimiser, config.clients, **hooks)
     return Simulation(
         config,
@@ -167,11 +168,22 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
     )
 
 
-def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, shared: Shared | None = None) -> Data:
+def make_data(
+    config: Config,
+    arrays: Arrays,
+    parts: partitions.Partition,
+    shared: Shared | None = None,
+    task: Task | None = None,
+) -> Data:
     """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition.
+
+    D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
+    the statistics of a single value, in train mode: there the published code raises, and otherwise it scores that row
+    too. (Training skips minibatches of one row for every model, as the published code does.)
 
     Args:
         shared: D_val with the pool it is part of; made here where it is not given.
+        task: the model that scores; by default the config's.
     """
     shared = shared or make_shared(config, arrays, parts)
     most_test = int(len(arrays.y) * config.test_ratio)
@@ -179,6 +191,8 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
     most_selected = shared.most // 2 if is_split else 0
     most_scored = shared.most - most_selected
+    has_lone_row = config.fedvg.mode == "train" and len(scored) % config.batch_size == 1
+    keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined((task or make_task(config, arrays)).init))
 
     def table(rows, most, batch_size, keep_single):
         fitting = max(len(rows), most)
@@ -186,7 +200,7 @@ def make_data(config: Config, arrays: Arrays, parts: partitions.Partition, share
 
     return Data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
-        table(scored, most_scored, config.batch_size, keep_single=config.fedvg.mode == "eval"),
+        table(scored, most_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, most_scored, EVAL_BATCH, keep_single=True),
         table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
         table(selected, most_selected, EVAL_BATCH, keep_single=True) if is_split else None,

@@ -187,6 +187,9 @@ class Config:
     """Factor of the exponential schedule."""
     dropout: float = 0.0
     """Probability that a client of the cohort drops out of the round."""
+    untrained: str = "absent"
+    """A client that takes no local step, for want of rows: absent (weight 0, as one that dropped out), or weighed like
+    the others though it returns the global model (weighed, as the published code)."""
     nonfinite: str = "raise"
     """A client whose model or loss is not finite: raise (stop the run) or skip (leave it out of the round)."""
     seed: int = 0

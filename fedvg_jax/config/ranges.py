@@ -214,6 +214,7 @@ _NAMES = {
     "fedvg.link": LINKS,
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
+    "untrained": ("absent", "weighed"),
     "optimiser": ("sgd", "adam", "adamw"),
     "optimiser_state": ("reset", "kept"),
     "cohorts": ("seeded", "official"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from fedvg_jax.types import Variables
 
 
 class BatchNorm(nn.Module):
@@ -68,6 +72,39 @@ class GroupNorm(nn.Module):
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
         return (y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)).astype(narrow)
+
+
+def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
+    """Whether a batch of one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
+
+    Several positions of an image are several values: a convolution's BatchNorm has a single one only on maps of 1 x 1.
+    Where not all running statistics belong to a Linen BatchNorm, as in NNX modules, having any counts as undefined.
+
+    Args:
+        init: key -> variables, by calling modules on inputs of the shapes they will see.
+
+    >>> module = nn.Sequential([nn.Dense(3), nn.BatchNorm(use_running_average=True)])
+    >>> def init(key):
+    ...     drawn = module.init(key, jnp.ones((1, 2)))
+    ...     return Variables(drawn["params"], drawn["batch_stats"])
+    >>> lone_row_is_undefined(init)
+    True
+    """
+    values: dict[tuple[str, ...], int] = {}
+
+    def note(call, args, kwargs, context):
+        layer = context.module
+        if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
+            rows, channels = (layer.rows, layer.channels) if isinstance(layer, BatchNorm) else (0, layer.axis)
+            shape = args[0].shape
+            count = math.prod(shape) // (shape[rows] * shape[channels])
+            values[layer.path] = min(count, values.get(layer.path, count))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # a new function is traced anew
+    num_stats = len(jax.tree.leaves(stats))
+    return num_stats > 0 and (num_stats != 2 * len(values) or min(values.values()) == 1)
 
 
 def wide(x: Array) -> Array:

@@ -78,6 +78,17 @@ DEPARTURES: tuple[Departure, ...] = (
         reason="the statistics of a single value are undefined",
     ),
     Departure(
+        "untrained",
+        "clients without a local step (0 or 1 row)",
+        "silent",
+        "return the global model and are weighted",
+        "have weight 0",
+        "read",
+        "uncertain",
+        {"untrained": "weighed"},
+        official=True,
+    ),
+    Departure(
         "update-sign",
         "sign of the global update, Eq. (8)",
         "printed with the opposite sign to Eq. (1)",

@@ -252,7 +252,7 @@ class Config:
     checkpoint_every: int = 0
     """Save the state every so many rounds; 0: about once a minute. The last round, and a stop, are saved anyway."""
     keep: int = 2
-    """Newest checkpoints kept, each with the model best on validation; 0 writes none."""
+    """Newest checkpoints kept, each with the model best on validation (see select); 0 writes none."""
     deterministic: bool = False
     """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
     cache_dir: Path | None = None

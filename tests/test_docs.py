@@ -48,13 +48,13 @@ def documented_functions():
             yield pytest.param(entry, found, id=name[1])
 
 
-@pytest.mark.parametrize(("entry", "function"), documented_functions())
+@pytest.mark.parametrize(("entry", "function"), [*documented_functions()])
 def test_the_arguments_listed_are_the_function_s(entry, function):
     """A sentence of `Returns:` is no argument."""
     _, _, below = entry.partition("**Args**")
     arguments, _, rest = below.partition("**R")
     listed = [name.strip() for names in re.findall(r"^- `([^`]+)`:", arguments, re.M) for name in names.split(",")]
-    assert listed and set(listed) <= inspect.signature(function).parameters.keys()
+    assert set(listed) <= inspect.signature(function).parameters.keys()
     _, _, returns = rest.partition("eturns**")
     assert not re.findall(r"^- `", returns.partition("**Raises**")[0], re.M)
 

@@ -137,9 +137,10 @@ def run(config: Config, seconds: float) -> dict[str, Any]:
 def table(args: argparse.Namespace) -> str:
     """Mean and standard deviation over the finished seeds, of final and of best accuracy on the test set.
 
-    The maximum over evaluations is chosen on the test set, as the paper's figures are.
+    The maximum over evaluations is chosen on the test set, as the published code does. The best round is chosen on
+    D_val, which FedVG's weights also use.
     """
-    lines = ["| method | alpha | seeds | final | at best validation | maximum |", "|---|---|---|---|---|---|"]
+    lines = ["| method | alpha | seeds | final | at best round on D_val | maximum |", "|---|---|---|---|---|---|"]
     for alpha in args.alphas:
         for name in METHODS:
             done = [s for seed in args.seeds if (s := read(folder(args, name, alpha, seed))) and _whole(s)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -146,8 +147,23 @@ def run(name: str, flags: str, where: Path, out: Path) -> dict[str, Any]:
         "seconds_in_all": round(time.perf_counter() - begun),
         "peak_memory_gib": round(peak / 2**30, 2),
     }
+    refuse_incomplete(found, json.loads((out / "config.json").read_text(encoding="utf-8"))["rounds"])
     print(f"{name}: {json.dumps(found)}", flush=True)
     return found
+
+
+def refuse_incomplete(found: dict[str, Any], rounds: int) -> None:
+    """Refuses measurements that lack rounds or hold numbers that are not finite.
+
+    Raises:
+        UsageError: names the column.
+    """
+    for column in ("train_loss", "val_loss", "test_accuracy", "seconds_per_round"):
+        values = found[column]
+        if len(values) != rounds:
+            raise UsageError(f"{column} has {len(values)} of {rounds} rounds")
+        if not all(value is not None and math.isfinite(value) for value in values):
+            raise UsageError(f"{column} is not finite in every round: {values}")
 
 
 def plan(name: str, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Writes docs/api.md from the docstrings, and the table in docs/differentiable.md from its measurement.
+"""Writes docs/api.md from the docstrings, and the tables of README.md and docs/differentiable.md from data.
+
+The README's table of fidelity is `fedvg_jax.paper.fidelity`; its numbers of the demonstration and of parity are the
+files of benchmarks/results.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    says whether they are up to date
@@ -16,7 +19,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-MEMORY = ROOT / "benchmarks" / "results" / "hypergradient_memory.json"
+RESULTS = ROOT / "benchmarks" / "results"
+MEMORY = RESULTS / "hypergradient_memory.json"
+PARITY = RESULTS / "parity.json"
+DEMO = RESULTS / "demo.json"
 
 SECTIONS = {
     "Score, weigh, aggregate": (
@@ -94,9 +100,9 @@ def signature(function) -> str:
 
 
 def markdown(doc: str) -> list[str]:
-    """A docstring: `Args:` and its like become lists, examples and equations code."""
+    """A docstring: `Args:` and `Raises:` become lists, `Returns:` a paragraph, examples and equations code."""
     lines, out, code = doc.splitlines(), [], False
-    section = False
+    section = ""
     for line in lines:
         example = bool(re.match(r"\s*(>>>|\.\.\.)", line))
         if example and not code:
@@ -104,18 +110,19 @@ def markdown(doc: str) -> list[str]:
             code = True
         if code and not line.strip():
             out += ["```"]
-            code = section = False
+            code, section = False, ""
         if code:
             out += [line]
         elif re.fullmatch(r"(Args|Returns|Raises|Source):.*", line):
             name, _, rest = line.partition(":")
             out += [f"**{name}**{rest}", ""]
-            section = not rest
+            section = "" if rest else name
         elif section and line.startswith("    "):
-            item = re.match(r"    ([\w, ]+):(.*)", line)
-            out += [f"- `{item[1]}`:{item[2]}" if item else f"  {line.strip()}"]
+            item = section != "Returns" and re.match(r"    (\w[\w, ]*):(.*)", line)
+            indent = "" if section == "Returns" else "  "
+            out += [f"- `{item[1]}`:{item[2]}" if item else f"{indent}{line.strip()}"]
         else:
-            section = section and not line.strip()
+            section = "" if line.strip() else section
             out += [line]
     return [*out, *(["```"] if code else []), ""]
 
@@ -153,19 +160,89 @@ def memory_table() -> str:
     return "\n".join(rows)
 
 
-def with_table(text: str) -> str:
-    """The page with its table anew."""
-    page, count = re.subn(
-        r"(<!-- memory -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{memory_table()}\n{m[2]}", text, flags=re.S
+def fidelity_table() -> str:
+    """The README's table of differences between the paper, the published code and the defaults here."""
+    from fedvg_jax import config
+    from fedvg_jax.paper import fidelity
+
+    defaults = config.flatten(config.Config())
+    head = ("", "paper", "published code", "here by default", "published behaviour", "official", "checked")
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in fidelity.DEPARTURES:
+        checked = f"{row.paper_evidence}, {row.published_evidence}"
+        cells = (row.subject, row.paper, row.published, row.ours, published_behaviour(row, defaults))
+        rows.append(f"| {' | '.join((*cells, 'yes' if row.official else '', checked))} |")
+    return "\n".join(rows)
+
+
+def published_behaviour(row, defaults: dict) -> str:
+    """The flags of a row, whether they are the default, and the row's reason."""
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in row.settings.items())
+    is_default = all(defaults[name] == value for name, value in row.settings.items())
+    said = [f"`{flags}`" + (" (default)" if is_default else "")] if flags else []
+    return "; ".join(said + [row.reason] * bool(row.reason))
+
+
+def parity_table() -> str:
+    """What `benchmarks/parity.py` measured, by method and round."""
+    found = json.loads(PARITY.read_text(encoding="utf-8"))["methods"]
+    rounds = max(len(method["rounds"]) for method in found.values())
+    head = ["method", "client models, round 1", *(f"round {r + 1}" for r in range(rounds)), "all rounds chained"]
+    rows = [f"| {' | '.join([*head, 'weights'])} |", "|---" * (len(head) + 1) + "|"]
+    for name, method in found.items():
+        of_round = method["rounds"]
+        weights = [gap for r in of_round if (gap := r["weights"]) is not None]
+        largest = (max(method["client_models"]), *(r["ratio"] for r in of_round), max(r["chained"] for r in of_round))
+        cells = [f"`{name}`", *(f"{value:.1e}" for value in largest), f"{max(weights):.1e}" if weights else "-"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def demo_table() -> str:
+    """What `python -m benchmarks.demo` measured, with its machine."""
+    from benchmarks import demo
+
+    result = json.loads(DEMO.read_text(encoding="utf-8"))
+    settings, machine = result["settings"], result["machine"]
+    apart = demo.differences(result["accuracy"])
+    rows = ["| weights | `--weighting` | test accuracy | FedVG minus these, points (95 %) |", "|---|---|---|---|"]
+    for name, runs in result["accuracy"].items():
+        gap = apart.get(name)
+        said = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
+        mean = 100 * sum(runs["final"]) / len(runs["final"])
+        rows.append(f"| {name} | `{result['weightings'][name]}` | {mean:.2f} % | {said} |")
+    about = (
+        f"Means over {settings['seeds']} seeds of the final round, at alpha {settings['alpha']:g};"
+        f" `{machine['command']}`, {machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}."
     )
-    assert count == 1, "the page marks where its table is"
+    return "\n".join([*rows, "", about])
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """The page with the table of that name replaced."""
+    page, count = re.subn(
+        rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", lambda m: f"{m[1]}{table}\n{m[2]}", text, flags=re.S
+    )
+    assert count == 1, f"the page marks where its table {name} is"
     return page
+
+
+TABLES = {
+    ROOT / "README.md": {"demo": demo_table, "parity": parity_table, "fidelity": fidelity_table},
+    DOCS / "differentiable.md": {"memory": memory_table},
+}
+"""page -> its tables by the name of their markers"""
 
 
 def pages() -> dict[Path, str]:
     """Every generated page, as it ought to be."""
-    differentiable = DOCS / "differentiable.md"
-    return {DOCS / "api.md": api(), differentiable: with_table(differentiable.read_text(encoding="utf-8"))}
+    found = {DOCS / "api.md": api()}
+    for path, tables in TABLES.items():
+        text = path.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = with_table(text, name, table())
+        found[path] = text
+    return found
 
 
 def main() -> int:

@@ -128,7 +128,7 @@ def picture(named, path: Path):
     for axes in (ratio, ranks):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"Flatness measured four ways: {num_clients} clients on D_val after their local training\n"
+        f"A gradient norm and Fisher traces: {num_clients} clients on D_val after their local training\n"
         "(digits, alpha 0.05, FedVG weights, one seed; a line per client, dark: smallest L1 score at the end)",
         fontsize=11,
     )

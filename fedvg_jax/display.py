@@ -26,6 +26,13 @@ DEMONSTRATION = (
 )
 
 
+SELECTED_ON = {
+    "shared": "validation: D_val, which FedVG's weights also use",
+    "held_out": "validation: the half of D_val that the weights do not use",
+}
+"""`select` -> what "best on validation" means"""
+
+
 def start(sim: build.Simulation, unused: Sequence[str] = ()) -> str:
     """Backend and device, data with counts, model with its size, method; settings of the file that the run does not
     use, where there are any."""
@@ -130,6 +137,7 @@ def end(history: History) -> Table:
     """The run in a few lines."""
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
+    table.caption = SELECTED_ON[summary.get("select", "shared")]
     for label, name in {
         "test accuracy, final round": "test_accuracy_final",
         "test accuracy, round best on validation": "test_accuracy_at_best_val",

@@ -84,7 +84,7 @@ def predict(sim: build.Simulation) -> Prediction:
         float(steps.mean()),
         float(images.mean()),
         cohort_size(config) * int((np.asarray(sim.data.scoring) >= 0).sum()) * uses_data,
-        sum(int((np.asarray(table) >= 0).sum()) for table in (sim.data.val, sim.data.test)),
+        sum(int((np.asarray(table) >= 0).sum()) for table in loop.evaluation_tables(sim.data).values()),
         evaluations,
         programs.seconds,
         seconds_per_round,

@@ -49,7 +49,7 @@ def generalised_weights(
         num_samples: [K] n_k; by default equal.
         granularity: "modelwise", "layerwise" or "blockwise".
         exponent: p; 0 is uniform, 1 published.
-        temperature: T > 0; large is uniform, small takes the flattest client only.
+        temperature: T > 0; large is uniform, small takes the client of smallest norm only.
         eps: added before inverting, > 0, in the unit of the norms. Softmax has no use for it.
         mix: m in [0, 1], the part of n_k / sum n; 1/2 is the paper's FedAvg + FedVG.
         multipliers: pytree like `norms`, scalars >= 0: a_t of every tensor.

@@ -41,8 +41,10 @@ class History(NamedTuple):
     records: list[Record]
     """One per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`, `seconds`, and at
     evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy, balanced_accuracy,
-    macro_f1."""
+    macro_f1. `val_*` are of D_val, which FedVG's weights also use, or with `select` held_out of the half of it that
+    they do not use."""
     summary: dict[str, Any]
+    """The run in a few numbers. `*_at_best_val` are of the round best on `val_*`; `select` names those rows."""
     variables: Variables
     """The final global model."""
     folder: Path | None
@@ -114,6 +116,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     """Test accuracy three ways: of the final round, of the round best on validation, and the maximum; of a task
     without accuracy its loss, and the minimum.
 
+    The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
     The maximum is selected on the test set itself: it is what the published code reports, and optimistic.
     """
     evaluated = [r for r in records if "test_loss" in r]

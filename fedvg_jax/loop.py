@@ -252,10 +252,15 @@ def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: floa
     ]
 
 
+def evaluation_tables(data: Data) -> dict[str, Any]:
+    """The rows that `val_*` and `test_*` of a record are measured on."""
+    return {"val": data.val if data.selection is None else data.selection, "test": data.test}
+
+
 def evaluated(sim: build.Simulation, programs: Programs, state: SimState) -> Record:
     """The record entries of an evaluation."""
-    tables = {"val": sim.data.val, "test": sim.data.test}
-    sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables.items()}
+    tables = evaluation_tables(sim.data).items()
+    sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables}
     found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
     own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
     return own | history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
@@ -283,6 +288,7 @@ def _summary(
         "stopped_by": stopped_by,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
+        "select": config.select,
         **history.summarise(records),
         "corrupt_clients": build.corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fedvg_jax.paper import fidelity
+
 _PAPER: dict = {
     "clients": 100,
     "join_ratio": 0.1,
@@ -53,22 +55,7 @@ METHODS: dict[str, dict] = (
 
 FIDELITY: dict[str, dict] = {
     "corrected": {},
-    "official": {
-        "partition": "official",
-        "cohorts": "official",
-        "server_stats": "official",
-        "untrained": "weighed",
-        "scaffold.steps": "single",
-        "scaffold.memory": "lost",
-        "feddyn.regulariser": "linear",
-        "feddyn.weights": "samples",
-        "feddyn.average": "once",
-        "fedopt.variant": "official",
-        "elastic.sensitivity": "official",
-        "elastic.rows": "rest",
-        "fedvg.block": "stage",
-        "validation.imbalance": "official",
-    },
+    "official": fidelity.official_settings(),
 }
 """What the published code does where it departs from the papers, for `--fidelity official`."""
 

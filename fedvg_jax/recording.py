@@ -27,7 +27,7 @@ Tell = Callable[[str], None]
 
 
 class Best(NamedTuple):
-    """The model that was best on validation so far."""
+    """The model that was best so far on D_val, or on the half of it that `select` holds out."""
 
     round: int
     val_accuracy: float

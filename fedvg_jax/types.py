@@ -94,6 +94,8 @@ class Data(NamedTuple):
     """[.., B] D_val as it is evaluated."""
     test: Vector
     """[.., B] the pooled test set."""
+    selection: Vector | None = None
+    """[.., B] rows held out of `scoring` and `val` that choose the best round; None where D_val chooses it."""
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------

@@ -29,7 +29,7 @@ def inverse_norm_weights(
     eps: float | Array = 1e-8,
     block_of: Callable[[str], str] | None = None,
 ) -> Tree:
-    """FedVG's weights from the clients' gradient norms: flat clients weigh more. No softmax.
+    """FedVG's weights from the clients' gradient norms: clients of small norm weigh more. No softmax.
 
         G_k = mean over the group's tensors of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
 

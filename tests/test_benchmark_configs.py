@@ -10,6 +10,7 @@ import pytest
 from benchmarks import configs
 from fedvg_jax import data
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.types import UsageError
 
 RESULTS = json.loads(configs.RESULT.read_text())["configs"]
 every_config = pytest.mark.parametrize("name", configs.REDUCED)
@@ -33,21 +34,13 @@ def test_a_header_says_what_was_measured(name):
     assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
 
 
-@pytest.mark.parametrize("name", RESULTS)
-def test_what_was_measured_is_whole_and_sane(name):
-    """As many rounds as its command says of finite losses, accuracies and times; as many images as the script says."""
-    found = RESULTS[name]["reduced"]
-    columns = [found[key] for key in ("train_loss", "val_loss", "test_accuracy", "seconds_per_round")]
-    rounds = int(found["command"].split("--rounds ")[1].split()[0])
-    assert all(len(column) == rounds and np.isfinite(column).all() for column in columns)
-    assert found["images"][0] == configs.REDUCED[name].images and f"configs/{name}.toml" in found["command"]
-    assert {"commit", "date", "processor", "versions", "command", "busy"} <= found["machine"].keys()
-
-
-def test_validation_loss_falls_over_five_rounds_of_the_largest_skew():
-    """CIFAR-10 with ResNet-18 at alpha 0.05, at full size on a CPU."""
-    losses = RESULTS["cifar10_resnet18"]["five_rounds"]["val_loss"]
-    assert len(losses) == 5 and losses[-1] < losses[0]
+def test_a_measurement_is_whole_and_finite_or_refused():
+    whole = {key: [1.0, 0.5] for key in ("train_loss", "val_loss", "test_accuracy", "seconds_per_round")}
+    configs.refuse_incomplete(whole, 2)
+    for column in whole:
+        for values in ([1.0], [1.0, None], [float("nan"), 1.0], [1.0, float("inf")]):
+            with pytest.raises(UsageError, match=column):
+                configs.refuse_incomplete(whole | {column: values}, 2)
 
 
 def test_a_measurement_replaces_the_one_before_in_a_header():

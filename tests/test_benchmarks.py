@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, cases, contest, costs, gpu, machine, ours, rounds, table
-from fedvg_jax.types import Batch
+from benchmarks import accuracy, cases, contest, costs, demo, gpu, machine, ours, parity, rounds, table
+from fedvg_jax.models import layout, lenet, task
+from fedvg_jax.types import Batch, UsageError
 
 HOUSE = Path(__file__).parent.parent
 
@@ -243,3 +244,114 @@ def test_the_package_does_not_know_of_the_benchmarks():
             ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)
         ]
         assert not any("benchmarks" in name for name in names), path
+
+
+# --- recorded rounds
+
+
+def recorded(**changes):
+    """A recording of one round of two clients whose model has one tensor, which never moves."""
+    arrays = {
+        "param_names": np.array(["w", "bn.num_batches_tracked"]),
+        "val_rows": np.arange(4),
+        "init/w": np.zeros(2),
+        "r0/clients": np.array([1, 0]),
+        "r0/global/w": np.ones(2),
+    }
+    for k in range(2):
+        arrays |= {f"part/{k}/train": np.arange(4), f"r0/rows/{k}": np.arange(4), f"r0/client{k}/w": np.ones(2)}
+    meta = {"method": "fedgrad", "model": "lenet5", "clients": 2, "rounds": 1}
+    arrays |= {"r0/weights": np.array([0.5, 0.5]), "meta": np.array(json.dumps(meta))} | changes
+    return {key: array for key, array in arrays.items() if array is not None}
+
+
+def read_recording(folder, **changes):
+    np.savez(folder / "recording.npz", **recorded(**changes))
+    return parity.read(folder / "recording.npz")
+
+
+def test_a_recording_of_global_models_alone_is_read_and_what_it_lacks_is_named(tmp_path):
+    assert parity.absent(read_recording(tmp_path)) == []
+    few = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
+    assert parity.absent(few) == ["client models of round 1", "modelwise weights of rounds 1"]
+
+
+@pytest.mark.parametrize("key", ["val_rows", "init/w", "r0/global/w", "r0/rows/1", "part/0/train", "r0/clients"])
+def test_a_recording_that_cannot_be_replayed_is_refused(tmp_path, key):
+    with pytest.raises(UsageError, match=f"lacks {key}"):
+        read_recording(tmp_path, **{key: None})
+
+
+def measured(**changes):
+    """A round that agrees, but for the changes."""
+    row = {"ratio": 2e-6, "chained": 2e-6, "weights": 1e-6, "chained_weights": 1e-6, "tensors": {}}
+    clients = changes.pop("client_models", [1e-7])
+    return parity.Measured(clients, [row, row | changes], [], {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "fails"),
+    [({}, []), ({"client_models": None, "weights": None}, []), ({"client_models": [1e-5]}, ["client models"]),
+     ({"ratio": 6e-3}, ["round 2"]), ({"chained": 2e-2}, ["round 2, chained"]), ({"weights": 3e-3}, ["weights"]),
+     ({"chained_weights": 6e-3}, ["chained: weights"])],
+)  # fmt: skip
+def test_rounds_agree_within_their_bounds(changes, fails):
+    """Other bounds hold for client models, single rounds, chained rounds and weights."""
+    failed = [what for what, gap, bound in parity.checks("fedgrad", measured(**changes)) if gap > bound]
+    assert len(failed) == len(fails) and all(said in what for said, what in zip(fails, failed, strict=True))
+
+
+def test_the_first_round_may_differ_by_rounding_and_its_weights_alone():
+    """Its models are compared client by client, so no decision of a ReLU has gone the other way."""
+    first = measured()._replace(rounds=[measured().rounds[0] | {"ratio": 2e-4}])
+    bounds = {what: bound for what, _, bound in parity.checks("fedgrad", first)}
+    assert bounds["round 1"] == pytest.approx(1e-4 + 1e-6)
+    unknown = first._replace(client_models=None)
+    assert {what: bound for what, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
+
+
+@pytest.mark.slow
+def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
+    """The recorded model did not move, ours does: it differs, and says of what."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
+    settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
+    net = lenet.LeNet5(10, layout.by_name("auto"))
+    model = parity.torch_layout.to_torch(task.classification(net, 10, (32, 32, 3)).init(jax.random.key(0)))
+    arrays = {f"init/{name}": x for name, x in model.items()}
+    arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}
+    arrays |= {f"part/{k}/train": np.arange(16 * k, 16 * k + 16) for k in range(2)}
+    arrays |= {f"r0/rows/{k}": np.arange(16 * k, 16 * k + 16) for k in range(2)}
+    arrays |= {"param_names": np.array([*model]), "val_rows": np.arange(32, 40), "r0/clients": np.arange(2)}
+    np.savez(tmp_path / "recording.npz", meta=json.dumps(settings), **arrays)
+    results = tmp_path / "results.json"
+    command = ["--golden", str(tmp_path / "recording.npz"), "--data-dir", str(tmp_path), "--results", str(results)]
+    assert parity.main(command) == 1
+    found = json.loads(results.read_text())["methods"]["fedvg"]
+    assert found["client_models"] is None and found["rounds"][0]["ratio"] > 0.1
+    assert found["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]
+
+
+# --- the demonstration
+
+
+def test_an_interval_is_student_s():
+    """2 +- 4.302653 / sqrt 3: t(0.975) of two degrees of freedom from any table, times the deviation of 1, 2, 3."""
+    assert demo.interval([1.0, 2.0, 3.0]) == pytest.approx((2, -0.48414, 4.48414), abs=1e-3)
+    assert not np.isfinite(demo.interval([1.0])).all()
+
+
+def test_differences_are_paired_by_seed():
+    """One point apart in every seed, however far the seeds are: an interval of no width."""
+    accuracy = {"FedVG": {"final": [0.5, 0.9, 0.7]}, "FedAvg": {"final": [0.51, 0.91, 0.71]}}
+    assert demo.differences(accuracy)["FedAvg"] == pytest.approx((-1, -1, -1))
+
+
+@pytest.mark.slow
+def test_the_demonstration_is_measured_and_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "WEIGHTINGS", {name: demo.WEIGHTINGS[name] for name in ("FedVG", "FedAvg")})
+    out = tmp_path / "demo.json"
+    assert demo.main(["--seeds", "2", "--rounds", "1", "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["settings"]["seeds"] == 2 and str(tmp_path) not in out.read_text()
+    assert all(len(runs[choice]) == 2 for runs in written["accuracy"].values() for choice in demo.CHOICES)

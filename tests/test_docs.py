@@ -1,11 +1,22 @@
 """The documentation is what the docstrings and the measurements say."""
 
 import ast
+import functools
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import fedvg_jax
+import fedvg_jax.controls
+import fedvg_jax.differentiable
+import fedvg_jax.executors
+import fedvg_jax.family
+import fedvg_jax.signals
+import fedvg_jax.terms
+import fedvg_jax.weighting
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")
@@ -25,6 +36,35 @@ def test_the_generated_pages_are_up_to_date():
     for path, text in generate.pages().items():
         assert path.read_text(encoding="utf-8") == text, path.name
     assert generate.memory_table() in (ROOT / "docs" / "differentiable.md").read_text(encoding="utf-8")
+
+
+def documented_functions():
+    """(name, its lines of api.md, the function) of every function that has arguments documented."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for entry in re.split(r"^#{3,4} ", page, flags=re.M)[1:]:
+        name = re.match(r"`fedvg_jax\.([\w.]+)`", entry)
+        found = functools.reduce(lambda thing, part: getattr(thing, part, None), name[1].split("."), fedvg_jax)
+        if inspect.isfunction(found) and "**Args**" in entry:
+            yield pytest.param(entry, found, id=name[1])
+
+
+@pytest.mark.parametrize(("entry", "function"), [*documented_functions()])
+def test_the_arguments_listed_are_the_function_s(entry, function):
+    """A sentence of `Returns:` is no argument."""
+    _, _, below = entry.partition("**Args**")
+    arguments, _, rest = below.partition("**R")
+    listed = [name.strip() for names in re.findall(r"^- `([^`]+)`:", arguments, re.M) for name in names.split(",")]
+    assert set(listed) <= inspect.signature(function).parameters.keys()
+    _, _, returns = rest.partition("eturns**")
+    assert not re.findall(r"^- `", returns.partition("**Raises**")[0], re.M)
+
+
+@pytest.mark.parametrize(
+    "section", ["Returns:\n    Weights: a pytree\n    of leaves [K].", "Returns: Weights: a pytree"]
+)
+def test_what_is_returned_is_a_paragraph(section):
+    text = "\n".join(module(ROOT / "docs" / "generate.py").markdown(section))
+    assert "**Returns**" in text and "Weights: a pytree" in text and "`Weights`" not in text
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)

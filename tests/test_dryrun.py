@@ -49,10 +49,12 @@ def test_its_counts_are_those_of_the_schedules(planned):
     assert (found.rounds, found.evaluations) == (3, 2)
 
 
-def test_its_times_and_memory_are_of_this_machine(planned):
+def test_a_run_takes_its_rounds_and_what_is_between_them(planned):
     found, _ = planned
-    assert 0 < found.seconds_per_round * 3 <= found.seconds < 60
-    assert found.compile_seconds > 0 and found.memory_bytes > 2**20
+    assert 0 < found.seconds_per_round * 3 <= found.seconds
+    assert found.compile_seconds > 0
+    pixels, model = 1797 * 64, 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
+    assert found.memory_bytes > pixels + 2 * model, "the images, and the models of a cohort of two"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -119,8 +118,8 @@ def test_devices_share_what_the_cohort_has_trained():
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
 
 
-def test_a_single_lane_changes_its_model_in_place():
-    """A step reads the model in a matmul and writes it; a lane axis of 1 would have XLA copy it first."""
+def test_a_single_lane_holds_its_model_and_the_result_and_no_further_copy():
+    """A step reads the model in a matmul and writes it. Between steps: the live model and the trained one."""
     world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)
     inputs = jnp.ones((16, 300))
 
@@ -129,10 +128,9 @@ def test_a_single_lane_changes_its_model_in_place():
 
     client = Client(lambda k: jnp.ones((300, 200)), step)
     train = jax.jit(lambda s: executors.lanes(1).train(lambda shared, s: client, (), s))
-    program = train.lower(world.schedule(0)).compile().as_text()
-    inner = "while/body/while/body/"
-    (body,) = (part for part in program.split("\n}\n") if f"{inner}dot_general" in part and f"{inner}tanh" in part)
-    assert not re.search(r"f32\[(1,)?300,200\]\S* copy\(", body)
+    held = train.lower(world.schedule(0)).compile().memory_analysis().temp_size_in_bytes
+    model = 4 * 300 * 200
+    assert 2 * model <= held < 2.5 * model
 
 
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])

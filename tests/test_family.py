@@ -158,7 +158,7 @@ def test_no_slope_is_nan_at_a_corner(corner):
 
 
 def test_a_client_that_is_not_there_changes_nothing(x64):
-    """However flat or steep, or not finite."""
+    """However small or large the norms, or not finite."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
     for link in family.LINKS.values():
         of_mean = family.by_mean(3.0, 0.5, 1e-8, 0.2, counts, link)

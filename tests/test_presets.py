@@ -12,14 +12,6 @@ WEIGHTS = {  # of the algorithms' own papers; FedVG's stand alone, but for FedAv
     "fedavg+fedvg": ("fedavg", "samples+fedvg"),
     **{f"{name}+fedvg": (name, "fedvg") for name in SIX[1:]},
 }
-APPENDIX = {  # the paper's, which are the published code's
-    "fedavgm": {"fedavgm.momentum": 0.9, "fedavgm.lr": 1.0},
-    "fedprox": {"fedprox.mu": 0.01},
-    "scaffold": {"scaffold.eta_g": 1.0},
-    "feddyn": {"feddyn.alpha": 0.1, "feddyn.clip": 10.0},
-    "elastic": {"elastic.ratio": 0.3, "elastic.tau": 0.5, "elastic.mu": 0.95},
-    "fedvg": {"fedvg.norm": "l1", "fedvg.eps": 1e-8, "fedvg.granularity": "modelwise", "fedvg.mode": "train"},
-}
 every_method = pytest.mark.parametrize("name", WEIGHTS)
 
 
@@ -39,18 +31,36 @@ def test_a_method_is_an_algorithm_and_its_weights(name):
 
 
 @every_method
-def test_a_method_has_the_hyper_parameters_of_the_appendix(name):
-    """Whatever the file says of them."""
-    made = config.flatten(parse("--method", name))
-    for part in name.split("+"):
-        assert {setting: made[setting] for setting in APPENDIX.get(part, {})} == APPENDIX.get(part, {})
+def test_a_method_moves_only_its_algorithm_s_options(name):
+    """And the names of algorithm and weighting."""
+    before, after = (config.flatten(made) for made in (parse(), parse("--method", name)))
+    changed = {setting for setting in before if before[setting] != after[setting]}
+    algorithm = presets.METHODS[name]["algorithm"]
+    assert all(setting in ("algorithm", "weighting") or setting.startswith(f"{algorithm}.") for setting in changed)
 
 
 @every_method
-def test_a_method_changes_nothing_else(name):
-    before, after = (config.flatten(made) for made in (parse(), parse("--method", name)))
-    changed = {setting for setting in before if before[setting] != after[setting]}
-    assert changed <= {"algorithm", "weighting"} | {s for part in name.split("+") for s in APPENDIX.get(part, {})}
+def test_a_method_sets_all_that_it_names_whatever_the_file_says(name, tmp_path):
+    """A run of the method does not depend on settings that another run left in a file."""
+    settings = presets.METHODS[name]
+    file = tmp_path / "other.toml"
+    numbers = {setting: value for setting, value in settings.items() if isinstance(value, float)}
+    file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
+    found = config.flatten(parse("--config", file, "--method", name))
+    assert {setting: found[setting] for setting in settings} == settings
+
+
+@pytest.mark.parametrize("name", [name for name in WEIGHTS if name.endswith("+fedvg")])
+def test_with_fedvg_s_weights_an_algorithm_keeps_its_options(name):
+    alone, both = presets.METHODS[name.removesuffix("+fedvg")], presets.METHODS[name]
+    assert {setting for setting in alone.keys() | both if alone.get(setting) != both.get(setting)} == {"weighting"}
+
+
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "elastic", "fedavgm"])
+def test_a_method_s_options_are_the_defaults_of_its_algorithm(name):
+    """`--algorithm NAME` and `--method NAME` are then the same algorithm."""
+    own = {setting: value for setting, value in presets.METHODS[name].items() if "." in setting}
+    assert own and own.items() <= config.flatten(config.Config()).items()
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["flag after", "flag before"])
@@ -88,27 +98,6 @@ def test_a_method_stands_above_the_data_set_s_preset():
 
 
 # --- what the published code does
-
-
-def test_official_moves_every_switch_and_corrected_none():
-    official, corrected = (config.flatten(parse("--fidelity", name)) for name in ("official", "corrected"))
-    moved = {name: value for name, value in official.items() if corrected[name] != value}
-    assert corrected == config.flatten(parse()) and moved == presets.FIDELITY["official"]
-    assert (
-        moved.items()
-        >= {
-            "partition": "official",
-            "cohorts": "official",
-            "server_stats": "official",
-            "scaffold.steps": "single",
-            "scaffold.memory": "lost",
-            "feddyn.regulariser": "linear",
-            "feddyn.weights": "samples",
-            "feddyn.average": "once",
-            "elastic.sensitivity": "official",
-            "elastic.rows": "rest",
-        }.items()
-    )
 
 
 def test_method_and_fidelity_go_together_and_flags_override_both():

@@ -33,7 +33,7 @@ from fedvg_jax.data import given
 from fedvg_jax.data import partition as partitions
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
-from fedvg_jax.data.validation import Shared
+from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.types import (
     Algorithm,
@@ -193,7 +193,11 @@ def make_data(
     """
     shared = shared or make_shared(config, arrays, parts)
     most_test = int(len(arrays.y) * config.test_ratio)
-    has_lone_row = config.fedvg.mode == "train" and len(shared.rows) % config.batch_size == 1
+    is_split = config.select == "held_out"
+    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
+    most_selected = shared.most // 2 if is_split else 0
+    most_scored = shared.most - most_selected
+    has_lone_row = config.fedvg.mode == "train" and len(scored) % config.batch_size == 1
     keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined((task or make_task(config, arrays)).init))
 
     def table(rows, most, batch_size, keep_single):
@@ -203,9 +207,10 @@ def make_data(
 
     return Data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
-        table(shared.rows, shared.most, config.batch_size, keep_single=keeps_lone_row),
-        table(shared.rows, shared.most, EVAL_BATCH, keep_single=True),
+        table(scored, most_scored, config.batch_size, keep_single=keeps_lone_row),
+        table(scored, most_scored, EVAL_BATCH, keep_single=True),
         table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
+        table(selected, most_selected, EVAL_BATCH, keep_single=True) if is_split else None,
     )
 
 

@@ -146,7 +146,6 @@ def compile_for(
     Args:
         chunk, evaluate: jitted, of a `Program`.
         rounds: a stacked schedule.
-        data: every table of rows in it but the scoring groups is evaluated.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
     return _compiled(chunk, evaluate, structure, tuple(map(_abstract, leaves)))
@@ -156,7 +155,7 @@ def compile_for(
 def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     lowered = chunk.lower(state, count, rounds, data, hyper)
-    tables = {rows.shape: rows for rows in (data.val, data.test)}
+    tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
     with futures.ThreadPoolExecutor(1) as beside:  # the evaluation is traced while the rounds compile
         compiling = beside.submit(lowered.compile)
         compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}

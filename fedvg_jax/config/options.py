@@ -222,6 +222,9 @@ class Config:
     """Share of every client's rows that joins the test set."""
     val_ratio: float = 0.1
     """Share of every client's rows that joins the shared validation set; 0 where that is external."""
+    select: str = "shared"
+    """Validation rows that choose the best round: D_val, which FedVG's weights also use (shared), or a random half of
+    it that is held out of the weights (held_out)."""
     eval_every: int = 5
     """Evaluate every so many rounds, and after the last."""
     lanes: str = "auto"
@@ -252,7 +255,7 @@ class Config:
     checkpoint_every: int = 0
     """Save the state every so many rounds; 0: about once a minute. The last round, and a stop, are saved anyway."""
     keep: int = 2
-    """Newest checkpoints kept, each with the model best on validation; 0 writes none."""
+    """Newest checkpoints kept, each with the model best on validation (see select); 0 writes none."""
     deterministic: bool = False
     """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
     cache_dir: Path | None = None

@@ -201,6 +201,7 @@ _NAMES = {
     "normalise": PIXEL_STATISTICS,
     "augment": AUGMENTATIONS,
     "algorithm": ALGORITHMS,
+    "select": ("shared", "held_out"),
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
     "precision": PRECISIONS,

@@ -11,7 +11,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partition import Partition
 from fedvg_jax.types import UsageError
 
-_SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE = range(5)
+_SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
 _DOMAIN = int.from_bytes(b"validation")
 """Keeps these streams apart from others that begin with the same seed."""
 
@@ -118,6 +118,29 @@ def noisy(shared: Shared, pixel_noise: float, label_noise: float, num_classes: i
     if label_noise:
         y = corrupt.rewritten(y, rows, corrupt.label_noise(y[rows], label_noise, num_classes, stream))
     return shared._replace(x=x, y=y)
+
+
+def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits D_val at random into rows to score on and rows to choose the best round by, each in their order.
+
+    Copies of an image stay together; of an odd number of images the larger half is scored on.
+
+    Args:
+        rows: int [V] D_val.
+        seed: the partition's.
+
+    Raises:
+        UsageError: for fewer than two images.
+
+    >>> scored, selected = halves(np.array([7, 3, 5, 3]), 0)
+    >>> sorted([*scored.tolist(), *selected.tolist()])
+    [3, 3, 5, 7]
+    """
+    images = np.unique(rows)
+    if len(images) < 2:
+        raise UsageError(f"select held_out needs 2 validation images or more, got {len(images)}; use --select shared")
+    is_held_out = np.isin(rows, _stream(seed, _SELECTION).permutation(images)[: len(images) // 2])
+    return rows[~is_held_out], rows[is_held_out]
 
 
 def _stream(seed: int, domain: int) -> np.random.Generator:

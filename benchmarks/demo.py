@@ -1,0 +1,113 @@
+"""The digits demonstration under FedVG's weights and under those it is compared with, with paired differences.
+
+    python -m benchmarks.demo [--seeds 20] [--rounds 100] [--out FILE.json]
+
+Every seed is one run per weighting of the default settings (alpha 0.05): the same partition, and for each seed the same
+initial model, cohorts and minibatches. Intervals are of Student's t, 95 %, on the differences seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy import stats
+
+import fedvg_jax
+from benchmarks import machine
+
+RESULT = Path(__file__).parent / "results" / "demo.json"
+ALPHA = 0.05
+WEIGHTINGS = {
+    "FedVG": "fedvg",
+    "FedAvg": "samples",
+    "uniform": "uniform",
+    "FedVG's weights, permuted": "permuted(fedvg)",
+    "inverse samples": "inverse_samples",
+}
+"""Names in the table -> `--weighting`. The third and fourth are controls: no weights, and no information in them."""
+
+CHOICES = {"final": "test_accuracy_final", "at_best_val": "test_accuracy_at_best_val", "max": "test_accuracy_max"}
+"""Which round's test accuracy -> its name in the summary."""
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % interval of Student's t; of one value the interval is not finite.
+
+    >>> interval([1.0, 2.0, 3.0])  # t(0.975, 2 degrees of freedom) = 4.302653; deviation 1
+    Interval(mean=2.0, low=-0.484, high=4.484)
+    """
+    count = len(values)
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / count**0.5) if count > 1 else float("inf")
+    return Interval(round(mean, 6), round(mean - half, 3), round(mean + half, 3))
+
+
+def differences(accuracy: dict[str, dict[str, list[float]]], choice: str = "final") -> dict[str, Interval]:
+    """FedVG minus every other weighting in points, paired by seed, by the other's name."""
+    points = {name: 100 * np.asarray(runs[choice]) for name, runs in accuracy.items()}
+    return {name: interval(points["FedVG"] - of) for name, of in points.items() if name != "FedVG"}
+
+
+def measure(seeds: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """weighting's name -> choice of round -> test accuracy of every seed."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, weighting in WEIGHTINGS.items():
+        found[name] = {choice: [] for choice in CHOICES}
+        for seed in track(range(seeds), name, console=Console(stderr=True)):
+            config = fedvg_jax.Config(alpha=ALPHA, rounds=rounds, weighting=weighting, seed=seed)
+            summary = fedvg_jax.run(config).summary
+            for choice, key in CHOICES.items():
+                found[name][choice].append(round(summary[key], 6))
+    return found
+
+
+def table(result: dict[str, Any]) -> Table:
+    """What the README's first page also says."""
+    rows = Table("weights", "test accuracy, %", "FedVG minus these, points [95 %]", title="final round")
+    apart = differences(result["accuracy"])
+    for name, runs in result["accuracy"].items():
+        gap = apart.get(name)
+        said = f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]" if gap else ""
+        rows.add_row(name, f"{100 * np.mean(runs['final']):.2f}", said)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
+    args = parser.parse_args(argv)
+    command = f"python -m benchmarks.demo --seeds {args.seeds} --rounds {args.rounds}"
+    described = machine.describe(command.split())
+    accuracy = measure(args.seeds, args.rounds)
+    result = {
+        "machine": machine.finished(described),
+        "settings": {"dataset": "digits", "alpha": ALPHA, "rounds": args.rounds, "seeds": args.seeds},
+        "weightings": WEIGHTINGS,
+        "accuracy": accuracy,
+    }
+    machine.write(args.out, result)
+    Console().print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

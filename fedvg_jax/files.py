@@ -113,10 +113,17 @@ def read_json(path: Path) -> Any:
     Raises:
         UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
     """
+    refuse_special(path)
     try:
         return parse_json(path.read_bytes(), path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def refuse_special(path: Path) -> None:
+    """UsageError for a folder, pipe, socket or device, from which reading fails or may never end."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be read: it is no regular file")
 
 
 def parse_json(text: bytes, source: object) -> Any:

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, png, says, write, write_folder
+from files import pixels, png, says, write, write_folder, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.config import Config
@@ -253,3 +253,19 @@ def test_trusting_a_cache_changes_no_number():
     from fedvg_jax import resume
 
     assert "trust_cache" in resume.FREE and not Config().trust_cache
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+@pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, name):
+    """A pipe would be waited for, and /dev/zero has no end."""
+    if name == "val_annotations.txt":
+        write_tiny(tmp_path)
+        (tmp_path / "val" / name).unlink()
+        make(tmp_path / "val" / name)
+        with says(name, "no regular file"):
+            data.load("tinyimagenet", tmp_path)
+    else:
+        make(tmp_path / name)
+        with says(name, "no regular file"):
+            rows.read(tmp_path / name)

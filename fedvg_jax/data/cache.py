@@ -91,6 +91,7 @@ def contents(file: Place) -> bytes:
     """
     try:
         if isinstance(file, Path):
+            files.refuse_special(file)
             refuse_too_large(file.stat().st_size, file)
         return file.read_bytes()
     except OSError as error:

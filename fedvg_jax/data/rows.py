@@ -34,6 +34,7 @@ def read(file: Path) -> Partition | Rows:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
     """
     try:
+        files.refuse_special(file)
         with quiet_libraries():
             members = files.read_json(file) if file.suffix == ".json" else npz.read(file, _MEMBERS)
     except OSError as error:

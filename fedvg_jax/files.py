@@ -159,9 +159,15 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: it or a sub-folder belongs to another user (also where this user is root), or may be written by
-            its group or by everybody.
+        UsageError: its path is no UTF-8, where JAX keeps no programs; it or a sub-folder belongs to another user (also
+            where this user is root), or may be written by its group or by everybody.
     """
+    try:
+        os.path.abspath(folder).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"cache folder {str(folder)!r} is not UTF-8, as JAX needs it; name another: --cache-dir"
+        ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
     if is_trusted or not hasattr(os, "geteuid"):

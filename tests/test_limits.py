@@ -85,6 +85,14 @@ def test_clients_that_are_no_ids_are_refused(tmp_path, client):
         rows.read(tmp_path / "rows.npz")
 
 
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_client_is_given_for_each_row_of_the_data_set_or_refused(tmp_path, length):
+    np.savez(tmp_path / "rows.npz", client=np.arange(length) % 2)
+    assert len(rows.read(tmp_path / "rows.npz", length)) == 2
+    with says("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
+        rows.read(tmp_path / "rows.npz", 4)
+
+
 def test_a_client_for_every_row_is_read_in_linear_time(tmp_path):
     """Row by row and client by client, these would be 4e10 comparisons."""
     np.savez(tmp_path / "rows.npz", client=np.arange(200_000)[::-1])
@@ -256,7 +264,7 @@ def test_trusting_a_cache_changes_no_number():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-@pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt"])
+@pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, name):
     """A pipe would be waited for, and /dev/zero has no end."""
     if name == "val_annotations.txt":
@@ -265,6 +273,11 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, name):
         make(tmp_path / "val" / name)
         with says(name, "no regular file"):
             data.load("tinyimagenet", tmp_path)
+    elif name == "set.npz":
+        make(tmp_path / name)
+        for cache_dir in (None, tmp_path / "cache"):
+            with says(name, "no regular file"):
+                data.load("npz", tmp_path, cache_dir)
     else:
         make(tmp_path / name)
         with says(name, "no regular file"):

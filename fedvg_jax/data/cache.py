@@ -141,6 +141,7 @@ def _digest(part: object) -> str:
 
 
 def _file_digest(file: Path) -> str:
+    files.refuse_special(file)
     content = hashlib.sha256()
     try:
         with file.open("rb", buffering=0) as stream:

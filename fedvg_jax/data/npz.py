@@ -9,6 +9,7 @@ from typing import IO
 
 import numpy as np
 
+from fedvg_jax import files
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
 from fedvg_jax.types import UsageError
@@ -81,6 +82,7 @@ def read(file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
     Raises:
         UsageError: no complete .npz file, members that are pickled, or more than this machine's memory holds.
     """
+    files.refuse_special(file)
     try:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):

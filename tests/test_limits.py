@@ -1,5 +1,6 @@
 """Data files at the limits of their types, of other types and damaged: read right, or refused in one line."""
 
+import dataclasses
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from files import pixels, png, says, write, write_folder, write_tiny
 
-from fedvg_jax import data
+from fedvg_jax import data, history, recording, resume
 from fedvg_jax.config import Config
 from fedvg_jax.data import given, partition, rows
 from fedvg_jax.data.arrays import Arrays
@@ -257,9 +258,36 @@ def test_a_file_that_cannot_be_held_is_refused_before_it_is_read(tmp_path, monke
         data.load("stl10", tmp_path)
 
 
-def test_trusting_a_cache_changes_no_number():
-    from fedvg_jax import resume
+# --- the JSON files of a run folder
 
+DEEP = b'{"a":' * 100_000
+
+
+@pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", None])
+def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
+    if content is not None:
+        write(tmp_path / "config.json", content)
+    with says("config.json"):
+        resume.stored(tmp_path)
+
+
+@pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
+def test_a_manifest_or_summary_of_another_type_is_as_none(tmp_path, content):
+    write(tmp_path / "manifest.json", content)
+    assert recording._manifest(tmp_path) == {}
+    if not content.startswith(b'{"runs"'):
+        write(tmp_path / "summary.json", content)
+        config = dataclasses.replace(Config(), out=tmp_path, keep=0)
+        assert recording.Recorder(config, recording.Start(None, []), None).known_summary() is None
+
+
+def test_a_history_nested_too_deeply_is_one_line(tmp_path):
+    write(tmp_path / "history.jsonl", DEEP + b"\n")
+    with says("history.jsonl", "damaged"):
+        history.read(tmp_path)
+
+
+def test_trusting_a_cache_changes_no_number():
     assert "trust_cache" in resume.FREE and not Config().trust_cache
 
 

@@ -160,8 +160,13 @@ def npy(array) -> bytes:
 
 @pytest.mark.parametrize(
     "names",
-    [np.array([b"\xff", b"b"]), np.frombuffer(b"\xff\xff\x11\x00" * 2, "<U1"), np.array([b"a", b"\xc3"])],
-    ids=["bytes", "no character", "cut"],
+    [
+        np.array([b"\xff", b"b"]),
+        np.frombuffer(b"\xff\xff\x11\x00" * 2, "<U1"),
+        np.array([b"a", b"\xc3"]),
+        np.frombuffer(b"\x7f\xff\xff\xff\0\0\0a" * 2, ">U2"),
+    ],
+    ids=["bytes", "no character", "cut", "no character, big-endian"],
 )
 def test_class_names_that_are_no_text_are_refused(tmp_path, names):
     np.savez(tmp_path / "set.npz", x=pixels(2, 3, 3), y=np.array([0, 1]), class_names=names)

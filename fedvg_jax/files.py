@@ -113,10 +113,17 @@ def read_json(path: Path) -> Any:
     Raises:
         UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
     """
+    refuse_special(path)
     try:
         return parse_json(path.read_bytes(), path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def refuse_special(path: Path) -> None:
+    """UsageError for a folder, pipe, socket or device, from which reading fails or may never end."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be read: it is no regular file")
 
 
 def parse_json(text: bytes, source: object) -> Any:
@@ -152,9 +159,15 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: it or a sub-folder belongs to another user (also where this user is root), or may be written by
-            its group or by everybody.
+        UsageError: its path is no UTF-8, where JAX keeps no programs; it or a sub-folder belongs to another user (also
+            where this user is root), or may be written by its group or by everybody.
     """
+    try:
+        os.path.abspath(folder).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"cache folder {str(folder)!r} is not UTF-8, as JAX needs it; name another: --cache-dir"
+        ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
     if is_trusted or not hasattr(os, "geteuid"):

@@ -218,6 +218,12 @@ def test_a_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
     files.private_folder(tmp_path, is_trusted=False)
 
 
+def test_a_cache_folder_whose_path_is_no_utf_8_is_refused(tmp_path):
+    """JAX's compiler options take no such path: the run would end in a message of pybind's."""
+    with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
+        files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
+
+
 def test_a_cache_folder_that_cannot_be_made_is_left_to_who_writes_there(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     files.private_folder(tmp_path / "file" / "cache", is_trusted=False)

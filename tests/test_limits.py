@@ -1,5 +1,6 @@
 """Data files at the limits of their types, of other types and damaged: read right, or refused in one line."""
 
+import dataclasses
 import io
 import json
 import os
@@ -8,9 +9,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, png, says, write, write_folder
+from files import pixels, png, says, write, write_folder, write_tiny
 
-from fedvg_jax import data
+from fedvg_jax import data, history, recording, resume
 from fedvg_jax.config import Config
 from fedvg_jax.data import given, partition, rows
 from fedvg_jax.data.arrays import Arrays
@@ -85,6 +86,14 @@ def test_clients_that_are_no_ids_are_refused(tmp_path, client):
         rows.read(tmp_path / "rows.npz")
 
 
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_client_is_given_for_each_row_of_the_data_set_or_refused(tmp_path, length):
+    np.savez(tmp_path / "rows.npz", client=np.arange(length) % 2)
+    assert len(rows.read(tmp_path / "rows.npz", length)) == 2
+    with says("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
+        rows.read(tmp_path / "rows.npz", 4)
+
+
 def test_a_client_for_every_row_is_read_in_linear_time(tmp_path):
     """Row by row and client by client, these would be 4e10 comparisons."""
     np.savez(tmp_path / "rows.npz", client=np.arange(200_000)[::-1])
@@ -151,8 +160,13 @@ def npy(array) -> bytes:
 
 @pytest.mark.parametrize(
     "names",
-    [np.array([b"\xff", b"b"]), np.frombuffer(b"\xff\xff\x11\x00" * 2, "<U1"), np.array([b"a", b"\xc3"])],
-    ids=["bytes", "no character", "cut"],
+    [
+        np.array([b"\xff", b"b"]),
+        np.frombuffer(b"\xff\xff\x11\x00" * 2, "<U1"),
+        np.array([b"a", b"\xc3"]),
+        np.frombuffer(b"\x7f\xff\xff\xff\0\0\0a" * 2, ">U2"),
+    ],
+    ids=["bytes", "no character", "cut", "no character, big-endian"],
 )
 def test_class_names_that_are_no_text_are_refused(tmp_path, names):
     np.savez(tmp_path / "set.npz", x=pixels(2, 3, 3), y=np.array([0, 1]), class_names=names)
@@ -249,7 +263,55 @@ def test_a_file_that_cannot_be_held_is_refused_before_it_is_read(tmp_path, monke
         data.load("stl10", tmp_path)
 
 
-def test_trusting_a_cache_changes_no_number():
-    from fedvg_jax import resume
+# --- the JSON files of a run folder
 
+DEEP = b'{"a":' * 100_000
+
+
+@pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", None])
+def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
+    if content is not None:
+        write(tmp_path / "config.json", content)
+    with says("config.json"):
+        resume.stored(tmp_path)
+
+
+@pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
+def test_a_manifest_or_summary_of_another_type_is_as_none(tmp_path, content):
+    write(tmp_path / "manifest.json", content)
+    assert recording._manifest(tmp_path) == {}
+    if not content.startswith(b'{"runs"'):
+        write(tmp_path / "summary.json", content)
+        config = dataclasses.replace(Config(), out=tmp_path, keep=0)
+        assert recording.Recorder(config, recording.Start(None, []), None).known_summary() is None
+
+
+def test_a_history_nested_too_deeply_is_one_line(tmp_path):
+    write(tmp_path / "history.jsonl", DEEP + b"\n")
+    with says("history.jsonl", "damaged"):
+        history.read(tmp_path)
+
+
+def test_trusting_a_cache_changes_no_number():
     assert "trust_cache" in resume.FREE and not Config().trust_cache
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+@pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, name):
+    """A pipe would be waited for, and /dev/zero has no end."""
+    if name == "val_annotations.txt":
+        write_tiny(tmp_path)
+        (tmp_path / "val" / name).unlink()
+        make(tmp_path / "val" / name)
+        with says(name, "no regular file"):
+            data.load("tinyimagenet", tmp_path)
+    elif name == "set.npz":
+        make(tmp_path / name)
+        for cache_dir in (None, tmp_path / "cache"):
+            with says(name, "no regular file"):
+                data.load("npz", tmp_path, cache_dir)
+    else:
+        make(tmp_path / name)
+        with says(name, "no regular file"):
+            rows.read(tmp_path / name)

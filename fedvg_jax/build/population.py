@@ -22,7 +22,7 @@ LABEL_FREE = ("iid", "quantity", "group")
 def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
     """Who holds which rows, as the config says."""
     if config.partition == "file":
-        return _checked(config, arrays, rows.read(config.partition_file), config.partition_file)
+        return _checked(config, arrays, rows.read(config.partition_file, len(arrays.y)), config.partition_file)
     return partitions.make(
         _labels(config, arrays),
         kind=config.partition,

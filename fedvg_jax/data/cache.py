@@ -91,6 +91,7 @@ def contents(file: Place) -> bytes:
     """
     try:
         if isinstance(file, Path):
+            files.refuse_special(file)
             refuse_too_large(file.stat().st_size, file)
         return file.read_bytes()
     except OSError as error:
@@ -140,6 +141,7 @@ def _digest(part: object) -> str:
 
 
 def _file_digest(file: Path) -> str:
+    files.refuse_special(file)
     content = hashlib.sha256()
     try:
         with file.open("rb", buffering=0) as stream:

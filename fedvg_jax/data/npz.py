@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import IO
 
 import numpy as np
 
+from fedvg_jax import files
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
 from fedvg_jax.types import UsageError
@@ -81,6 +83,7 @@ def read(file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
     Raises:
         UsageError: no complete .npz file, members that are pickled, or more than this machine's memory holds.
     """
+    files.refuse_special(file)
     try:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
@@ -113,10 +116,19 @@ def names(members: dict[str, np.ndarray], y: np.ndarray, file: Path) -> tuple[st
 
 
 def _texts(members: dict[str, np.ndarray], file: Path) -> list[str]:
+    names = members["class_names"].ravel()
     try:
-        return [label.decode() if isinstance(label, bytes) else str(label) for label in members["class_names"].ravel()]
-    except (ValueError, SystemError) as error:  # bytes that are no UTF-8, or numbers that are no characters
+        if names.dtype.kind == "U" and _largest_character(names) > sys.maxunicode:
+            raise ValueError("numbers that are no characters")
+        return [label.decode() if isinstance(label, bytes) else str(label) for label in names]
+    except ValueError as error:
         raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None
+
+
+def _largest_character(names: np.ndarray) -> int:
+    """Of an array [n] of texts, each 32 bits a character; NumPy makes a broken `str` of a larger number."""
+    codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
+    return int(codes.max(initial=0))
 
 
 def _claimed(stream: IO[bytes], known: Collection[str]) -> int:

@@ -27,8 +27,11 @@ _MOST = np.iinfo(np.int64).max
 Rows = Sequence[np.ndarray]
 
 
-def read(file: Path) -> Partition | Rows:
+def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     """The partition in a file, or the rows of each client, to be split; unchecked.
+
+    Args:
+        num_samples: T, rows of the pool, of which a `client` must tell each; None does not ask.
 
     Raises:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
@@ -41,7 +44,7 @@ def read(file: Path) -> Partition | Rows:
     except UsageError as error:
         raise UsageError(f"{error}; it must hold {LAYOUT}") from None
     try:
-        return _parts(members)
+        return _parts(members, num_samples)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
 
@@ -90,13 +93,16 @@ def check(
     return split(parts.train, test_ratio, val_ratio, stream("file", seed))
 
 
-def _parts(members: Any) -> Partition | Rows:
+def _parts(members: Any, num_samples: int | None = None) -> Partition | Rows:
     if isinstance(members, list):
         if not all(isinstance(rows, list) for rows in members):
             raise TypeError("a client's rows must be a list")
         return [np.array(rows, dtype=None if rows else np.int32) for rows in members]
     if "client" in members:
-        return _rows_of_clients(np.asarray(members["client"]))
+        owner = np.asarray(members["client"])
+        if num_samples is not None and owner.shape != (num_samples,):
+            raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and the data set has {num_samples} rows")
+        return _rows_of_clients(owner)
     return Partition(*(_part(members, name) for name in Partition._fields))
 
 

@@ -161,7 +161,7 @@ def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:
         name = unknown[0].lstrip("-").partition("=")[0]
         close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(defaults), *presets.SHORTHANDS])
         hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{PROG} --help lists all"
-        raise UsageError(f"unknown argument {unknown[0]}; {hint}")
+        raise UsageError(f"unknown argument {unknown[0][:100]}; {hint}")
     return config
 
 
@@ -173,7 +173,7 @@ def _one_line(box: str) -> str:
 
     under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
     message = itertools.takewhile(lambda line: not is_rule(line), under_title)
-    return f"{' '.join(' '.join(message).replace('│', ' ').split())} ({PROG} --help)"
+    return f"{' '.join(' '.join(message).replace('│', ' ').split())[:400]} ({PROG} --help)"
 
 
 def simulate(config: Config, unused: Sequence[str] = ()) -> int:

@@ -191,3 +191,38 @@ def test_a_value_that_nothing_can_use_is_refused_in_a_short_line(setting, value)
     with pytest.raises(UsageError, match=setting) as error:
         config.check(config.apply(Config(), {setting: value}, "test"))
     assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("name", config.ranges.SINGLE_PRECISION)
+def test_a_number_that_float32_cannot_hold_is_refused(name):
+    """1e-39 would be computed with as 0, 1e39 as infinity."""
+    for value in (1e-39, 1e39):
+        with pytest.raises(UsageError, match=name):
+            config.check(config.apply(Config(weighting="generalised"), {name: value}, "test"))
+
+
+def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
+    """Settings changed one at a time to a number of their own: those that move a traced scalar are in the list."""
+    from fedvg_jax import build
+
+    for name, value in config.flatten(Config()).items():
+        if type(value) is float:
+            for algorithm in ("fedavgm", "fedadam"):
+                before = Config(algorithm=algorithm)
+                after = config.apply(before, {name: 0.34375}, "test")
+                old, new = (build.pieces.make_hyper(made) for made in (before, after))
+                assert all(old[h] == new[h] for h in old) or name in config.ranges.SINGLE_PRECISION, name
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000),
+        *(("fedvg.include", text) for text in ("(" * 3000, "a{99999999999}", "(" * 3000 + ")" * 3000)),
+        *(("fedvg.multipliers", f"{text}=1") for text in ("(" * 3000 + ")" * 3000, "a{99999999999}")),
+    ],
+)
+def test_a_text_that_exhausts_python_is_one_short_line(setting, value):
+    with pytest.raises(UsageError, match=setting) as error:
+        config.check(config.apply(Config(weighting="generalised"), {setting: value}, "test"))
+    assert len(str(error.value)) < 400

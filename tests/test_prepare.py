@@ -181,3 +181,17 @@ def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
             reading(done, 4000)
     said = console.file.getvalue().splitlines()
     assert said[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(said) == 4
+
+
+@pytest.mark.parametrize("name", ["$x^{$", "a$b", "\\$", "猫", "line\nbreak", "\x00"])
+def test_pictures_show_any_class_name_without_a_warning(tmp_path, capfd, name):
+    """Neither mathematics, nor remarks on glyphs that a font lacks."""
+    import warnings
+
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    arrays = made()._replace(class_names=(name, "b", "c", "d"), name=name)
+    parts = partition.make(arrays.y, num_clients=3, alpha=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures.write(tmp_path, arrays, parts, name)
+    assert capfd.readouterr() == ("", "")

@@ -63,6 +63,28 @@ RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
 ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 
+FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+"""Least and largest normal numbers of IEEE 754 single precision; XLA takes smaller ones for 0."""
+
+SINGLE_PRECISION = (
+    *("lr", "momentum", "weight_decay", "lr_decay", "fedvg.eps", "fedvg.fit_rate", "fedvg.exponent"),
+    *(
+        "fedvg.temperature",
+        "fedvg.mix",
+        "fedavgm.momentum",
+        "fedavgm.lr",
+        "fedopt.lr",
+        "fedopt.b1",
+        "fedopt.b2",
+        "fedopt.eps",
+        "fedprox.mu",
+    ),
+    *("scaffold.eta_g", "feddyn.alpha", "feddyn.clip", "elastic.tau", "elastic.mu", "robust.clip_norm", "robust.noise"),
+    *("attack.scale", "tuning.lr"),
+)
+"""Settings that a round computes with, in float32: beyond its range they would silently be 0 or infinite."""
+
+
 def check(config: Config) -> Config:
     """`config` with values of its fields' types, or a UsageError for the first of another type or out of range."""
     config = typed(config)
@@ -79,6 +101,9 @@ def check(config: Config) -> Config:
     for name, (holds, allowed) in _RANGES.items():
         value = flatten(config)[name]
         _require(not (isinstance(value, float) and math.isnan(value)) and holds(value), name, value, allowed)
+    for name in SINGLE_PRECISION:
+        value = flatten(config)[name]
+        _require(value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1], name, value, "a number that float32 can hold")
     _require(
         config.test_ratio + config.val_ratio < 1,
         "test_ratio + val_ratio",

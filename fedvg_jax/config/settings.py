@@ -89,7 +89,7 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     known = flatten(config)
     for name, value in settings.items():
         if name not in known:
-            raise UsageError(f"{source}: unknown setting '{name}'{suggestion(name, known)}")
+            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
         config = _replaced(config, name.split("."), value, f"{source}: {name}")
     return config
 

@@ -29,6 +29,10 @@ GRANULARITIES = ("modelwise", "layerwise", "blockwise")
 SCORING_MODES = ("train", "eval")
 SIGNALS = ("gradient", "delta", "fisher")
 LINKS = ("inverse", "softmax")
+NO_PATTERN = (re.error, RecursionError, OverflowError)
+"""What Python raises for a text that is no regular expression, is nested too deep, or repeats too often."""
+LONGEST = 200
+"""Characters of a weighting's name: far more than any that makes sense, and fewer than exhaust Python's stack."""
 OF_GENERALISED = ("link", "exponent", "temperature", "mix", "multipliers")
 """Options of FedVG that only --weighting generalised reads."""
 
@@ -58,6 +62,8 @@ def parse_weighting(text: str) -> Rule:
     >>> parse_weighting("samples+permuted(fedvg)")
     Mean(first='samples', second=Permuted(of='fedvg'))
     """
+    if len(text) > LONGEST:
+        raise UsageError(f"weighting must be at most {LONGEST} characters; got {len(text)}")
     parts = re.split(r"\+(?![^(]*\))", text)
     if len(parts) > 2:
         raise UsageError(f"weighting must be one rule or the mean of two, a+b; got {text}")
@@ -97,10 +103,10 @@ def parse_multipliers(text: str) -> list[tuple[str, float]]:
         try:
             re.compile(pattern)
             factor = float(number)
-        except (re.error, ValueError):
+        except (*NO_PATTERN, ValueError):
             factor = -1.0
         if not pattern or not 0 <= factor < math.inf:
-            raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part}")
+            raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part[:100]}")
         found.append((pattern, factor))
     return found
 
@@ -122,5 +128,6 @@ def check_weighting(config: Config) -> None:
         )
     try:
         re.compile(options.include)
-    except re.error as error:
-        raise UsageError(f"fedvg.include is no regular expression: {error}; got {options.include}") from None
+    except NO_PATTERN as error:
+        shown = options.include[:100]
+        raise UsageError(f"fedvg.include is no regular expression: {error}; got {shown}") from None

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, history, interrupts, provenance, recording, resume
+from fedvg_jax import build, divergence, history, interrupts, provenance, recording, resume
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
 from fedvg_jax.history import History, Record
@@ -95,7 +95,8 @@ def drive(
 
     Args:
         on_records: hears of every chunk; first of the rounds before a resumed run's checkpoint, if there are any.
-        tell: hears what is to be known of a resumed run, a line each.
+        tell: takes a line about a resumed run, about the first round that averages no client, and at the end how many
+            there were.
         farewell: see `interrupts.noted`.
 
     Raises:
@@ -111,12 +112,13 @@ def drive(
             on_records(start.records)
         if len(start.records) == config.rounds and (known := recorder.known_summary()):
             return History(start.records, known, start.state.variables, config.out)
-        return _drive(sim, recorder, callbacks, on_records, farewell)
+        return _drive(sim, recorder, callbacks, on_records, tell, farewell)
 
 
-def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_records, farewell) -> History:
+def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_records, tell, farewell) -> History:
     start, stopped_by = recorder.start, None
     state, records = start.state, list(start.records)
+    has_warned = False
     programs = compile_programs(sim) if len(records) < sim.config.rounds else None
     clock = _Clock(start.seconds, programs.seconds if programs else 0.0, time.perf_counter())
 
@@ -134,14 +136,19 @@ def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_re
                 stop_tracing()
             for callback in callbacks:
                 callback(new[-1], state)
-            if diverged := _diverged(sim.config, new):
+            if sim.config.nonfinite == "raise" and (diverged := divergence.error(new, sim.data)):
                 summarise("diverged")
                 raise UsageError(diverged)
+            if not has_warned and (warning := divergence.warning(new, sim.data)):
+                has_warned = True
+                tell(warning)
             if heard:
                 break
             recorder.checkpoint(state, records[-1], clock.read())
     if heard and len(records) < sim.config.rounds:
         stopped_by = heard[0]
+    if has_warned and (count := sum(map(divergence.averaged_nobody, records))) > 1:
+        tell(f"{count} of {len(records)} rounds averaged no client")
     if records:
         recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
         recorder.settle()
@@ -241,17 +248,6 @@ def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: floa
         history.record(done + r + 1, schedule, m, seconds)
         for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
     ]
-
-
-def _diverged(config: Config, records: list[Record]) -> str:
-    """What to say of the first round in which a client diverged, where that ends the run."""
-    for r in records:
-        if config.nonfinite == "raise" and "diverged" in r:
-            return (
-                f"round {r['round']}: clients {r['diverged']} diverged (model, loss or score not finite);"
-                " use a smaller --lr, or --nonfinite skip to leave them out"
-            )
-    return ""
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:

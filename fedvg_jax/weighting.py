@@ -260,9 +260,12 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
 def reciprocal(score: Array) -> Array:
     """1 / score, for scores >= 0: bounded, so that no score, 0 or denormal, weighs more than all, or NaN.
 
-    Below 1e-30 scores count as equal; the sum of 1e8 clients then still fits single precision.
+    Below 1e-30 scores count as equal, with gradient 0; the sum of 1e8 clients then still fits single precision.
     """
-    return 1 / jnp.maximum(score, 1e-30)
+    least = jnp.asarray(1e-30, score.dtype)
+    is_below = score < least  # False for NaN, which stays NaN
+    # not a maximum, whose gradient of 0 would be multiplied by the infinite one of the inverse
+    return jnp.where(is_below, 1 / least, 1 / jnp.where(is_below, 1, score))
 
 
 def among(present: Array, weights: Variables) -> Variables:

@@ -14,7 +14,7 @@ FLOORS = [  # a folder is one room
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"blocks", "terms", "robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
-    {"build", "presets", "plots", "pictures", "resume"},
+    {"build", "presets", "plots", "pictures", "resume", "divergence"},
     {"recording", "loop", "dryrun", "rounding", "display"},
     {"sim", "prepare", "bounds"},
 ]

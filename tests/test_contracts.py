@@ -81,8 +81,14 @@ RULES = {
     "a detail's number": (by(detail=lambda ones: {1: ones}), "weighting.detail '1' is a name of type int; expected a"),
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
     "a metric's detail": (by(detail=lambda ones: {"test_loss": ones}), "'test_loss' would hide the history's own"),
-    "complex details": (by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}), "leaf 'own' is complex64; expected real numbers"),
-    "complex scores": (by(score=lambda ones: ones.astype(jnp.complex64)), "weighting.score is complex64; expected real numbers"),
+    "complex details": (
+        by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}),
+        "leaf 'own' is complex64; expected real numbers",
+    ),
+    "complex scores": (
+        by(score=lambda ones: ones.astype(jnp.complex64)),
+        "weighting.score is complex64; expected real numbers",
+    ),
     "nan where one is absent": (
         by(
             lambda hyper, ones, returns: weighting.everywhere(

@@ -181,7 +181,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
-    parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)], 1)
+    parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
     changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=config.FedVG(**fedvg))
     return int((np.asarray(build.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
 

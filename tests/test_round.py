@@ -202,6 +202,49 @@ def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
     assert np.isfinite(records[1]["test_loss"])
 
 
+NAN_ROW = 41
+"""Of D_val."""
+
+
+def run_with_a_nan_validation_row(cache_dir, **changes):
+    """Two rounds of three clients; one number of one validation row is NaN."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    x[NAN_ROW, 2] = np.nan
+    train, val, test = (np.split(np.arange(*part), 3) for part in ((0, 30), (30, 45), (45, 60)))
+    settings = Config(clients=3, join_ratio=1.0, rounds=2, local_epochs=1, lanes="1", cache_dir=cache_dir, eval_every=9)
+    settings = replace(settings, **changes)
+    lines = []
+    sim = build.simulation(settings, data=(x, y), partition=(train, val, test))
+    return loop.drive(sim, tell=lines.append).records, lines
+
+
+def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate(tmp_path):
+    with pytest.raises(UsageError) as error:
+        run_with_a_nan_validation_row(tmp_path)
+    said = str(error.value)
+    assert "round 1" in said and "validation set holds NaN or infinity in 1 of its rows (of the data: 41)" in said
+    assert "--lr" not in said and "\n" not in said
+
+
+def test_a_learning_rate_that_is_too_large_is_still_blamed_with_such_a_row(tmp_path):
+    """The scores of sample counts do not depend on D_val."""
+    with pytest.raises(UsageError, match="smaller --lr"):
+        run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
+
+
+def test_rounds_that_average_no_client_are_warned_of_once_and_counted_at_the_end(tmp_path):
+    records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
+    assert len(records) == 3 and not any(any(r["weights"]) for r in records)
+    assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
+    assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
+
+
+def test_rounds_that_average_somebody_are_not_warned_of(tmp_path):
+    records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
+    assert len(records) == 2 and lines == []
+
+
 # --- the clients' optimiser
 
 

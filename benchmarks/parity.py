@@ -1,6 +1,6 @@
 """Replays recorded rounds of the published implementation through `round_step` and compares.
 
-    python benchmarks/parity.py --golden FILE ... --data-dir DIR [--out FILE.npz] [--results FILE.json]
+    python -m benchmarks.parity --golden FILE ... --data-dir DIR [--out FILE.npz] [--results FILE.json]
 
 FILE is an .npz of recorded rounds (initial model, partition, minibatches, weights, global models); DIR holds the
 CIFAR-10 images it was recorded on. What a file does not hold is not compared, and named. Agreement, after which the

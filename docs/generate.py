@@ -212,7 +212,8 @@ def demo_table() -> str:
         mean = 100 * sum(runs["final"]) / len(runs["final"])
         rows.append(f"| {name} | `{result['weightings'][name]}` | {mean:.2f} % | {said} |")
     about = (
-        f"Means over {settings['seeds']} seeds of the final round, at alpha {settings['alpha']:g};"
+        f"Means over {settings['seeds']} seeds of the final round, at alpha {settings['alpha']:g},"
+        f" {'one partition' if settings['partitions'] == 1 else 'a partition each'};"
         f" `{machine['command']}`, {machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}."
     )
     return "\n".join([*rows, "", about])

@@ -59,9 +59,7 @@ def test_the_arguments_listed_are_the_function_s(entry, function):
     assert not re.findall(r"^- `", returns.partition("**Raises**")[0], re.M)
 
 
-@pytest.mark.parametrize(
-    "section", ["Returns:\n    Weights: a pytree\n    of leaves [K].", "Returns: Weights: a pytree"]
-)
+@pytest.mark.parametrize("section", ["Returns:\n    Weights: a pytree\n    of [K].", "Returns: Weights: a pytree"])
 def test_what_is_returned_is_a_paragraph(section):
     text = "\n".join(module(ROOT / "docs" / "generate.py").markdown(section))
     assert "**Returns**" in text and "Weights: a pytree" in text and "`Weights`" not in text

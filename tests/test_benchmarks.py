@@ -292,7 +292,7 @@ def measured(**changes):
 @pytest.mark.parametrize(
     ("changes", "fails"),
     [({}, []), ({"client_models": None, "weights": None}, []), ({"client_models": [1e-5]}, ["client models"]),
-     ({"ratio": 6e-3}, ["round 2"]), ({"chained": 2e-2}, ["round 2, chained"]), ({"weights": 3e-3}, ["weights"]),
+     ({"ratio": 6e-3}, ["round 2"]), ({"chained": 3e-2}, ["round 2, chained"]), ({"weights": 3e-3}, ["weights"]),
      ({"chained_weights": 6e-3}, ["chained: weights"])],
 )  # fmt: skip
 def test_rounds_agree_within_their_bounds(changes, fails):
@@ -305,7 +305,7 @@ def test_the_first_round_may_differ_by_rounding_and_its_weights_alone():
     """Its models are compared client by client, so no decision of a ReLU has gone the other way."""
     first = measured()._replace(rounds=[measured().rounds[0] | {"ratio": 2e-4}])
     bounds = {what: bound for what, _, bound in parity.checks("fedgrad", first)}
-    assert bounds["round 1"] == pytest.approx(1e-4 + 1e-6)
+    assert bounds["round 1"] == pytest.approx(1e-3 + 1e-6)
     unknown = first._replace(client_models=None)
     assert {what: bound for what, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
 

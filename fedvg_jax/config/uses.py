@@ -46,6 +46,11 @@ def _reads_eps(config: Config) -> bool:
     return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
 
 
+def _has_first_moment(config: Config) -> bool:
+    """FedAdagrad has one only in the published code."""
+    return config.algorithm != "fedadagrad" or config.fedopt.variant == "official"
+
+
 _RESNET = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
 _CONVOLUTIONS = Condition(
     "model", lambda config: config.model in ("tinycnn", "cnn", "lenet5") or config.model.startswith("resnet"),
@@ -105,7 +110,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "fedvg.multipliers": (_GENERALISED,),
     "fedavgm": (_is("algorithm", "fedavgm"),),
     "fedopt": (_is("algorithm", *_ADAPTIVE),),
-    "fedopt.b1": (_is("algorithm", "fedadam", "fedyogi"),),
+    "fedopt.b1": (Condition("algorithm", _has_first_moment, "fedadam, fedyogi, or fedadagrad of variant official"),),
     "fedopt.b2": (_is("algorithm", "fedadam", "fedyogi"),),
     "fedprox": (_is("algorithm", "fedprox"),),
     "scaffold": (_is("algorithm", "scaffold"),),
@@ -144,7 +149,8 @@ UNCONDITIONAL = frozenset(
         *("local_epochs", "batch_size", "lr", "optimiser", "weight_decay", "lr_schedule", "dropout", "nonfinite"),
         *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
         *("eval_every", "lanes", "hold", "devices", "precision", "export", "dry_run", "force", "profile", "out"),
-        *("resume", "keep", "deterministic", "cache_dir", "config", "robust.rule", "attack.kind", "tuning.steps"),
+        *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "select"),
+        *("robust.rule", "attack.kind", "tuning.steps"),
         *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
         *("validation.label_noise", "corrupt.kind"),
     }

@@ -48,7 +48,8 @@ def _reads_eps(config: Config) -> bool:
 
 def _has_first_moment(config: Config) -> bool:
     """FedAdagrad has one only in the published code."""
-    return config.algorithm != "fedadagrad" or config.fedopt.variant == "official"
+    is_official = config.algorithm == "fedadagrad" and config.fedopt.variant == "official"
+    return is_official or config.algorithm in ("fedadam", "fedyogi")
 
 
 _RESNET = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")

@@ -69,26 +69,26 @@ def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
 
 def test_the_first_signal_is_noted_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGTERM)
-    with interrupts.noted() as heard:
+    with interrupts.catch_signals() as requests:
         signal.raise_signal(signal.SIGTERM)
-        assert heard == ["SIGTERM"]
+        assert requests.stop == ["SIGTERM"]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert [interrupts.exit_code(name) for name in ("SIGINT", "SIGTERM")] == [130, 143]
+    assert [interrupts.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
 def test_outside_the_main_thread_nothing_is_noted():
     found = []
 
     def listen():
-        with interrupts.noted(lambda: "unused") as heard:
-            found.append(heard)
+        with interrupts.catch_signals() as requests, interrupts.watch(lambda: "unused"):
+            found.append(requests)
 
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    assert found == [[]]
+    assert found == [([], [])]
 
 
 DEAF = """
@@ -96,7 +96,7 @@ import ctypes
 from fedvg_jax import interrupts
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
-with interrupts.noted(lambda: "bye", {grace}):
+with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
     print("ready", flush=True)
     wait(mutex)
 """
@@ -109,6 +109,9 @@ with interrupts.noted(lambda: "bye", {grace}):
         (["SIGINT"], 0.1, 130),
         (["SIGINT", "SIGINT"], 60, 130),
         (["SIGTERM", "SIGINT"], 60, 130),
+        (["SIGHUP"], 0.1, 129),
+        (["SIGHUP", "SIGHUP", "SIGTERM", "SIGINT"], 60, 130),
+        (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
 )
 def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):

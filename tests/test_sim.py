@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import checkpoint, history, sim
+from fedvg_jax import history, seals, sim
 from fedvg_jax.config import Config
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_a_readable_folder(shell):
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"] and summary["rounds"] == len(records)
-    assert checkpoint.newest(out) == len(records)
+    assert seals.newest(out) == len(records)
 
 
 def test_help_names_every_setting_and_imports_no_jax(shell):

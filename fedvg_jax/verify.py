@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import files, history, output, resume, seals
+from fedvg_jax.config import to_json
 from fedvg_jax.history import Record
 from fedvg_jax.types import UsageError
 
@@ -176,6 +177,11 @@ def _check_config(folder: _Folder, report: Report) -> None:
             continue
         if changed:
             report.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")
+    newest = list(folder.abouts.values())[-1:]
+    is_ended = newest and folder.summary is not None and folder.summary.get("rounds") == newest[0]["round"]
+    if is_ended and not _same(to_json(config), newest[0]["config"]) and not report.misfits:
+        changed = [name for name, value in to_json(config).items() if not _same(value, newest[0]["config"].get(name))]
+        report.misfits.append(f"config.json is not what the run ended with: {', '.join(changed)}")
 
 
 def _check_manifest(folder: _Folder, report: Report) -> None:

@@ -16,13 +16,14 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import files
+from fedvg_jax import files, seals
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.types import UsageError, Variables
 
@@ -186,6 +187,20 @@ def restored(lines: Mapping[int, bytes], evaluated: Sequence[int], count: int) -
     """The text of a history from its intact lines, by round; each of the other rounds has a `lost_record`."""
     texts = (lines.get(i) or as_line(lost_record(i, i in evaluated)) for i in range(1, count + 1))
     return b"".join(texts)
+
+
+def repaired_prefix(about: Mapping[str, Any], text: bytes) -> bytes | None:
+    """The lines that a checkpoint goes with in a history that `restored` wrote; None if it is not such a one."""
+    lines, crcs = seals.split_lines(text)[: about["round"]], seals.line_crcs(about)
+    if len(lines) < about["round"] or len(crcs) != about["round"]:
+        return None
+    try:
+        records = parse(b"".join(lines))
+    except ValueError:
+        return None
+    sealed = (f"{zlib.crc32(line):08x}" == crc for line, crc in zip(lines, crcs, strict=True))
+    is_known = all(fits or is_lost(record) for fits, record in zip(sealed, records, strict=True))
+    return b"".join(lines) if is_known and len(records) == len(lines) else None
 
 
 def as_line(record: Record) -> bytes:

@@ -318,8 +318,10 @@ def _restarted(folder: Path, state: SimState, manifest: Mapping[str, Any], tell:
 
 def _restored(folder: Path, state: SimState, lines: bytes, found: Any, about: checkpoint.About, tell: Tell) -> Start:
     """At a checkpoint. Where the history is not what the checkpoint goes with, its intact lines are kept."""
-    is_whole = seals.history_fits(about, lines)
-    text = lines[: about["history"][0]] if is_whole else _repaired(folder, lines, about, tell)
+    text = lines[: about["history"][0]] if seals.history_fits(about, lines) else history.repaired_prefix(about, lines)
+    is_damaged = text is None
+    if text is None:
+        text = _repaired(folder, lines, about, tell)
     best = about["best"] and _best(about["best"], found["best"])
     return Start(
         checkpoint.like(state, found["state"]),
@@ -329,7 +331,7 @@ def _restored(folder: Path, state: SimState, lines: bytes, found: Any, about: ch
         tuple(about["seconds"]),
         about["parts"] + 1,
         about["round"],
-        not is_whole,
+        is_damaged,
     )
 
 

@@ -62,6 +62,8 @@ def stored(folder: Path) -> Config:
     except OSError as error:
         said = error.strerror
         raise UsageError(f"{folder} is no run folder ({path.name}: {said}); check --resume") from None
+    except RecursionError:
+        raise UsageError(f"{path} is damaged (nested too deep); the run cannot go on") from None
     except ValueError as error:
         if isinstance(error, UsageError):
             raise

@@ -89,15 +89,20 @@ def _read(path: Path, report: Report) -> _Folder:
             report.misfits.append(f"{name} is of round {about['round']}")
         report.misfits.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, about["files"]))
         abouts[name] = about
-    manifest = _object(path / "manifest.json", report)
+    is_digested = any("chain" in about for about in abouts.values())
+    manifest = _object(path / "manifest.json", report, is_digested)
     if manifest is None and abouts:
         report.misfits.append("manifest.json is missing; the digests of data and partition in the checkpoints are used")
-    summary = _object(path / "summary.json", report)
+    summary = _object(path / "summary.json", report, is_digested)
     return _Folder(path, *_history(path, report), abouts, manifest or {}, summary)
 
 
-def _object(path: Path, report: Report) -> dict[str, Any] | None:
-    """A JSON object; None where there is no such file, or where it is damaged, which is reported."""
+def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such file, or where it is damaged, which is reported.
+
+    Args:
+        is_digested: whether the run is of a version that writes digests, so that one must be there.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -108,7 +113,7 @@ def _object(path: Path, report: Report) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         report.misfits.append(f"{path.name} is damaged: it holds no table")
         return None
-    if not seals.has_own_digest(found):
+    if not seals.has_own_digest(found) or (is_digested and seals.OWN not in found):
         report.misfits.append(f"{path.name} is not as it was written: its digest is another")
     elif seals.OWN not in found:
         report.notes.append(f"{path.name} has no digest of its own: an earlier version wrote it")

@@ -167,3 +167,11 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         save(tmp_path / "gone", 1)
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("name", ["a**b", "a[b]c", "a\\b", "gs:"])
+def test_a_path_may_have_characters_that_mean_something_to_orbax(tmp_path, name):
+    run = tmp_path / name
+    run.mkdir()
+    save(run, 3, note="kept")
+    assert restored(run)[0][1]["note"] == "kept"

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from fedvg_jax import files, history, interrupts
+from fedvg_jax import files, history, interrupts, output
 from fedvg_jax.types import UsageError
 
 
@@ -124,3 +125,51 @@ def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, c
             time.sleep(0.05)  # two at once may come in either order
         assert process.wait(timeout=30) == code
         assert process.stderr.read() == "bye\n"
+
+
+def test_output_that_closes_is_dropped():
+    """As a pipe into head, or a log on a full disk."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", buffering=1)
+    lasting = output.LastingOutput(stream)
+    assert lasting.write("lost\n") == 5
+    lasting.flush()
+    assert not lasting.isatty()
+    stream.close()  # flushes what is left, to the null device
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
+def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
+    path = tmp_path / "model"
+    make = {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: None,
+        "broken link": lambda: path.symlink_to(tmp_path / "gone"),
+        "link to a device": lambda: path.symlink_to("/dev/full"),
+        "no folder": lambda: None,
+        "file/x": path.touch,
+    }
+    make[kind]()
+    changed = {"device": "/dev/full", "no folder": path / "deeper" / "model", "file/x": path / "x"}
+    with pytest.raises(UsageError, match=r"\Aexport [^\n]*\Z"):
+        files.export_target(Path(changed.get(kind, path)))
+
+
+def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "old").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_under_nohup_a_lost_terminal_changes_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

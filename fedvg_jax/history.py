@@ -203,6 +203,19 @@ def repaired_prefix(about: Mapping[str, Any], text: bytes) -> bytes | None:
     return b"".join(lines) if is_known and len(records) == len(lines) else None
 
 
+def round_ranges(numbers: Sequence[int]) -> str:
+    """[3, 4, 5, 9] -> "rounds 3-5, 9"; of many the first ten ranges."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    more = [f"and {len(listed) - 10} more"] if len(listed) > 10 else []
+    return f"rounds {', '.join(listed[:10] + more)}" if listed else ""
+
+
 def as_line(record: Record) -> bytes:
     """A record's line of history.jsonl."""
     return json.dumps(record).encode() + b"\n"

@@ -349,23 +349,10 @@ def _repaired(folder: Path, lines: bytes, about: checkpoint.About, tell: Tell) -
     kept = f"kept as {history.move_aside(folder, 'damaged')}" if path.exists() else "gone"
     files.replace(path, text.decode())
     tell(
-        f"history.jsonl was damaged (it is {kept}): the records of {_ranges(lost) or 'no round'} are lost,"
+        f"history.jsonl was damaged (it is {kept}): the records of {history.round_ranges(lost) or 'no round'} are lost,"
         f" those of {len(intact)} rounds and the checkpoint of round {count} are whole"
     )
     return text
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[3, 4, 5, 9] -> "rounds 3-5, 9"; of many the first ten ranges."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    more = [f"and {len(listed) - 10} more"] if len(listed) > 10 else []
-    return f"rounds {', '.join(listed[:10] + more)}" if listed else ""
 
 
 def _cut(folder: Path, size: int) -> None:

@@ -173,3 +173,9 @@ def test_under_nohup_a_lost_terminal_changes_nothing():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_public_names_are_listed():
+    import fedvg_jax
+
+    assert set(fedvg_jax.__all__) <= set(dir(fedvg_jax))

@@ -472,6 +472,17 @@ def test_a_warning_signal_saves_a_checkpoint_and_the_run_goes_on(tiny, whole, tm
     assert_same(tmp_path / "run", whole)
 
 
+def test_ctrl_c_reaches_the_caller_of_run_after_a_checkpoint(tiny, tmp_path, monkeypatch):
+    """So a loop over runs ends."""
+    settings = replace(tiny().sim.config, out=tmp_path / "run")
+    monkeypatch.setattr(build, "simulation", lambda config, **given: tiny().sim._replace(config=config))
+    monkeypatch.setattr(loop, "compile_programs", lambda sim: tiny().programs)
+    stop = functools.partial(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="after round 2"):
+        loop.run(settings, callbacks=[at(2, stop)])
+    assert seals.newest(tmp_path / "run") == 2
+
+
 def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
     """The kernel and the shell both send SIGHUP: the second changes nothing."""
 

@@ -497,7 +497,7 @@ def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
 
 def test_a_file_taken_away_is_named(tiny, tmp_path):
     path = tmp_path / "run" / "history.jsonl"
-    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* is gone[^\n]*\Z"):
+    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* was taken away[^\n]*\Z"):
         tiny().run(tmp_path / "run", callbacks=[at(2, path.unlink)])
 
 

@@ -34,7 +34,7 @@ SECTIONS = {
     ),
     "The Fisher view": ("joint_fisher", "sampled_joint_fisher", "fisher_trace"),
     "Rounds, and slopes through them": ("make_round", "unrolled", "over_rounds", "hypergradient"),
-    "Whole runs": ("run", "History", "Config"),
+    "Whole runs": ("run", "History", "best_variables", "DivergedError", "Config"),
     "Your own model and weighting": ("linen_task", "nnx_task", "check_task", "check_weighting", "UsageError"),
 }
 MODULES = {

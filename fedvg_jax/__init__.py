@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedvg_jax.checkpoint import best_variables
     from fedvg_jax.config import Config
     from fedvg_jax.contracts import check_task, check_weighting
     from fedvg_jax.differentiable import hypergradient, over_rounds, unrolled
     from fedvg_jax.family import generalised_weights
     from fedvg_jax.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-    from fedvg_jax.history import History
+    from fedvg_jax.history import DivergedError, History
     from fedvg_jax.loop import run
     from fedvg_jax.models.adapt import linen_task, nnx_task
     from fedvg_jax.round import make_round
@@ -26,9 +27,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Config",
+    "DivergedError",
     "History",
     "UsageError",
     "aggregate",
+    "best_variables",
     "check_task",
     "check_weighting",
     "fisher_trace",
@@ -49,9 +52,11 @@ __all__ = [
 
 _HOME = {
     "Config": "config",
+    "DivergedError": "history",
     "History": "history",
     "UsageError": "types",
     "aggregate": "weighting",
+    "best_variables": "checkpoint",
     "check_task": "contracts",
     "check_weighting": "contracts",
     "fisher_trace": "fisher",
@@ -75,3 +80,7 @@ def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'fedvg_jax' has no attribute {name!r}")
     return getattr(importlib.import_module(f"fedvg_jax.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

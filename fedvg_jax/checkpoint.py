@@ -10,12 +10,13 @@ that changed since are found before anything reads them, so a crash or a bad dis
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import logging
 import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,14 +27,11 @@ import jax
 import numpy as np
 
 from fedvg_jax import files, tree
-from fedvg_jax.types import Tree
+from fedvg_jax.seals import FOLDER, FORMAT, SEAL, About, listed, name, sealed, unsealed
+from fedvg_jax.types import Tree, UsageError, Variables
 
-FOLDER = "checkpoints"
-SEAL = "seal.json"
-FORMAT = 1
-
-About = dict[str, Any]
-"""What a checkpoint says of itself, plain JSON."""
+PLAIN = re.compile(r"[\w/. -]*")
+"""Paths that Orbax and tensorstore take as they are; `**`, `[b]`, a backslash and `gs:` mean something to them."""
 
 
 def to_host(state: Tree) -> Tree:
@@ -68,7 +66,7 @@ def save(run: Path, number: int, state: Tree, about: Mapping[str, Any], keep: in
         "files": {str(path.relative_to(target)): files.seal(path) for path in written if path.is_file()},
         "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
     }
-    files.replace(target / SEAL, _sealed(seal))
+    files.replace(target / SEAL, sealed(seal))
     _prune(run, number, keep)
 
 
@@ -87,7 +85,7 @@ def restore(
     """
     for path in reversed(listed(run)):
         try:
-            about = _unsealed(path)
+            about = unsealed(path)
             if why := refuse(about):
                 raise ValueError(why)
             return _read(path, about, template(about)), about
@@ -97,20 +95,51 @@ def restore(
     return None
 
 
-def listed(run: Path) -> list[Path]:
-    """The folders of a run's checkpoints, oldest first, whole or not."""
-    found = (path for path in (run / FOLDER).glob("*") if path.name.isdecimal())
-    return sorted(found, key=lambda path: int(path.name))
+def best_variables(run: Path, template: Variables | None = None) -> Variables:
+    """The model that was best on validation, from the newest checkpoint of a run folder that can be trusted.
+
+    Args:
+        template: variables of the same structure, for a model whose parameters are not nested dicts.
+
+    Returns:
+        The variables on the host, as nested dicts or in the structure of `template`.
+
+    Raises:
+        UsageError: no checkpoint holds such a model, or it is not of the template's shapes.
+    """
+    run, whys = Path(run), []
+    for path in reversed(listed(run)):
+        try:
+            about = unsealed(path)
+            if about["best"] is None:
+                raise ValueError("no round was evaluated yet")
+            leaves = {key.removeprefix("best."): leaf for key, leaf in _leaves(path, about).items() if _is_best(key)}
+            return _nested(leaves) if template is None else _in_structure(template, leaves)
+        except Exception as error:  # damaged bytes raise what they lead to
+            whys.append(f"round {int(path.name)}: {files.reason(error)}")
+    said = "; ".join(whys) or f"no checkpoint in {run / FOLDER}"
+    raise UsageError(f"{run} holds no model best on validation ({said}); --keep 1 or more and an evaluation leave one")
 
 
-def newest(run: Path) -> int:
-    """Rounds done at the newest checkpoint that was completed; 0 where there is none. It is not verified."""
-    return max((int(path.name) for path in listed(run) if (path / SEAL).is_file()), default=0)
+def _is_best(key: str) -> bool:
+    return key.startswith("best.")
 
 
-def name(number: int) -> str:
-    """Of a checkpoint's folder."""
-    return f"{number:06d}"
+def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
+    """{"params.fc1.kernel": x} -> Variables({"fc1": {"kernel": x}}, {})"""
+    found: dict[str, Any] = {"params": {}, "stats": {}}
+    for key, leaf in leaves.items():
+        *above, last = key.split(".")
+        functools.reduce(lambda node, part: node.setdefault(part, {}), above, found)[last] = leaf
+    return Variables(**found)
+
+
+def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Variables:
+    expected = {key: tuple(leaf.shape) for key, leaf in _named(template).items()}
+    found = {key: leaf.shape for key, leaf in leaves.items()}
+    if expected != found:
+        raise ValueError(f"its shapes are {found}, the template's {expected}")
+    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
 
 def like(template: Tree, state: Tree) -> Tree:
@@ -129,8 +158,20 @@ def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     held = {key: leaf for key, leaf in leaves.items() if leaf.size}
-    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder, args=ocp.args.PyTreeSave(held))
+    with _quiet(), _plain(folder) as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(plain, args=ocp.args.PyTreeSave(held))
+
+
+@contextlib.contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """A path of the same folder in plain characters: through a link to its parent where its own has others."""
+    if PLAIN.fullmatch(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="fedvg-") as scratch:
+        link = Path(scratch, "link")
+        link.symlink_to(folder.parent, target_is_directory=True)
+        yield link / folder.name
 
 
 @contextlib.contextmanager
@@ -152,48 +193,35 @@ def _quiet() -> Iterator[None]:
 
 
 def _read(path: Path, about: About, template: Tree) -> Tree:
-    """The arrays of a checkpoint whose files and leaves are those that were sealed."""
-    import orbax.checkpoint as ocp
-
-    for file, sealed in about["files"].items():
-        if not (path / file).is_file() or files.seal(path / file) != sealed:
-            raise ValueError(f"{file} is damaged")
+    """The arrays of a checkpoint, in the structure of `template`."""
     expected = {key: _shape(leaf) for key, leaf in _named(template).items()}
-    found = {key: (tuple(leaf[0]), leaf[1]) for key, leaf in about["leaves"].items()}
+    found = _shapes(about)
     if expected != found:
         other = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
         raise ValueError(f"other shapes: {other[0]} is {found.get(other[0])}, not {expected.get(other[0])}")
+    leaves = _leaves(path, about)
+    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
+
+
+def _shapes(about: About) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {key: (tuple(leaf[0]), leaf[1]) for key, leaf in about["leaves"].items()}
+
+
+def _leaves(path: Path, about: About) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by name; its files and leaves are those that were sealed."""
+    import orbax.checkpoint as ocp
+
+    if damage := files.damaged(path, about["files"]):
+        raise ValueError(f"{damage[0]} is damaged")
+    found = _shapes(about)
     held = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, _) in found.items() if 0 not in shape}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        leaves = checkpointer.restore(path.absolute() / "state", args=ocp.args.PyTreeRestore(restore_args=held))
+    with _plain(path.absolute() / "state") as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=held))
     leaves |= {key: np.zeros(*found[key]) for key in found.keys() - held.keys()}
     for key, leaf in leaves.items():
         if _describe(leaf) != about["leaves"][key]:
             raise ValueError(f"{key} is damaged")
-    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
-
-
-def _sealed(seal: About) -> str:
-    """The text of a seal, which vouches for itself too."""
-    text = json.dumps(seal)
-    return json.dumps({"crc": zlib.crc32(text.encode())})[:-1] + ", " + text[1:]
-
-
-def _unsealed(path: Path) -> About:
-    try:
-        text = (path / SEAL).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError("half-written") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{SEAL} is damaged") from None
-    with contextlib.suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        seal = json.loads(text)
-        crc = seal.pop("crc")
-        if crc == zlib.crc32(json.dumps(seal).encode()):
-            if seal["format"] != FORMAT:
-                raise RuntimeError(f"format {seal['format']}, this version reads {FORMAT}")
-            return seal
-    raise ValueError(f"{SEAL} is damaged")
+    return leaves
 
 
 def _named(state: Tree) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedvg_jax import build, tree
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.dryrun import Prediction
-from fedvg_jax.history import History, Record, judged
+from fedvg_jax.history import History, Record, is_lost, judged
 from fedvg_jax.rounding import Rounding
 
 DEMONSTRATION = (
@@ -149,6 +149,8 @@ def end(history: History) -> Table:
     }.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
+    if summary.get("lost_rounds"):
+        table.add_row("rounds whose records are lost", str(len(summary["lost_rounds"])))
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
@@ -180,6 +182,8 @@ def judgement(record: Record) -> str:
     """Test accuracy, or the loss of a task without one."""
     name, *_ = judged(record)
     value = record[f"test_{name}"]
+    if is_lost(record):
+        return f"test {name} lost"
     return f"test {name} " + (
         "not finite" if value is None else f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
     )
@@ -189,6 +193,6 @@ def _print_evaluation(console: Console, record: Record, total: int) -> None:
     if "test_loss" in record:
         loss = record["val_loss"]
         validation = f"validation loss {'not finite' if loss is None else f'{loss:.3f}'}"
-        left = record["seconds"] * (total - record["round"])
+        left = (record["seconds"] or 0) * (total - record["round"])
         line = f"round {record['round']}/{total}  {judgement(record)}, {validation}, about {left:.0f} s left"
         console.print(line, highlight=False)

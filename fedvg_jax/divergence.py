@@ -43,8 +43,8 @@ def warning(records: Sequence[Record], data: Data) -> str:
 
 
 def averaged_nobody(record: Record) -> bool:
-    """Whether all weights are 0."""
-    return not any(record["weights"])
+    """Whether all weights are 0, as far as the record still has them."""
+    return bool(record["weights"]) and not any(record["weights"])
 
 
 def validation_problem(record: Record, data: Data) -> str:

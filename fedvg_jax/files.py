@@ -8,7 +8,7 @@ import os
 import stat
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,53 @@ LOCK = ".lock"
 
 def replace(path: Path, text: str) -> None:
     """Makes `text` the content of `path`, which a crash at any instant leaves as it was or as it will be."""
-    draft = path.with_name(f".{path.name}.draft")
+    replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
+
+
+def export_target(path: Path) -> Path:
+    """The file that an export to `path` writes: for a link, the one it points to.
+
+    Raises:
+        UsageError: there is something else than a regular file (a folder, a device, a pipe, a link to nothing or to
+            one of these), or no folder to write it in.
+    """
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise UsageError(f"export {path}: no such folder; make it, or name another file")
+    except FileNotFoundError:
+        raise UsageError(f"export {path}: it is a link to a file that is not there; name another file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"export {path}: {reason(error)}; name another file") from None
+    if kind not in (None, stat.S_IFREG):
+        raise UsageError(
+            f"export {path}: it is {_KINDS.get(kind, 'no regular file')}; name a regular file, or a new one"
+        )
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"export {path}: {target.parent} cannot be written to; name another file")
+    return target
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
+    """Makes the pieces the content of `path`, which a crash at any instant leaves as it was or as it will be.
+
+    Args:
+        draft: where they are written first, in the same folder; by default a name of this process.
+    """
+    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")  # never too long
+    try:
+        with draft.open("wb") as file:
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -66,6 +109,11 @@ def seal(path: Path) -> list[int]:
         while piece := file.read(1 << 24):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     return [size, crc]
+
+
+def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
+    """Names of the files of a folder that are gone or not as they were sealed."""
+    return [name for name, known in sealed.items() if not (folder / name).is_file() or seal(folder / name) != known]
 
 
 @contextlib.contextmanager

@@ -11,16 +11,19 @@ summary.json     the run in a few numbers
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import files
+from fedvg_jax import files, seals
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.types import UsageError, Variables
 
@@ -48,6 +51,17 @@ class History(NamedTuple):
     variables: Variables
     """The final global model."""
     folder: Path | None
+    best_variables: Variables | None = None
+    """The global model of the round best on validation, on the host: by accuracy, or by loss for a task without one.
+    None before the first evaluation, and where a resumed run has no checkpoint of it."""
+
+    def __repr__(self) -> str:
+        """Three lines: rounds, results, folder."""
+        counts = f"History of {len(self.records)} rounds"
+        if self.summary.get("stopped_by"):
+            counts += f", stopped by {self.summary['stopped_by']}"
+        results = [f"{name} {value:.4g}" for name, value in self.summary.items() if _is_result(name, value)]
+        return f"{counts}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def to_pandas(self, per: Literal["round", "client"] = "round"):
         """The records as a `pandas.DataFrame`.
@@ -66,6 +80,19 @@ class History(NamedTuple):
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
         return pandas.DataFrame.from_records(_TABLES[per](self.records)).set_index("round")
+
+
+class DivergedError(UsageError):
+    """A client's model, loss or score is not finite, and `nonfinite` is "raise"."""
+
+    def __init__(self, message: str, history: History):
+        super().__init__(message)
+        self.history = history
+        """the run up to and with the round that diverged; the same records are in its folder"""
+
+
+def _is_result(name: str, value: Any) -> bool:
+    return name.startswith(("test_", "best_val_")) and isinstance(value, (int, float))
 
 
 def by_round(records: Sequence[Record]) -> list[Record]:
@@ -118,31 +145,100 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
 
     The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
     The maximum is selected on the test set itself: it is what the published code reports, and optimistic.
+
+    Rounds whose records are lost are listed as `lost_rounds`; numbers that need a lost evaluation are None.
     """
+    lost = {"lost_rounds": rounds} if (rounds := [r["round"] for r in records if is_lost(r)]) else {}
     evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
-        return {}
-    name, sign, extreme = judged(evaluated[-1])
+        return lost
+    known = [r for r in evaluated if not is_lost(r)]
+    name, sign, extreme = judged((known or evaluated)[-1])
 
     def good(record: Record, part: str) -> float:
         value = record[f"{part}_{name}"]
         return -math.inf if value is None else sign * value
 
-    best, most = (max(evaluated, key=lambda r, part=part: good(r, part)) for part in ("val", "test"))
     final = evaluated[-1]
+    if len(known) < len(evaluated):
+        names = (f"test_{name}_at_best_val", "best_val_round", f"test_{name}_{extreme}")
+        return {f"test_{name}_final": final.get(f"test_{name}")} | dict.fromkeys(names) | _majority(final) | lost
+    best, most = (max(evaluated, key=lambda r, part=part: good(r, part)) for part in ("val", "test"))
     summary = {
         f"test_{name}_final": final[f"test_{name}"],
         f"test_{name}_at_best_val": best[f"test_{name}"],
         "best_val_round": best["round"],
         f"test_{name}_{extreme}": most[f"test_{name}"],
     }
-    majority = {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
-    return summary | majority
+    return summary | _majority(final) | lost
+
+
+def _majority(final: Record) -> dict[str, Any]:
+    return {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
 
 
 def judged(record: Record) -> tuple[str, int, str]:
     """What an evaluation is judged by: (name, 1 if more is better or -1, what the best is called)."""
     return ("accuracy", 1, "max") if "test_accuracy" in record else ("loss", -1, "min")
+
+
+def lost_record(index: int, evaluated: bool) -> Record:
+    """Stands for a round whose line of history.jsonl was damaged: no client, and None for every number."""
+    empty = {name: [] for name in ("clients", "weights", "scores", "num_samples")}
+    losses = dict.fromkeys(("val_loss", "test_loss")) if evaluated else {}
+    return {"round": index, **empty, "train_loss": None, "seconds": None, "lost": True, **losses}
+
+
+def is_lost(record: Record) -> bool:
+    """Whether a record only stands for one that was damaged."""
+    return record.get("lost") is True
+
+
+def restored(lines: Mapping[int, bytes], evaluated: Sequence[int], count: int) -> bytes:
+    """The text of a history from its intact lines, by round; each of the other rounds has a `lost_record`."""
+    texts = (lines.get(i) or as_line(lost_record(i, i in evaluated)) for i in range(1, count + 1))
+    return b"".join(texts)
+
+
+def repaired_prefix(about: Mapping[str, Any], text: bytes) -> bytes | None:
+    """The lines that a checkpoint goes with in a history that `restored` wrote; None if it is not such a one."""
+    lines, crcs = seals.split_lines(text)[: about["round"]], seals.line_crcs(about)
+    if len(lines) < about["round"] or len(crcs) != about["round"]:
+        return None
+    try:
+        records = parse(b"".join(lines))
+    except ValueError:
+        return None
+    sealed = (f"{zlib.crc32(line):08x}" == crc for line, crc in zip(lines, crcs, strict=True))
+    is_known = all(fits or is_lost(record) for fits, record in zip(sealed, records, strict=True))
+    return b"".join(lines) if is_known and len(records) == len(lines) else None
+
+
+def round_ranges(numbers: Sequence[int]) -> str:
+    """[3, 4, 5, 9] -> "rounds 3-5, 9"; of many the first ten ranges."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    more = [f"and {len(listed) - 10} more"] if len(listed) > 10 else []
+    return f"rounds {', '.join(listed[:10] + more)}" if listed else ""
+
+
+def as_line(record: Record) -> bytes:
+    """A record's line of history.jsonl."""
+    return json.dumps(record).encode() + b"\n"
+
+
+def move_aside(folder: Path, why: str) -> str:
+    """Renames history.jsonl to history.WHY-N.jsonl, with the first N that is free; returns the name."""
+    names = (f"history.{why}-{i}.jsonl" for i in itertools.count(1))
+    name = next(name for name in names if not os.path.lexists(folder / name))
+    os.replace(folder / "history.jsonl", folder / name)
+    files.flush([folder])
+    return name
 
 
 def default_folder(config: Config) -> Path:
@@ -163,17 +259,21 @@ def refuse_taken(folder: Path) -> None:
 def begin(folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> None:
     """The settings, the names of the layers whose shares of the score the history holds, the partition in numbers."""
     write_json(folder / "config.json", to_json(config))
-    if layers:
-        write_json(folder / "layers.json", list(layers))
-    if partition:
-        write_lines(folder / "partition.json", partition)
+    for name, text in documents(layers, partition).items():
+        files.replace(folder / name, text)
+
+
+def documents(layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The texts of layers.json and partition.json."""
+    found = {"layers.json": _readable(list(layers))} if layers else {}
+    return found | ({"partition.json": _lines_of(partition)} if partition else {})
 
 
 def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
     """Adds lines to history.jsonl, and returns them."""
-    text = "".join(json.dumps(r) + "\n" for r in records)
-    files.append(folder / "history.jsonl", text, is_first)
-    return text.encode()
+    text = b"".join(map(as_line, records))
+    files.append(folder / "history.jsonl", text.decode(), is_first)
+    return text
 
 
 def read(folder: Path) -> list[Record]:
@@ -207,13 +307,17 @@ def parse(text: bytes) -> list[Record]:
 
 def write_json(path: Path, value: Any) -> None:
     """Readable JSON, whole or not at all."""
-    files.replace(path, json.dumps(value, indent=2) + "\n")
+    files.replace(path, _readable(value))
 
 
-def write_lines(path: Path, value: Mapping[str, Any]) -> None:
+def _readable(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _lines_of(value: Mapping[str, Any]) -> str:
     """JSON with a line for each name: long lists stay readable."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
-    files.replace(path, f"{{\n{lines}\n}}\n")
+    return f"{{\n{lines}\n}}\n"
 
 
 def _mean_train_loss(schedule, metrics) -> float | None:

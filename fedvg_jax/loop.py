@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, divergence, files, history, interrupts, provenance, recording, resume
+from fedvg_jax import build, divergence, files, history, interrupts, provenance, recording, resume, verify
 from fedvg_jax import config as configs
 from fedvg_jax import schedule as schedules
 from fedvg_jax.config import Config
@@ -66,6 +66,8 @@ def run(
     Raises:
         UsageError: for settings or files that cannot work, before anything is computed; for a model or a weighting that
             breaks its contract, with the leaf and the expected shape.
+        DivergedError: a UsageError with the `history` so far; a client diverged, and `nonfinite` is "raise".
+        KeyboardInterrupt: Ctrl-C was pressed; with a run folder, after a checkpoint.
 
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
     Traceback (most recent call last):
@@ -78,8 +80,11 @@ def run(
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     sim = build.simulation(config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting)
     finished = drive(sim._replace(metrics=metrics or {}), callbacks=callbacks)
-    if finished.summary["stopped_by"] == "SIGTERM":  # everything is safe; now it may do what it does
-        signal.raise_signal(signal.SIGTERM)
+    stopped_by = finished.summary["stopped_by"]
+    if stopped_by == "SIGINT":  # a caller's loop over runs ends, too
+        raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
+    if stopped_by is not None:  # everything is safe; now it may do what it does
+        signal.raise_signal(signal.Signals[stopped_by])
     return finished
 
 
@@ -97,10 +102,12 @@ def drive(
         on_records: hears of every chunk; first of the rounds before a resumed run's checkpoint, if there are any.
         tell: takes a line about a resumed run, about the first round that averages no client, and at the end how many
             there were.
-        farewell: see `interrupts.noted`.
+        farewell: see `interrupts.watch`.
 
     Raises:
-        UsageError: a client diverged where it must not, or the run folder cannot be used.
+        DivergedError: a client diverged where it must not.
+        MisfitError: the folder is that of a finished run, and not as that run left it.
+        UsageError: the run folder cannot be used.
     """
     config = sim.config
     _make_trace_folder(config.profile)
@@ -111,9 +118,27 @@ def drive(
         start = recorder.start
         if start.records:
             on_records(start.records)
-        if len(start.records) == config.rounds and (known := recorder.known_summary()):
-            return History(start.records, known, start.state.variables, config.out)
+        if len(start.records) == config.rounds and start.resumed_from is not None:
+            return _finished(config, recorder, tell)
         return _drive(sim, recorder, callbacks, on_records, tell, farewell)
+
+
+def _finished(config: Config, recorder: recording.Recorder, tell: Callable[[str], None]) -> History:
+    """The result of a run that has done all its rounds, after checking its folder."""
+    start, best = recorder.start, recorder.best and recorder.best.variables
+    known = recorder.known_summary()
+    if start.is_repaired or not (config.out / "summary.json").exists():
+        results = history.summarise(start.records)
+        whole = {name: value for name, value in results.items() if value is not None or not known}
+        known = (known or _summary(config, start.records, start, start.seconds, None)) | whole
+        recorder.summarise(known)
+    recorder.write_missing()
+    report = verify.check(config.out)
+    for line in report.notes:
+        tell(line)
+    if report.misfits:
+        raise verify.MisfitError(config.out, report.misfits)
+    return History(start.records, known, start.state.variables, config.out, best)
 
 
 def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_records, tell, farewell) -> History:
@@ -128,32 +153,45 @@ def _drive(sim: build.Simulation, recorder: recording.Recorder, callbacks, on_re
         recorder.summarise(summary)
         return summary
 
-    with interrupts.noted(farewell) as heard, _traced(sim.config.profile) as stop_tracing:
-        for state, new in chunks(sim, programs, start.state, len(records), single=bool(callbacks)):
-            records += new
-            recorder.add(new)
-            on_records(new)
-            if len(records) > len(new):  # the first chunk is one round
-                stop_tracing()
-            for callback in callbacks:
-                callback(new[-1], state)
-            if sim.config.nonfinite == "raise" and (diverged := divergence.error(new, sim.data)):
-                summarise("diverged")
-                raise UsageError(diverged)
-            if not has_warned and (warning := divergence.warning(new, sim.data)):
-                has_warned = True
-                tell(warning)
-            if heard:
-                break
-            recorder.checkpoint(state, records[-1], clock.read())
-    if heard and len(records) < sim.config.rounds:
-        stopped_by = heard[0]
-    if has_warned and (count := sum(map(divergence.averaged_nobody, records))) > 1:
-        tell(f"{count} of {len(records)} rounds averaged no client")
-    if records:
-        recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
-        recorder.settle()
-    return History(records, summarise(stopped_by), state.variables, sim.config.out)
+    def result(summary: dict[str, Any]) -> History:
+        best = recorder.best and recorder.best.variables
+        return History(records, summary, state.variables, sim.config.out, best)
+
+    with interrupts.catch_signals() as requests:
+        with interrupts.watch(farewell), _traced(sim.config.profile) as stop_tracing:
+            for state, new in chunks(sim, programs, start.state, len(records), single=bool(callbacks)):
+                records += new
+                recorder.add(new, state)
+                on_records(new)
+                if len(records) > len(new):  # the first chunk is one round
+                    stop_tracing()
+                for callback in callbacks:
+                    callback(new[-1], state)
+                if sim.config.nonfinite == "raise" and (diverged := divergence.error(new, sim.data)):
+                    raise history.DivergedError(diverged, result(summarise("diverged")))
+                if not has_warned and (warning := divergence.warning(new, sim.data)):
+                    has_warned = True
+                    tell(warning)
+                if requests.stop:
+                    break
+                recorder.checkpoint(state, records[-1], clock.read(), is_asked=bool(requests.save))
+                _answer(requests.save, recorder, len(records), tell)
+        if requests.stop and len(records) < sim.config.rounds:
+            stopped_by = requests.stop[0]
+        if has_warned and (count := sum(map(divergence.averaged_nobody, records))) > 1:
+            tell(f"{count} of {len(records)} rounds averaged no client")
+        if records:  # a second SIGHUP must not end this
+            recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
+            recorder.settle()
+        return result(summarise(stopped_by))
+
+
+def _answer(asked: list[str], recorder: recording.Recorder, number: int, tell: Callable[[str], None]) -> None:
+    """Says which checkpoint was made for the signals that asked for one."""
+    if asked:
+        kept = f"checkpoint of round {number}" if recorder.keeps_checkpoints else "no checkpoints are kept"
+        tell(f"{asked[0]}: {kept}")
+        asked.clear()
 
 
 def _make_trace_folder(folder: Path | None) -> None:
@@ -284,7 +322,7 @@ def _summary(
     compiling, running = seconds
     return {
         "rounds": len(records),
-        "interrupted": stopped_by in ("SIGINT", "SIGTERM"),
+        "interrupted": stopped_by in [signal.name for signal in interrupts.STOPPING],
         "stopped_by": stopped_by,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
@@ -293,7 +331,7 @@ def _summary(
         "corrupt_clients": build.corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
-        "rounds_per_second": round(len(records) / running, 3),
+        "rounds_per_second": round(len(records) / max(running, 1e-9), 3),
         "backend": jax.default_backend(),
         "device": jax.devices()[0].device_kind,
         "versions": provenance.versions(),

@@ -18,48 +18,50 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax import files, presets, resume
+from fedvg_jax import files, interrupts, output, presets, resume, seals
 from fedvg_jax.config import Config
 from fedvg_jax.types import UsageError, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PROG = "python -m fedvg_jax.sim"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for what the user has to mend, told in one line; 130 after Ctrl-C, 143 after SIGTERM."""
+    """Exit code 0; 1 for a finished run whose folder was changed; 2 for a usage error, told in one line; 129, 130 or
+    143 after SIGHUP, Ctrl-C or SIGTERM."""
     return guarded(lambda: simulate(*read_command_line(sys.argv[1:] if argv is None else argv)))
 
 
-def guarded(command: Callable[[], int], stopped: str = "stopped at once; what is in the run folder is whole") -> int:
+def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int:
     """The exit code of a command, whatever ends it.
 
     Args:
-        stopped: what to say after Ctrl-C.
+        stopped: what to say after Ctrl-C, where the command says nothing itself.
     """
-    try:
-        return command()
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read our output, such as head, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        return 2
+    with output.lasting():
+        try:
+            return command()
+        except UsageError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return getattr(error, "exit_code", 2)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as stop:
+            print(str(stop) or stopped, file=sys.stderr)
+            return 130
+        except OSError as error:
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            return 2
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -191,8 +193,8 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     def tell(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    if config.export and not config.export.absolute().parent.is_dir():
-        raise UsageError(f"export {config.export}: no such folder; make it, or name another file")
+    if config.export:
+        files.export_target(config.export)
     if config.dry_run:
         return _plan(config, console, unused)
     wanted, config = config.resume, resume.resolve(config)
@@ -203,19 +205,37 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
             tell("no run of these settings to go on with: a new one")
         config = dataclasses.replace(config, out=config.out or history.default_folder(config))
         history.refuse_taken(config.out)
-    start_jax(config)
-    from fedvg_jax import build, checkpoint, display, interrupts, loop
+    with interrupts.ignore_save_requests(), _stopping(config.out):
+        return _run(config, console, tell, unused)
 
-    def farewell() -> str:
-        done = checkpoint.newest(config.out)
-        saved = f"round {done} is saved" if done else "no round is saved yet"
-        return f"stopped at once; {saved}: {PROG} --resume {config.out}"
+
+@contextlib.contextmanager
+def _stopping(out: Path) -> Iterator[None]:
+    """Says what a run that is stopped at once leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(exit_message(out)) from None
+
+
+def exit_message(out: Path) -> str:
+    """The line to leave with when a run is stopped at once."""
+    if not out.is_dir():
+        return f"stopped at once; there is no run folder {out}"
+    done = seals.newest(out)
+    saved = f"round {done} is saved" if done else "no round is saved yet"
+    return f"stopped at once; {saved}: {PROG} --resume {out}"
+
+
+def _run(config: Config, console: Console, tell: Callable[[str], None], unused: Sequence[str]) -> int:
+    start_jax(config)
+    from fedvg_jax import build, display, loop
 
     with display.draws(console) as progress, display.reads(console) as reading:
         sim = build.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with display.rounds(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show, tell=tell, farewell=farewell)
+        finished = loop.drive(sim, on_records=show, tell=tell, farewell=lambda: exit_message(config.out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax import plots
 

@@ -10,12 +10,12 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "fedvg_jax"
 FLOORS = [  # a folder is one room
     {"types"},
-    {"tree", "norms", "groups", "checks", "live", "config", "files", "interrupts", "paper"},
+    {"tree", "norms", "groups", "checks", "live", "config", "files", "interrupts", "paper"} | {"seals", "output"},
     {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
     | {"blocks", "terms", "robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
     | {"data", "models", "history", "checkpoint", "provenance"},
     {"build", "presets", "plots", "pictures", "resume", "divergence"},
-    {"recording", "loop", "dryrun", "rounding", "display"},
+    {"recording", "loop", "dryrun", "rounding", "display", "verify"},
     {"sim", "prepare", "bounds"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -30,6 +30,7 @@ STAIRS = {
     ("robust", "weighting"),
     ("provenance", "data"),
     ("loop", "recording"),
+    ("loop", "verify"),
     ("dryrun", "loop"),
     *(("display", room) for room in ("dryrun", "rounding")),
     *(("controls", room) for room in ("signals", "weighting")),
@@ -41,7 +42,10 @@ STAIRS = {
 """Imports within a floor that are meant: a round is made of these."""
 
 ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots", "pictures"}}
-NEVER_IN = {"jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}}
+NEVER_IN = {
+    "jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}
+    | {"seals", "output", "verify"}
+}
 
 FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
@@ -99,7 +103,7 @@ def test_a_file_is_a_few_pages(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
-@pytest.mark.parametrize("module", ["", ".config", ".data", ".schedule", ".history"])
+@pytest.mark.parametrize("module", ["", ".config", ".data", ".schedule", ".history", ".verify"])
 def test_importing_it_imports_no_jax(module):
     code = f"import sys, fedvg_jax{module}; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fedvg_jax import checkpoint, files
+from fedvg_jax import checkpoint, files, seals
 
 STATE = {
     "round": np.int32(7),
@@ -59,7 +59,7 @@ def test_the_newest_comes_back_in_every_bit_and_says_what_it_was_told(run):
     (state, about), told = restored(run)
     assert_same(state, {**STATE, "round": np.int32(12)})
     assert about["note"] == "newer" and about["round"] == 12 and not told
-    assert checkpoint.newest(run) == 12
+    assert seals.newest(run) == 12
 
 
 def test_on_the_device_it_is_as_it_was_typed_keys_too():
@@ -88,7 +88,7 @@ def test_a_round_saved_again_replaces_what_was_there(run):
 
 def test_without_any_there_is_none(tmp_path):
     assert restored(tmp_path) == (None, [])
-    assert checkpoint.newest(tmp_path) == 0
+    assert seals.newest(tmp_path) == 0
 
 
 DAMAGE = {
@@ -127,9 +127,9 @@ def test_a_missing_file_is_damage_and_a_missing_seal_is_half_written(run):
 def test_bytes_that_changed_before_they_were_sealed_are_found_by_the_leaf(run):
     """As when memory or Orbax errs: the files are what was sealed, the leaf is not what was meant."""
     path = checkpoint.listed(run)[-1]
-    seal = checkpoint._unsealed(path)
+    seal = seals.unsealed(path)
     seal["leaves"]["model.kernel"][2] ^= 1
-    files.replace(path / "seal.json", checkpoint._sealed(seal))
+    files.replace(path / "seal.json", seals.sealed(seal))
     (_, about), told = restored(run)
     assert about["round"] == 3 and "model.kernel is damaged" in told[0]
 
@@ -147,8 +147,8 @@ def test_one_that_is_refused_is_passed_over_with_the_reason(run):
 
 def test_another_format_is_told_from_damage(run):
     path = checkpoint.listed(run)[-1]
-    seal = checkpoint._unsealed(path) | {"format": 99}
-    files.replace(path / "seal.json", checkpoint._sealed(seal))
+    seal = seals.unsealed(path) | {"format": 99}
+    files.replace(path / "seal.json", seals.sealed(seal))
     assert "format 99" in restored(run)[1][0]
 
 
@@ -167,3 +167,11 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         save(tmp_path / "gone", 1)
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("name", ["a**b", "a[b]c", "a\\b", "gs:"])
+def test_a_path_may_have_characters_that_mean_something_to_orbax(tmp_path, name):
+    run = tmp_path / name
+    run.mkdir()
+    save(run, 3, note="kept")
+    assert restored(run)[0][1]["note"] == "kept"

@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from fedvg_jax import files, history, interrupts
+from fedvg_jax import files, history, interrupts, output
 from fedvg_jax.types import UsageError
 
 
@@ -69,26 +70,26 @@ def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
 
 def test_the_first_signal_is_noted_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGTERM)
-    with interrupts.noted() as heard:
+    with interrupts.catch_signals() as requests:
         signal.raise_signal(signal.SIGTERM)
-        assert heard == ["SIGTERM"]
+        assert requests.stop == ["SIGTERM"]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert [interrupts.exit_code(name) for name in ("SIGINT", "SIGTERM")] == [130, 143]
+    assert [interrupts.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
 def test_outside_the_main_thread_nothing_is_noted():
     found = []
 
     def listen():
-        with interrupts.noted(lambda: "unused") as heard:
-            found.append(heard)
+        with interrupts.catch_signals() as requests, interrupts.watch(lambda: "unused"):
+            found.append(requests)
 
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    assert found == [[]]
+    assert found == [([], [])]
 
 
 DEAF = """
@@ -96,7 +97,7 @@ import ctypes
 from fedvg_jax import interrupts
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
-with interrupts.noted(lambda: "bye", {grace}):
+with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
     print("ready", flush=True)
     wait(mutex)
 """
@@ -109,6 +110,9 @@ with interrupts.noted(lambda: "bye", {grace}):
         (["SIGINT"], 0.1, 130),
         (["SIGINT", "SIGINT"], 60, 130),
         (["SIGTERM", "SIGINT"], 60, 130),
+        (["SIGHUP"], 0.1, 129),
+        (["SIGHUP", "SIGHUP", "SIGTERM", "SIGINT"], 60, 130),
+        (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
 )
 def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):
@@ -241,3 +245,57 @@ def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command,
     assert code == 2 and "--trust-cache" in capsys.readouterr().err and not (tmp_path / "out").exists()
     if command == "prepare":
         assert prepare.main(["digits", *flags, "--trust-cache"]) == 0
+
+
+def test_output_that_closes_is_dropped():
+    """As a pipe into head, or a log on a full disk."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", buffering=1)
+    lasting = output.LastingOutput(stream)
+    assert lasting.write("lost\n") == 5
+    lasting.flush()
+    assert not lasting.isatty()
+    stream.close()  # flushes what is left, to the null device
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
+def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
+    path = tmp_path / "model"
+    make = {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: None,
+        "broken link": lambda: path.symlink_to(tmp_path / "gone"),
+        "link to a device": lambda: path.symlink_to("/dev/full"),
+        "no folder": lambda: None,
+        "file/x": path.touch,
+    }
+    make[kind]()
+    changed = {"device": "/dev/full", "no folder": path / "deeper" / "model", "file/x": path / "x"}
+    with pytest.raises(UsageError, match=r"\Aexport [^\n]*\Z"):
+        files.export_target(Path(changed.get(kind, path)))
+
+
+def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "old").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_under_nohup_a_lost_terminal_changes_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_public_names_are_listed():
+    import fedvg_jax
+
+    assert set(fedvg_jax.__all__) <= set(dir(fedvg_jax))

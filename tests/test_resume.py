@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,20 @@ import pytest
 import worlds
 from test_files import disk_of
 
-from fedvg_jax import build, checkpoint, config, contracts, history, loop, resume, sim, weighting
+from fedvg_jax import (
+    build,
+    checkpoint,
+    config,
+    contracts,
+    history,
+    loop,
+    recording,
+    resume,
+    seals,
+    sim,
+    verify,
+    weighting,
+)
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.types import UsageError
@@ -191,14 +205,184 @@ def test_without_any_checkpoint_it_starts_again_and_says_so(tiny, whole, run):
     assert found.summary["resumed_from"] == 0
 
 
-@pytest.mark.parametrize("damage", [lambda t: t.replace(b"1", b"2", 1), lambda t: t[: len(t) // 2], lambda t: b""])
-def test_a_damaged_history_falls_back_to_what_is_whole(tiny, whole, run, damage):
-    """Flipped in round 1: nothing is; cut: the rounds before."""
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda text: text.replace(b"1", b"2", 1), [1]),
+        (lambda text: b"".join(text.splitlines(True)[:4]), [5, 6]),
+        (lambda text: b"", [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_damaged_history_loses_its_damaged_lines_and_nothing_else(tiny, whole, run, damage, lost):
+    """The checkpoint of round 6 stays, and the damaged file is kept under another name."""
     path, told = run / "history.jsonl", []
     path.write_bytes(damage(path.read_bytes()))
-    tiny().run(run, resume=str(run), tell=told.append)
-    assert "round 6 passed over: history.jsonl" in told[0]
-    assert_same(run, whole)
+    damaged = path.read_bytes()
+    found = tiny().run(run, resume=str(run), tell=told.append)
+    assert seal(run) == seal(whole) and (run / "history.damaged-1.jsonl").read_bytes() == damaged
+    assert [r["round"] for r in found.records if history.is_lost(r)] == lost
+    kept = [(mine, theirs) for mine, theirs in zip(numbers(run), numbers(whole), strict=True) if not mine.get("lost")]
+    assert len(kept) == 6 - len(lost) and all(mine == theirs for mine, theirs in kept)
+    assert "are lost" in told[0] and all("\n" not in line for line in told)
+    results = json.loads((whole / "summary.json").read_text())
+    assert found.summary["lost_rounds"] == lost
+    assert found.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
+    again = tiny().run(run, resume=str(run), tell=lambda line: None)
+    assert again.summary == found.summary and not (run / "history.damaged-2.jsonl").exists()
+
+
+def test_numbers_of_a_lost_evaluation_are_not_made_up():
+    records = [{"round": i, "test_loss": i, "val_loss": i} for i in (1, 2)]
+    assert history.summarise(records)["test_loss_min"] == 1
+    lost = history.summarise([history.lost_record(1, evaluated=True), records[1]])
+    assert lost == {
+        "test_loss_final": 2,
+        "test_loss_at_best_val": None,
+        "best_val_round": None,
+        "test_loss_min": None,
+        "lost_rounds": [1],
+    }
+
+
+@pytest.mark.parametrize("manifest", ["", "{}", "[]", None])
+@pytest.mark.parametrize("source", ["data", "partition"])
+def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manifest, source):
+    """The checkpoints have the digests, too."""
+    if manifest is None:
+        (run / "manifest.json").unlink()
+    else:
+        (run / "manifest.json").write_text(manifest)
+    others = {**seal(run)["sources"], source: "0" * 32}
+    monkeypatch.setattr(loop.provenance, "sources", lambda arrays, partition: others)
+    with pytest.raises(UsageError, match=f"another {source}"):
+        tiny().run(run, resume=str(run), rounds=7, tell=lambda line: None)
+    assert len(history.read(run)) == 6
+
+
+def test_a_run_that_starts_again_keeps_the_history_it_had(tiny, run):
+    before, told = (run / "history.jsonl").read_bytes(), []
+    tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
+    assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in told[0]
+
+
+# --- what verify finds
+
+
+def edited(path, change):
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(change(value)))
+
+
+EDITS = {
+    "summary.json": lambda value: value | {"test_accuracy_final": 0.99},
+    "partition.json": lambda value: value | {"samples": value["samples"][::-1]},
+    "layers.json": lambda value: value[::-1],
+    "manifest.json": lambda value: value | {"data": "0" * 32},
+    "config.json": lambda value: value | {"lr": 0.2},
+    "checkpoints/000006/seal.json": lambda value: value | {"round": 5},
+}
+
+
+def test_a_finished_run_fits(run, capsys):
+    assert verify.main([str(run)]) == 0
+    assert capsys.readouterr().out == f"{run}: all fits\n"
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_file_is_found_and_named(run, capsys, name):
+    edited(run / name, EDITS[name])
+    assert verify.main([str(run)]) == 1
+    said = capsys.readouterr().out
+    assert name.split("/")[0] in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["summary.json", "partition.json", "layers.json"])
+def test_a_finished_run_with_an_edited_result_is_not_shown(tiny, run, name):
+    edited(run / name, EDITS[name])
+    with pytest.raises(verify.MisfitError, match=rf"\A[^\n]*{name}[^\n]*\Z") as error:
+        tiny().run(run, resume=str(run))
+    assert error.value.exit_code == 1
+    (run / name).unlink()  # and is made again
+    tiny().run(run, resume=str(run))
+    assert verify.check(run).misfits == []
+
+
+def test_a_rewritten_summary_is_found_by_the_history(run):
+    """Its own digest fits; the numbers do not."""
+    edited(run / "summary.json", lambda value: seals.with_digest(EDITS["summary.json"](value)))
+    (misfit,) = verify.check(run).misfits
+    assert misfit.startswith("summary.json: test_accuracy_final is 0.99, the history gives")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"a"', "[" * 100_000, '{"runs": 3}', "\0"])
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "partition.json", "history.jsonl"])
+def test_a_file_of_another_shape_is_a_line_of_verify_and_no_crash(run, name, text):
+    (run / name).write_text(text)
+    found = verify.check(run)
+    assert found.misfits and all("\n" not in line for line in found.misfits)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "layers.json", "history.jsonl"])
+def test_a_folder_in_place_of_a_file_is_a_line_of_verify(run, name):
+    (run / name).unlink()
+    (run / name).mkdir()
+    assert any(name in line for line in verify.check(run).misfits)
+
+
+def test_no_changed_value_is_missed(run):
+    """Any one byte of any file, except where JSON has the same value."""
+    rng = random.Random(0)
+    victims = [path for path in sorted(run.rglob("*")) if path.suffix in (".json", ".jsonl")]
+    for path in [rng.choice(victims) for _ in range(40)]:
+        good = path.read_bytes()
+        at = rng.randrange(len(good))
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        is_same = path.suffix == ".json" and same_json(path.read_bytes(), good)
+        assert is_same or verify.check(run).misfits, (path, at, path.read_bytes()[at - 20 : at + 20])
+        path.write_bytes(good)
+    assert verify.check(run).misfits == []
+
+
+def same_json(one, other):
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"]])
+def test_verify_without_a_run_is_one_line(capfd, args):
+    assert verify.main(args) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and shown.out == ""
+
+
+# --- the best model
+
+
+def test_the_model_best_on_validation_is_in_the_history_and_in_the_folder(tiny, whole, tmp_path):
+    found = tiny().run(tmp_path / "run", keep=1)
+    kept = checkpoint.best_variables(tmp_path / "run", found.variables)
+    for one, other in zip(jax.tree.leaves(found.best_variables), jax.tree.leaves(kept), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert checkpoint.best_variables(whole).params.keys() == found.variables.params.keys()
+    assert tiny().run(None).best_variables is not None
+    with pytest.raises(UsageError, match="holds no model best on validation"):
+        checkpoint.best_variables(tmp_path)
+
+
+def test_the_best_model_of_a_task_without_accuracy_is_by_loss():
+    best, models = None, [{"w": np.full(1, i)} for i in range(5)]
+    for i, loss in enumerate([3.0, None, 1.0, 2.0, 1.0]):
+        best = recording.better(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
+    assert (best.round, best.metric, best.value, best.variables["w"][0]) == (2, "loss", 1.0, 2)
+    assert best.as_json() == {"round": 2, "val_loss": 1.0}
+
+
+def test_a_history_is_shown_in_three_lines(tiny, run):
+    lines = repr(tiny().run(run, resume=str(run))).splitlines()
+    assert lines[0] == "History of 6 rounds" and len(lines) == 3
+    assert "test_accuracy_final" in lines[1] and str(run) in lines[2]
 
 
 def test_a_history_whose_last_line_was_cut_is_read_without_it(run):
@@ -277,6 +461,44 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tiny, wh
     assert [r["round"] for r in history.read(out)] == [1, 2, 3]
     tiny().run(out, resume=str(out), tell=print)
     assert_same(out, whole)
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGQUIT"])
+def test_a_warning_signal_saves_a_checkpoint_and_the_run_goes_on(tiny, whole, tmp_path, name):
+    told, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
+    found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, tell=told.append)
+    assert told == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
+    assert [path.name for path in checkpoint.listed(tmp_path / "run")] == ["000002", "000006"]
+    assert_same(tmp_path / "run", whole)
+
+
+def test_ctrl_c_reaches_the_caller_of_run_after_a_checkpoint(tiny, tmp_path, monkeypatch):
+    """So a loop over runs ends."""
+    settings = replace(tiny().sim.config, out=tmp_path / "run")
+    monkeypatch.setattr(build, "simulation", lambda config, **given: tiny().sim._replace(config=config))
+    monkeypatch.setattr(loop, "compile_programs", lambda sim: tiny().programs)
+    stop = functools.partial(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="after round 2"):
+        loop.run(settings, callbacks=[at(2, stop)])
+    assert seals.newest(tmp_path / "run") == 2
+
+
+def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
+    """The kernel and the shell both send SIGHUP: the second changes nothing."""
+
+    def hang_up():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+
+    found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
+    assert (found.summary["stopped_by"], found.summary["interrupted"]) == ("SIGHUP", True)
+    assert seals.newest(tmp_path / "run") == 3
+
+
+def test_a_file_taken_away_is_named(tiny, tmp_path):
+    path = tmp_path / "run" / "history.jsonl"
+    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* was taken away[^\n]*\Z"):
+        tiny().run(tmp_path / "run", callbacks=[at(2, path.unlink)])
 
 
 # --- which run, and whether it may

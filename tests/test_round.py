@@ -188,7 +188,7 @@ def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poison
         loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
-    assert [record["diverged"] for record in told] == [[who]]
+    assert [record["diverged"] for record in told] == [[who]] and error.value.history.records == told
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import checkpoint, history, sim
+from fedvg_jax import history, seals, sim, verify
 from fedvg_jax.config import Config
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -133,7 +133,52 @@ def test_ctrl_c_leaves_a_readable_folder(shell):
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"] and summary["rounds"] == len(records)
-    assert checkpoint.newest(out) == len(records)
+    assert seals.newest(out) == len(records)
+
+
+def test_a_closed_output_ends_output_and_not_the_run(shell):
+    """As in `sim ... | head -1`."""
+    out = shell.folder / "unread"
+    command = [
+        sys.executable,
+        "-m",
+        "fedvg_jax.sim",
+        "--rounds",
+        "6",
+        "--eval-every",
+        "1",
+        *SHORT[4:],
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=240) == 0
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest(out) == 6
+
+
+def test_signals_of_a_scheduler_and_a_lost_terminal(shell):
+    """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint."""
+    out = shell.folder / "hung-up"
+    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
+    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+
+        def wait_for(condition):
+            deadline = time.monotonic() + 240
+            while not condition() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert condition() and process.poll() is None
+
+        wait_for((out / "history.jsonl").exists)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: seals.newest(out))
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        process.communicate(timeout=120)
+    assert process.returncode == 129
+    assert seals.newest(out) == len(history.read(out)) and not verify.check(out).misfits
 
 
 def test_help_names_every_setting_and_imports_no_jax(shell):

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.processes import start, waited
-from fedvg_jax import checkpoint, history
+from fedvg_jax import checkpoint, history, seals
 
 RUN = "--clients 8 --alpha 5 --algorithm scaffold --weighting samples --local-epochs 1 --eval-every 10"
 RUN += " --checkpoint-every 3 --resume auto"
@@ -87,7 +87,7 @@ def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf")
 def where(out: Path, anytime: bool) -> str:
     if anytime:
         return "killed at any instant"
-    return "killed in its rounds, a checkpoint there" if checkpoint.newest(out) else "killed in its rounds, none yet"
+    return "killed in its rounds, a checkpoint there" if seals.newest(out) else "killed in its rounds, none yet"
 
 
 def outcome(out: Path, rounds: int) -> tuple:

@@ -10,9 +10,9 @@ timm's models are published as such files. A torchvision `.pth` is exported wher
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
 import re
 from pathlib import Path
 
@@ -118,10 +118,10 @@ def save(path: Path, variables: Variables, architecture: str) -> None:
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """A safetensors file.
+    """A safetensors file, on the disk when this returns. Of a link, the file it points to is replaced.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if it cannot be written, or something else than a regular file is there.
     """
     code = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
     header, end = {"__metadata__": {"format": "pt"}}, 0
@@ -130,14 +130,11 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
         end += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    body = (np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())
+    pieces = itertools.chain([len(text).to_bytes(8, "little") + text], body)
     try:
-        with draft.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.writelines(np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())
-        draft.replace(path)
+        files.replace_bytes(files.export_target(path), pieces)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 METHODS = {"FedAvg": "samples", "uniform": "uniform", "FedVG": "fedvg"}
 ALPHAS = (0.05, 0.1)

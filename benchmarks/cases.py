@@ -12,7 +12,7 @@ from fedvg_jax import config as configs
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partition import Partition
+from fedvg_jax.data.partitions.partition import Partition
 
 
 class Case(NamedTuple):
@@ -99,8 +99,9 @@ _HELD = 128
 
 def task(case: Case, conv: str = "auto"):
     """The model and its loss, where it is not one of the package's by name."""
-    from fedvg_jax.models import layout, mlp
+    from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
+    from fedvg_jax.models.conv import layout
 
     hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
     if case.model in hidden:

@@ -25,9 +25,10 @@ def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
     """Bytes of temporaries of one compiled chunk of rounds, and of a model."""
     import numpy as np
 
-    from fedvg_jax import build, tree
-    from fedvg_jax import schedule as schedules
     from fedvg_jax.config import Config
+    from fedvg_jax.core import tree
+    from fedvg_jax.engine import schedule as schedules
+    from fedvg_jax.runs import simulation
 
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
@@ -35,8 +36,8 @@ def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
     config = Config(
         model=model, clients=CLIENTS, join_ratio=cohort / CLIENTS, hold=hold, local_epochs=1, rounds=1, lanes="1"
     )
-    sim = build.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
-    plan = schedules.stack([sim.schedule(0)], build.MAX_ROUNDS)
+    sim = simulation.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
+    plan = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     compiled = sim.chunk.lower(sim.state, np.int32(0), plan, sim.data, sim.hyper).compile()
     return {
         "cohort": cohort,

@@ -28,9 +28,10 @@ import numpy as np
 
 from benchmarks import machine
 from fedvg_jax import config as configs
-from fedvg_jax import data, presets
+from fedvg_jax import data
+from fedvg_jax.config import presets
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.images import Size
-from fedvg_jax.types import UsageError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 RESULT = Path(__file__).parent / "results" / "configs.json"

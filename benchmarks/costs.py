@@ -20,7 +20,7 @@ from benchmarks import machine
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partition import Partition
+from fedvg_jax.data.partitions.partition import Partition
 
 
 class Round(NamedTuple):
@@ -77,16 +77,18 @@ def measure(costs: Round, repeats: int) -> dict[str, Any]:
     """Seconds of a round; how many image-gradients it is."""
     import jax
 
-    from fedvg_jax import build, schedule, tree
+    from fedvg_jax.core import tree
+    from fedvg_jax.engine import schedule
     from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
+    from fedvg_jax.runs import simulation
 
     arrays, partition = world(costs)
     settings = {"clients": costs.clients, "join_ratio": costs.cohort / costs.clients, "local_epochs": costs.epochs}
     config = configs.apply(Config(), settings | {"lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs")
     task = tasks.classification(mlp.MLP(10, (costs.width, costs.width)), 10, (8, 8, 1))
-    sim = build.simulation(config, data=arrays, partition=partition, task=task)
-    planned = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+    sim = simulation.simulation(config, data=arrays, partition=partition, task=task)
+    planned = schedule.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     run = sim.chunk.lower(sim.state, np.int32(0), planned, sim.data, sim.hyper).compile()
 
     def once() -> float:

@@ -20,8 +20,9 @@ from jax import lax
 
 from benchmarks import cases, machine
 from benchmarks import gpu_world as world
-from fedvg_jax import loop, tree
-from fedvg_jax.live import EVERYTHING
+from fedvg_jax.core import tree
+from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
 

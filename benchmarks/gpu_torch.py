@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import contest, machine, torch_nets
-from fedvg_jax import build
+from fedvg_jax.runs import simulation
 
 
-def measure(sim: build.Simulation, model: str, smoke: bool) -> dict[str, Any]:
+def measure(sim: simulation.Simulation, model: str, smoke: bool) -> dict[str, Any]:
     """Milliseconds of a step and of a scoring group by precision and memory format, and what a round of them takes."""
     device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
     planned, steps = sim.schedule(0), 3 if smoke else 50

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import cases, machine
-from fedvg_jax import build, executors, local, signals, tree
 from fedvg_jax import config as configs
-from fedvg_jax import schedule as schedules
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.live import Live
-from fedvg_jax.types import Batch, Data, Report, SimState, Task, Variables
+from fedvg_jax.core import tree
+from fedvg_jax.core.gradient_support import Live
+from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
+from fedvg_jax.engine import executors, local_training
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import simulation as build
+from fedvg_jax.weightings import signals
 
 BATCH = 32
 
@@ -69,7 +72,9 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: L
     def make_client(shared, planned):
         state, data, hyper = shared
         live = carried or task.live
-        return local.make_client(task, fedavg.fedavg(), local.sgd, state, planned, data, hyper, live=live)
+        return local_training.make_client(
+            task, fedavg.fedavg(), local_training.sgd, state, planned, data, hyper, live=live
+        )
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)

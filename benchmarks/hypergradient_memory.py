@@ -20,11 +20,13 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
     """Bytes of temporaries of the slope of the last model's loss on D_val with respect to lr and eps."""
     import jax
 
-    from fedvg_jax import build, differentiable, local, round, tree
+    from fedvg_jax.core import tree
+    from fedvg_jax.engine import differentiable, federated_round, local_training
+    from fedvg_jax.runs import simulation
 
-    algorithm = build.ALGORITHMS["fedavg"](sim.config)
-    rule = build.make_weighting(sim.config, sim.task, algorithm)
-    step = round.make_round(sim.task, algorithm, rule, executor, local.sgd, sim.config.clients)
+    algorithm = simulation.ALGORITHMS["fedavg"](sim.config)
+    rule = simulation.make_weighting(sim.config, sim.task, algorithm)
+    step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, sim.config.clients)
     rounds = differentiable.over_rounds(step, remat=remat)
 
     def hypergradient(hyper, state, schedules, data):
@@ -40,7 +42,7 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
 
 def by_variant(sim, planned, most: int) -> dict[str, int]:
     """Every way of differentiating the same rounds."""
-    from fedvg_jax import differentiable, executors
+    from fedvg_jax.engine import differentiable, executors
 
     kept = differentiable.unrolled(most, remat=False)
     by_epoch = differentiable.unrolled(most, epochs=EPOCHS)
@@ -59,10 +61,11 @@ def main() -> None:
     args = parser.parse_args()
     import jax
 
-    from fedvg_jax import build, differentiable
     from fedvg_jax.config import Config
+    from fedvg_jax.engine import differentiable
+    from fedvg_jax.runs import simulation
 
-    sim = build.simulation(Config(local_epochs=EPOCHS))
+    sim = simulation.simulation(Config(local_epochs=EPOCHS))
     everything = [sim.schedule(r) for r in range(max(args.rounds))]
     most, found = differentiable.most_steps(everything), {}
     for count in args.rounds:

@@ -131,7 +131,7 @@ def until_told(command: Sequence[str]) -> float:
 
 def planning(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     """Milliseconds by cohort."""
-    from fedvg_jax import schedule
+    from fedvg_jax.engine import schedule
 
     rows = list(np.arange(1_200_000, dtype=np.int32).reshape(-1, 12))
 
@@ -148,19 +148,20 @@ def lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     all steps / lanes) of them on every lane."""
     import jax
 
-    from fedvg_jax import build, executors, local
+    from fedvg_jax.engine import executors, local_training
+    from fedvg_jax.runs import simulation
 
     settings = {"model": "mlp", "clients": 20, "join_ratio": 0.5, "min_samples": 2, "local_epochs": 5, "batch_size": 16}
     found: dict[str, dict[str, float]] = {}
     for count in LANES:
         config = configured(settings | {"lanes": str(count), "devices": "1"}, folder)
-        sim = build.simulation(config)
-        executor, optimiser = executors.lanes(count), build.make_optimiser(config)
-        algorithm = build.ALGORITHMS[config.algorithm](config)
+        sim = simulation.simulation(config)
+        executor, optimiser = executors.lanes(count), simulation.make_optimiser(config)
+        algorithm = simulation.ALGORITHMS[config.algorithm](config)
 
         def train(state, planned, data, hyper, executor=executor, sim=sim, algorithm=algorithm, optimiser=optimiser):
             def client(shared, planned):
-                return local.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
+                return local_training.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
 
             return executor.train(client, (state, data), planned).params
 
@@ -171,8 +172,8 @@ def lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
 
         found[str(count)] = {}
         for alpha in ALPHAS:
-            parts = build.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
-            of_round = build.make_schedule(config, sim.arrays, parts, executor)
+            parts = simulation.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
+            of_round = simulation.make_schedule(config, sim.arrays, parts, executor)
             ratios = [_alternated(seconds, s, _gapless(s, count), repeats) for s in map(of_round, range(5))]
             found[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
     return found
@@ -180,7 +181,7 @@ def lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
 
 def _gapless(planned, count: int):
     """As few equal clients as there are lanes, with as many steps as the longest lane must have."""
-    from fedvg_jax import schedule
+    from fedvg_jax.engine import schedule
 
     steps = max(planned.num_steps.max(), -(-planned.num_steps.sum() // count))
     each = np.where(np.arange(len(planned.num_steps)) < count, steps, 0).astype(np.int32)

@@ -18,11 +18,12 @@ def main(folder: Path, what: str, name: str) -> None:
     # a run that is foretold compiles what it runs, as the dry run does: memory is that of both
     config = dataclasses.replace(config, cache_dir=folder / f"cache-{what}")
     start_jax(config)
-    from fedvg_jax import build, dryrun, loop
+    from fedvg_jax.runs import loop, simulation
+    from fedvg_jax.views import dry_run
 
-    sim = build.simulation(config)
+    sim = simulation.simulation(config)
     if what == "foretell":
-        plan = dryrun.predict(sim)
+        plan = dry_run.predict(sim)
         found = {"seconds": round(plan.seconds, 3), "gib": round(plan.memory_bytes / 2**30, 3)}
     else:
         finished = loop.drive(sim)

@@ -21,9 +21,11 @@ import numpy as np
 from jax import lax
 
 from benchmarks import cases, contest, machine
-from fedvg_jax import build, executors, local, robust, tree
-from fedvg_jax import schedule as schedules
-from fedvg_jax.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
+from fedvg_jax.engine import executors, local_training, robust
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import simulation as build
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -162,7 +164,7 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def client(shared, planned):
         state, data, hyper = shared
-        return local.make_client(task, algorithm, optimiser, state, planned, data, hyper, live=live)
+        return local_training.make_client(task, algorithm, optimiser, state, planned, data, hyper, live=live)
 
     def train(state, planned, data, hyper) -> Variables:
         done = executor.train(client, (state, data, hyper), planned)

@@ -39,12 +39,15 @@ if not __package__:  # run as a file, which the README's command does
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine, torch_layout
-from fedvg_jax import build, executors, local, presets, round, schedule, tree
 from fedvg_jax import config as configs
 from fedvg_jax import data as datasets
-from fedvg_jax.config import Config
-from fedvg_jax.models import layout, lenet, task
-from fedvg_jax.types import Batch, Data, Schedule, SimState, UsageError, Variables
+from fedvg_jax.config import Config, presets
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch, Data, Schedule, SimState, UsageError, Variables
+from fedvg_jax.engine import executors, federated_round, local_training, schedule
+from fedvg_jax.models import lenet, task
+from fedvg_jax.models.conv import layout
+from fedvg_jax.runs import simulation
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-4, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
@@ -166,15 +169,15 @@ def replay(recording: Recording, data_dir: Path) -> Measured:
     model = task.classification(lenet.LeNet5(10, layout.by_name("auto")), 10, images.x.shape[1:])
     val = schedule.cut(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
-    algorithm = build.ALGORITHMS[config.algorithm](config)
+    algorithm = simulation.ALGORITHMS[config.algorithm](config)
     if config.algorithm == "elastic":  # the published chain of sensitivities is serial: the recorded ones are fed
         algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
-    weighting = build.make_weighting(config, model, algorithm)
-    executor, optimiser, clients = executors.lanes(1), build.make_optimiser(config), meta["clients"]
+    weighting = simulation.make_weighting(config, model, algorithm)
+    executor, optimiser, clients = executors.lanes(1), simulation.make_optimiser(config), meta["clients"]
     published = {"stats_too": True, "weigh_untrained": True}
-    round_step = round.make_round(model, algorithm, weighting, executor, optimiser, clients, **published)
-    step, hyper = jax.jit(round_step), build.make_hyper(config)
-    first = round.init(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
+    round_step = federated_round.make_round(model, algorithm, weighting, executor, optimiser, clients, **published)
+    step, hyper = jax.jit(round_step), simulation.make_hyper(config)
+    first = federated_round.init(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
 
     def started(r: int, memory: SimState) -> SimState:
         return memory._replace(variables=torch_layout.from_torch(recording.before(r), first.variables))
@@ -249,7 +252,7 @@ def client_gaps(recording, model, algorithm, state: SimState, planned: Schedule,
 
     def train(state, planned, data, hyper):
         def make_client(shared, planned):
-            return local.make_client(model, algorithm, local.sgd, shared[0], planned, *shared[1:])
+            return local_training.make_client(model, algorithm, local_training.sgd, shared[0], planned, *shared[1:])
 
         return executors.lanes(1).train(make_client, (state, data, hyper), planned)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from fedvg_jax.types import Variables
+from fedvg_jax.core.types import Variables
 
 _CHANNELS = 16  # of the image that LeNet5 flattens
 

@@ -133,7 +133,7 @@ def contracts() -> list[str]:
     out: list[str] = []
     for node in source.body:
         if isinstance(node, ast.ClassDef) and node.name != "UsageError":
-            out += [f"### `fedvg_jax.types.{node.name}`", "", *markdown(ast.get_docstring(node) or "")]
+            out += [f"### `fedvg_jax.core.types.{node.name}`", "", *markdown(ast.get_docstring(node) or "")]
             out += [*fields(node), ""]
     return out
 

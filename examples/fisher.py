@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax import build, norms, signals
+from fedvg_jax.core import norms
+from fedvg_jax.core.types import Batch, Weighting
 from fedvg_jax.models import mlp, task
-from fedvg_jax.types import Batch, Weighting
+from fedvg_jax.runs import simulation
+from fedvg_jax.weightings import signals
 
 # %% [markdown]
 # A weighting may tell the history more than it weighs by: the measurements ride along in the signal, and `detail` names
@@ -62,7 +64,7 @@ def watched(fedvg: Weighting, model) -> Weighting:
 def records(num_rounds: int, hidden):
     config = fedvg_jax.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
     model = task.classification(mlp.MLP(10, hidden=hidden), 10, (8, 8, 1))
-    rule = watched(build.make_fedvg(config, model), model)
+    rule = watched(simulation.make_fedvg(config, model), model)
     return fedvg_jax.run(config, task=model, weighting=rule).records
 
 

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, differentiable, executors, local, round, tree
 from fedvg_jax.algorithms import fedprox
 from fedvg_jax.config import Config
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training
 from fedvg_jax.models import mlp, task
-from fedvg_jax.types import Algorithm
+from fedvg_jax.runs import simulation
 
 # %% [markdown]
 # FedProx with a server learning rate: an algorithm is a value, so one function of it can be replaced.
@@ -35,10 +37,10 @@ def fedprox_with_server_rate() -> Algorithm:
 def problem(num_rounds: int):
     """(hyper -> validation loss after the rounds) in reverse mode's form and in the fast one, and where to begin."""
     config = Config(weighting="fedvg", local_epochs=2, alpha=0.05, clients=10, rounds=num_rounds)
-    sim = build.simulation(config, task=task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1)))
+    sim = simulation.simulation(config, task=task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1)))
     planned = [sim.schedule(r) for r in range(num_rounds)]
     algorithm = fedprox_with_server_rate()
-    rule = build.make_weighting(config, sim.task, algorithm)
+    rule = simulation.make_weighting(config, sim.task, algorithm)
     schedules, data = differentiable.stack(planned), sim.data
 
     def doubled(pytree):
@@ -47,7 +49,7 @@ def problem(num_rounds: int):
     state, hyper = doubled(sim.state), doubled(sim.hyper)
 
     def objective(executor):
-        step = round.make_round(sim.task, algorithm, rule, executor, local.sgd, config.clients)
+        step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, config.clients)
         rounds = differentiable.over_rounds(step)
 
         def after(hyper):

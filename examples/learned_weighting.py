@@ -19,8 +19,9 @@ import numpy as np
 import optax
 
 import fedvg_jax
-from fedvg_jax import build, differentiable, local, round
-from fedvg_jax.types import Data, SimState
+from fedvg_jax.core.types import Data, SimState
+from fedvg_jax.engine import differentiable, federated_round, local_training
+from fedvg_jax.runs import simulation as build
 
 RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned": "generalised"}
 
@@ -70,7 +71,7 @@ def unrolled_run(sim, num_rounds: int, most: int):
     algorithm = build.ALGORITHMS["fedavg"](sim.config)
     rule = build.make_weighting(sim.config, sim.task, algorithm)
     executor = differentiable.unrolled(most, epochs=2)
-    step = round.make_round(sim.task, algorithm, rule, executor, local.sgd, sim.config.clients)
+    step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, sim.config.clients)
     return differentiable.over_rounds(step)
 
 
@@ -151,8 +152,8 @@ def _told(sim, most: int):
     """Rounds that tell the test loss of every round."""
     algorithm = build.ALGORITHMS["fedavg"](sim.config)
     rule = build.make_weighting(sim.config, sim.task, algorithm)
-    step = round.make_round(
-        sim.task, algorithm, rule, differentiable.unrolled(most, epochs=2), local.sgd, sim.config.clients
+    step = federated_round.make_round(
+        sim.task, algorithm, rule, differentiable.unrolled(most, epochs=2), local_training.sgd, sim.config.clients
     )
 
     def told(state: SimState, schedule, data: Data, hyper):

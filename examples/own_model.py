@@ -17,9 +17,11 @@ import optax
 from flax import nnx
 
 import fedvg_jax
-from fedvg_jax import signals, tree, weighting
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Task, Variables, Weighting
 from fedvg_jax.models import task as tasks
-from fedvg_jax.types import Task, Variables, Weighting
+from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import signals
 
 # %% [markdown]
 # Without Flax, any `apply(params, images) -> logits` is a classifier; `metrics` makes numbers of sums over batches.

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax import build, executors, local, round, tree
 from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.core import tree
+from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.runs import simulation
 
 # %% [markdown]
 # Clients that a few ordinary rounds produced. The hook `disturb` of a round sees all that clients return, which is how
@@ -24,15 +26,17 @@ from fedvg_jax.algorithms.fedavg import fedavg
 # %%
 def returned_clients(num_rounds: int):
     """The simulation, the global model before the last round, the cohort's stacked models, and its schedule."""
-    sim = build.simulation(fedvg_jax.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
+    sim = simulation.simulation(fedvg_jax.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
     stacked = []
 
     def keep(hyper, key, ids, variables, clients):
         jax.debug.callback(lambda *models: stacked.append(models), variables, clients, ordered=True)
         return clients
 
-    rule = build.make_fedvg(sim.config, sim.task)
-    step = round.make_round(sim.task, fedavg(), rule, executors.lanes(1), local.sgd, sim.config.clients, disturb=keep)
+    rule = simulation.make_fedvg(sim.config, sim.task)
+    step = federated_round.make_round(
+        sim.task, fedavg(), rule, executors.lanes(1), local_training.sgd, sim.config.clients, disturb=keep
+    )
     run, state = jax.jit(step), sim.state
     for r in range(num_rounds):
         state, _ = run(state, sim.schedule(r), sim.data, sim.hyper)
@@ -83,7 +87,7 @@ def weighted_loss(sim):
 
 
 def _images(batch):
-    from fedvg_jax.types import Batch
+    from fedvg_jax.core.types import Batch
 
     return Batch(batch["x"], batch["y"])
 

@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedvg_jax.checkpoint import best_variables
     from fedvg_jax.config import Config
-    from fedvg_jax.contracts import check_task, check_weighting
-    from fedvg_jax.differentiable import hypergradient, over_rounds, unrolled
-    from fedvg_jax.family import generalised_weights
-    from fedvg_jax.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-    from fedvg_jax.history import DivergedError, History
-    from fedvg_jax.loop import run
+    from fedvg_jax.core.types import UsageError
+    from fedvg_jax.engine.contracts import check_task, check_weighting
+    from fedvg_jax.engine.differentiable import hypergradient, over_rounds, unrolled
+    from fedvg_jax.engine.federated_round import make_round
     from fedvg_jax.models.adapt import linen_task, nnx_task
-    from fedvg_jax.round import make_round
-    from fedvg_jax.signals import gradient_norms, validation_gradients
-    from fedvg_jax.types import UsageError
-    from fedvg_jax.weighting import aggregate, inverse_norm_weights
+    from fedvg_jax.runs.checkpoint import best_variables
+    from fedvg_jax.runs.history import DivergedError, History
+    from fedvg_jax.runs.loop import run
+    from fedvg_jax.weightings.family import generalised_weights
+    from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
+    from fedvg_jax.weightings.rules import aggregate, inverse_norm_weights
+    from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
 
 __version__ = "0.1.0"
 
@@ -52,27 +52,27 @@ __all__ = [
 
 _HOME = {
     "Config": "config",
-    "DivergedError": "history",
-    "History": "history",
-    "UsageError": "types",
-    "aggregate": "weighting",
-    "best_variables": "checkpoint",
-    "check_task": "contracts",
-    "check_weighting": "contracts",
-    "fisher_trace": "fisher",
-    "generalised_weights": "family",
-    "gradient_norms": "signals",
-    "hypergradient": "differentiable",
-    "inverse_norm_weights": "weighting",
-    "joint_fisher": "fisher",
+    "DivergedError": "runs.history",
+    "History": "runs.history",
+    "UsageError": "core.types",
+    "aggregate": "weightings.rules",
+    "best_variables": "runs.checkpoint",
+    "check_task": "engine.contracts",
+    "check_weighting": "engine.contracts",
+    "fisher_trace": "weightings.fisher",
+    "generalised_weights": "weightings.family",
+    "gradient_norms": "weightings.signals",
+    "hypergradient": "engine.differentiable",
+    "inverse_norm_weights": "weightings.rules",
+    "joint_fisher": "weightings.fisher",
     "linen_task": "models.adapt",
-    "make_round": "round",
+    "make_round": "engine.federated_round",
     "nnx_task": "models.adapt",
-    "over_rounds": "differentiable",
-    "run": "loop",
-    "sampled_joint_fisher": "fisher",
-    "unrolled": "differentiable",
-    "validation_gradients": "signals",
+    "over_rounds": "engine.differentiable",
+    "run": "runs.loop",
+    "sampled_joint_fisher": "weightings.fisher",
+    "unrolled": "engine.differentiable",
+    "validation_gradients": "weightings.signals",
 }
 
 

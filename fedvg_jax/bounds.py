@@ -20,12 +20,12 @@ from fedvg_jax import sim as command
 from fedvg_jax.config import Config
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedvg_jax.build import Simulation
+    from fedvg_jax.runs.simulation import Simulation
 
 PROG = "python -m fedvg_jax.bounds"
 
@@ -51,9 +51,9 @@ def measure(config: Config, told: Callable[[Bound, int], None] = lambda bound, t
     Raises:
         UsageError: as `fedvg_jax.run`.
     """
-    from fedvg_jax import build
+    from fedvg_jax.runs import simulation
 
-    federated = build.simulation(dataclasses.replace(config, **_NEUTRAL))
+    federated = simulation.simulation(dataclasses.replace(config, **_NEUTRAL))
     jobs = list(_jobs(federated))
     found = []
     for (kind, client, rows), accuracy in zip(jobs, _accuracies(federated, jobs), strict=True):
@@ -99,20 +99,20 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
     the width of the largest."""
     import numpy as np
 
-    from fedvg_jax import build, loop
+    from fedvg_jax.runs import loop, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     everyone = tuple([np.concatenate(part)] for part in federated.partition)
-    single = build.simulation(alone, data=federated.arrays, partition=everyone, task=federated.task)
+    single = simulation.simulation(alone, data=federated.arrays, partition=everyone, task=federated.task)
     single = single._replace(data=federated.data)
-    width = build.fitting_width(alone.batch_size, max(len(rows) for _, _, rows in jobs))
-    executor = build.make_executor(alone)
+    width = simulation.fitting_width(alone.batch_size, max(len(rows) for _, _, rows in jobs))
+    executor = simulation.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
-        return single._replace(schedule=build.make_schedule(alone, single.arrays, parts, executor, width))
+        return single._replace(schedule=simulation.make_schedule(alone, single.arrays, parts, executor, width))
 
     programs = loop.compile_programs(with_rows(jobs[0][2]))
     for _, _, rows in jobs:
@@ -127,7 +127,7 @@ def _show(config: Config) -> int:
     from rich.progress import Progress
     from rich.table import Table
 
-    from fedvg_jax import history
+    from fedvg_jax.runs import history
 
     out = config.out or history.default_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
     history.refuse_taken(out)

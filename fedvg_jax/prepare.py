@@ -15,9 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvg_jax import files, presets, sim
-from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError
+from fedvg_jax import sim
+from fedvg_jax.config import Config, presets
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
 
 MOST_CLASSES = 30
 """Lines of the table of classes; of more, the largest and the smallest are told."""
@@ -52,19 +53,20 @@ def prepare(config: Config, downloads: bool) -> int:
     """Reads it, shows it, and leaves the pictures."""
     from rich.console import Console
 
-    from fedvg_jax import build, display
-    from fedvg_jax.data import tfds
+    from fedvg_jax.data.readers import tfds
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import display
 
     console = Console()
     files.private_folder(config.cache_dir, config.trust_cache)
     if downloads:
         tfds.download(config.dataset.removeprefix(tfds.PREFIX), config.data_dir)
     with display.reads(console) as reading:
-        arrays = build.load_data(config, reading)
+        arrays = simulation.load_data(config, reading)
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
     console.print(classes(arrays))
     with display.draws(console) as progress:
-        partition = build.make_partition(config, arrays, progress)
+        partition = simulation.make_partition(config, arrays, progress)
     said = f"{config.clients} clients, partition {config.partition}"
     said += f", alpha {config.alpha:g}" if "alpha" in display.dealt(config.partition, config.alpha) else ""
     console.print(said, *sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
@@ -116,7 +118,7 @@ def sizes(arrays, partition) -> list[str]:
     """Of the clients and of the shared sets, in two lines."""
     import numpy as np
 
-    from fedvg_jax import pictures
+    from fedvg_jax.views import pictures
 
     held = sum(pictures.counts_by_part(arrays, partition).values())
     size, num = held.sum(1), (held > 0).sum(1)
@@ -132,7 +134,7 @@ def draw(folder: Path, arrays, partition, title: str) -> str:
     """Draws the pictures; a line about them."""
     if importlib.util.find_spec("matplotlib") is None:
         return "no pictures: they need matplotlib: pip install 'fedvg_jax[plot]'"
-    from fedvg_jax import pictures
+    from fedvg_jax.views import pictures
 
     try:
         return "drawn: " + ", ".join(map(str, pictures.write(folder, arrays, partition, title)))

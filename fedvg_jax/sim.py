@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax import files, interrupts, output, presets, resume, seals
-from fedvg_jax.config import Config
-from fedvg_jax.types import UsageError, one_line
+from fedvg_jax.config import Config, presets
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.runs import resume, seals, stop_signals
+from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,7 +188,7 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
-    from fedvg_jax import history
+    from fedvg_jax.runs import history
 
     console = Console()
 
@@ -205,7 +207,7 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
             tell("no run of these settings to go on with: a new one")
         config = dataclasses.replace(config, out=config.out or history.default_folder(config))
         history.refuse_taken(config.out)
-    with interrupts.ignore_save_requests(), _stopping(config.out):
+    with stop_signals.ignore_save_requests(), _stopping(config.out):
         return _run(config, console, tell, unused)
 
 
@@ -229,15 +231,16 @@ def exit_message(out: Path) -> str:
 
 def _run(config: Config, console: Console, tell: Callable[[str], None], unused: Sequence[str]) -> int:
     start_jax(config)
-    from fedvg_jax import build, display, loop
+    from fedvg_jax.runs import loop, simulation
+    from fedvg_jax.views import display
 
     with display.draws(console) as progress, display.reads(console) as reading:
-        sim = build.simulation(config, progress=progress, reading=reading)
+        sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with display.rounds(console, config.rounds) as show:
         finished = loop.drive(sim, on_records=show, tell=tell, farewell=lambda: exit_message(config.out))
     if importlib.util.find_spec("matplotlib"):
-        from fedvg_jax import plots
+        from fedvg_jax.views import plots
 
         plots.write(finished.folder, finished.records, config.clients)
     console.print(display.end(finished))
@@ -249,19 +252,20 @@ def _run(config: Config, console: Console, tell: Callable[[str], None], unused: 
     if not finished.summary["interrupted"]:
         return 0
     tell(f"go on with: {PROG} --resume {config.out}")
-    return interrupts.exit_code(finished.summary["stopped_by"])
+    return stop_signals.exit_code(finished.summary["stopped_by"])
 
 
 def _plan(config: Config, console, unused: Sequence[str] = ()) -> int:
     """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
     start_jax(config)
-    from fedvg_jax import build, display, dryrun, rounding
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import display, dry_run, rounding
 
     with display.draws(console) as progress, display.reads(console) as reading:
-        sim = build.simulation(config, progress=progress, reading=reading)
+        sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with console.status("compiling, and timing a sample of each part"):
-        prediction = dryrun.predict(sim)
+        prediction = dry_run.predict(sim)
         rounded = None if rounding.is_float32(config) else rounding.compare(sim, rounding.in_float32(sim))
     console.print(display.plan(prediction, rounded))
     return 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax import data
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 RNG = np.random.default_rng(1)
 

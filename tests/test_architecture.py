@@ -1,109 +1,89 @@
-"""Floors: a room imports only rooms below it, and outside libraries live in one room each. Reads the source only."""
+"""Packages import in one direction, without circles; outside libraries and jax stay where they belong. Reads the
+source only."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).parent.parent / "fedvg_jax"
-FLOORS = [  # a folder is one room
-    {"types"},
-    {"tree", "norms", "groups", "checks", "live", "config", "files", "interrupts", "paper"} | {"seals", "output"},
-    {"algorithms", "schedule", "executors", "local", "signals", "weighting", "round", "evaluate"}
-    | {"blocks", "terms", "robust", "attacks", "tuning", "controls", "differentiable", "family", "fisher", "contracts"}
-    | {"data", "models", "history", "checkpoint", "provenance"},
-    {"build", "presets", "plots", "pictures", "resume", "divergence"},
-    {"recording", "loop", "dryrun", "rounding", "display", "verify"},
-    {"sim", "prepare", "bounds"},
-]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-STAIRS = {
-    *((room, "tree") for room in ("groups", "checks", "live")),
-    *(("family", room) for room in ("signals", "weighting")),
-    ("fisher", "signals"),
-    ("weighting", "signals"),
-    ("prepare", "sim"),
-    ("pictures", "plots"),
-    ("bounds", "sim"),
-    ("robust", "weighting"),
-    ("provenance", "data"),
-    ("loop", "recording"),
-    ("loop", "verify"),
-    ("dryrun", "loop"),
-    *(("display", room) for room in ("dryrun", "rounding")),
-    *(("controls", room) for room in ("signals", "weighting")),
-    *(("round", room) for room in ("blocks", "local", "schedule", "terms", "weighting", "robust", "attacks", "tuning")),
-    *(("blocks", room) for room in ("robust", "schedule")),
-    *((room, "terms") for room in ("blocks", "weighting", "controls", "contracts")),
-    *(("contracts", room) for room in ("history", "schedule", "weighting")),
+PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
+ORDER = ("core", "config", "paper", "data", "models", "algorithms", "weightings", "engine", "runs", "views")
+"""A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
+
+ONLY_IN = {"flax": {"models"}, "matplotlib": {"views"}, "tyro": {"sim", "prepare"}}
+WITHOUT_JAX = {"config", "paper", "data", "core/types", "core/files", "engine/schedule", "runs/history", "runs/resume"}
+WITHOUT_JAX |= {"runs/stop_signals"}
+
+SOURCES = {
+    path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): ast.parse(path.read_text("utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
 }
-"""Imports within a floor that are meant: a round is made of these."""
-
-ONLY_IN = {"flax": {"models"}, "tyro": {"sim", "prepare"}, "matplotlib": {"plots", "pictures"}}
-NEVER_IN = {
-    "jax": {"types", "config", "data", "schedule", "history", "presets", "files", "interrupts", "resume"}
-    | {"seals", "output", "verify"}
-}
-
-FILES = sorted(path for path in HOUSE.rglob("*.py") if path != HOUSE / "__init__.py")
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+"""Module by its path in the package, e.g. core/tree."""
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(HOUSE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path) -> list[str]:
-    """Dotted names imported at run time, anywhere in the file."""
-    unread, names = [ast.parse(path.read_text(encoding="utf-8"))], []
+def imports(module: str, typing_too: bool = True) -> Iterator[str]:
+    """Dotted names that a module imports, anywhere in its file."""
+    unread = [SOURCES[module]]
     while unread:
         node = unread.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing_too:
             continue
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} has a relative import"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            assert not node.level, f"{module} has a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         unread += ast.iter_child_nodes(node)
-    return names
 
 
-@every_file
-def test_a_room_imports_only_rooms_below_it(path):
-    room = room_of(path)
-    assert room in FLOOR, f"{room} has no floor yet"
-    for name in imports(path):
+def imported_modules(module: str) -> set[str]:
+    """Modules of the package that a module imports, for types too."""
+    found = set()
+    for name in imports(module):
+        path = name.replace(".", "/").removeprefix("fedvg_jax/")
         if name.startswith("fedvg_jax."):
-            other = name.split(".")[1]
-            if other in FLOOR and other != room and (room, other) not in STAIRS:
-                assert FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+            found.add(path if path in SOURCES else path.rpartition("/")[0])
+    return found - {module}
 
 
-@every_file
-def test_outside_libraries_stay_in_their_rooms(path):
-    room, used = room_of(path), {name.split(".")[0] for name in imports(path)}
-    for library in used & ONLY_IN.keys():
-        assert room in ONLY_IN[library], f"{library} in {room}"
-    for library in used & NEVER_IN.keys():
-        assert room not in NEVER_IN[library], f"{library} in {room}"
+def package_of(module: str) -> str:
+    return module.split("/")[0]
+
+
+def test_packages_import_only_packages_before_them():
+    for module in SOURCES:
+        if package_of(module) in ORDER:
+            for other in imported_modules(module):
+                assert package_of(other) in ORDER, f"{module} imports {other}, which is above all packages"
+                assert ORDER.index(package_of(other)) <= ORDER.index(package_of(module)), f"{module} imports {other}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    done: set[str] = set()
+    while len(done) < len(SOURCES):
+        free = {m for m in SOURCES if m not in done and imported_modules(m) - {"fedvg_jax", "__init__", ""} <= done}
+        assert free, f"circle among {sorted(set(SOURCES) - done)}"
+        done |= free
+
+
+def test_outside_libraries_stay_in_their_packages():
+    for module in SOURCES:
+        used = {name.split(".")[0] for name in imports(module, typing_too=False)}
+        for library, packages in ONLY_IN.items():
+            assert library not in used or package_of(module) in packages, f"{library} in {module}"
+        assert "jax" not in used or not {module, package_of(module)} & WITHOUT_JAX, f"jax in {module}"
 
 
 def test_no_algorithm_imports_another():
-    """But the page of what an algorithm does where it does nothing."""
-    for path in (HOUSE / "algorithms").glob("*.py"):
-        taken = [name for name in imports(path) if name.startswith("fedvg_jax.algorithms")]
-        assert all(name.startswith("fedvg_jax.algorithms.neutral.") for name in taken), path
+    for module in SOURCES:
+        others = {m for m in imported_modules(module) if package_of(m) == package_of(module) == "algorithms"}
+        assert others <= {"algorithms/base"}, f"{module} imports {others}"
 
 
-@every_file
-def test_a_file_is_a_few_pages(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-
-
-@pytest.mark.parametrize("module", ["", ".config", ".data", ".schedule", ".history", ".verify"])
+@pytest.mark.parametrize("module", ["", ".config", ".data", ".engine.schedule", ".runs.history"])
 def test_importing_it_imports_no_jax(module):
     code = f"import sys, fedvg_jax{module}; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

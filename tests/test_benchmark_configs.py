@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import configs
 from fedvg_jax import data
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.types import UsageError
 
 RESULTS = json.loads(configs.RESULT.read_text())["configs"]
 every_config = pytest.mark.parametrize("name", configs.REDUCED)

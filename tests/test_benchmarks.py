@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks import accuracy, cases, contest, costs, demo, gpu, machine, ours, parity, rounds, table
-from fedvg_jax.models import layout, lenet, task
-from fedvg_jax.types import Batch, UsageError
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.models import lenet, task
+from fedvg_jax.models.conv import layout
 
 HOUSE = Path(__file__).parent.parent
 
@@ -119,9 +120,9 @@ def test_pytorch_has_the_same_network(name):
 
 
 def named_task(case):
-    from fedvg_jax import build
+    from fedvg_jax.runs import simulation
 
-    return cases.task(case) or build.make_task(cases.config(case), cases.arrays(case, None))
+    return cases.task(case) or simulation.make_task(cases.config(case), cases.arrays(case, None))
 
 
 def test_rounds_are_timed_in_processes_and_written(tmp_path):

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import fedvg_jax
-import fedvg_jax.controls
-import fedvg_jax.differentiable
-import fedvg_jax.executors
-import fedvg_jax.family
-import fedvg_jax.signals
-import fedvg_jax.terms
-import fedvg_jax.weighting
+import fedvg_jax.engine.differentiable
+import fedvg_jax.engine.executors
+import fedvg_jax.weightings.baselines
+import fedvg_jax.weightings.family
+import fedvg_jax.weightings.rules
+import fedvg_jax.weightings.signals
+import fedvg_jax.weightings.streaming
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")

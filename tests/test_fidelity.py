@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from fedvg_jax import config, presets, sim
-from fedvg_jax.config import Config
+from fedvg_jax import config, sim
+from fedvg_jax.config import Config, presets
 from fedvg_jax.paper import fidelity
 
 DEFAULTS = config.flatten(Config())

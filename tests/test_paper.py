@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import paper, presets
-from fedvg_jax.types import UsageError
+from fedvg_jax import paper
+from fedvg_jax.config import presets
+from fedvg_jax.core.types import UsageError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ALPHAS = (100, 10, 1, 0.1, 0.05)

@@ -11,11 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import build, config, executors, local, round, schedule, terms, tree
+from fedvg_jax import config
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
-from fedvg_jax.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.runs import simulation
+from fedvg_jax.weightings import streaming
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
 
@@ -100,7 +104,7 @@ def variables(seed: int = 0, task: Task = TASK) -> Variables:
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
     """The state before the first round, from `variables`; `changes` are hyper-parameters."""
     arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too
-    return round.init(*arguments, variables=variables(task=task))
+    return federated_round.init(*arguments, variables=variables(task=task))
 
 
 HYPER = {
@@ -122,7 +126,7 @@ HYPER = {
 
 def hyper(**changes: float) -> Hyper:
     """Like `build.make_hyper`, in the precision of the moment."""
-    defaults = build.make_hyper(config.Config())
+    defaults = simulation.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
@@ -130,7 +134,7 @@ def hyper(**changes: float) -> Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """A registered algorithm; `settings` are the config's."""
-    return build.ALGORITHMS[name](replace(config.Config(), **settings))
+    return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
 def busybody() -> Algorithm:
@@ -259,7 +263,7 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
             chosen = jnp.asarray(hyper.get("rule", 0) == number)
             return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, returns))
 
-        return terms.Term(own(term.weigh), share)
+        return streaming.Term(own(term.weigh), share)
 
     streams = all(rule.terms for rule in weightings)
     found = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
@@ -270,17 +274,17 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """A named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
-    return build.make_weighting(settings, task, algorithm)
+    return simulation.make_weighting(settings, task, algorithm)
 
 
 def round_step(
     world: World, algorithm: Algorithm, rule: Weighting | str = "native", task: Task = QUADRATIC,
-    optimiser: local.Optimiser = local.sgd, **options,
+    optimiser: local_training.Optimiser = local_training.sgd, **options,
 ):  # fmt: skip
     """The round of an algorithm and weights, on two lanes."""
     if isinstance(rule, str):
         rule = weighting(rule, algorithm, task, world.batch_size)
-    return round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
+    return federated_round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
 
 
 def make_round(world: World, *args, **options):

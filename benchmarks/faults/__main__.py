@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults import damage, disk, kills
-from fedvg_jax import history, provenance
+from fedvg_jax.runs import history, provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -42,7 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     if not disk.is_loaded() and (library := disk.compile_disk()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_PRELOAD": str(library)})
-    for name in ("fedvg_jax.loop", "fedvg_jax.display", "orbax.checkpoint", "sklearn.datasets", "tyro"):
+    for name in ("fedvg_jax.runs.loop", "fedvg_jax.views.display", "orbax.checkpoint", "sklearn.datasets", "tyro"):
         importlib.import_module(name)  # once, so that every fork is fast
     warnings.simplefilter("ignore")  # jax's of forks; its threads begin in the children
     rng, begun, found = random.Random(options.seed), time.monotonic(), {}

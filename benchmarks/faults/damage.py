@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.kills import outcome, simulated
-from fedvg_jax import config, files, history, resume
-from fedvg_jax.types import SimState, UsageError, Variables
+from fedvg_jax import config
+from fedvg_jax.core import files
+from fedvg_jax.core.types import SimState, UsageError, Variables
+from fedvg_jax.runs import history, resume
 
 
 def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
@@ -39,7 +41,7 @@ def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
 
 @contextlib.contextmanager
 def opened(settings: config.Config, state: SimState, told: list[str]) -> Iterator:
-    from fedvg_jax import recording
+    from fedvg_jax.runs import recorder as recording
 
     with recording.opened(settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
         yield recorder
@@ -108,8 +110,9 @@ def spoil(path: Path, rng: random.Random) -> str:
 
 def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
     """Decoded data and a partition, damaged and asked for again; then compiled programs, by a run."""
-    from fedvg_jax.data import cache, partition
+    from fedvg_jax.data import cache
     from fedvg_jax.data.arrays import Arrays
+    from fedvg_jax.data.partitions import partition
 
     counts, source = Counter(), folder / "source"
     source.write_bytes(b"raw")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.processes import forked
-from fedvg_jax import checkpoint
+from fedvg_jax.runs import checkpoint
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
 COUNT, KILL, TEAR, FULL = range(4)

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax import tree
-from fedvg_jax.algorithms.neutral import no_correction, no_memory, no_report
-from fedvg_jax.types import Algorithm, Cohort, Hyper, Probe, Tree, Variables
+from fedvg_jax.algorithms.base import no_correction, no_memory, no_report
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, Variables
 
 
 def elastic(official: bool = False) -> Algorithm:

@@ -8,8 +8,8 @@ clients by n_k / N. FedVG (Devkota et al., CVPR 2026) is this algorithm under `w
 
 from __future__ import annotations
 
-from fedvg_jax.algorithms.neutral import no_correction, no_memory, no_probe, no_report, no_residual
-from fedvg_jax.types import Algorithm
+from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.core.types import Algorithm
 
 
 def fedavg() -> Algorithm:

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax import tree
-from fedvg_jax.algorithms.neutral import no_probe
-from fedvg_jax.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.algorithms.base import no_probe
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 class Server(NamedTuple):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.algorithms.neutral import no_correction, no_memory, no_probe
-from fedvg_jax.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def fednova() -> Algorithm:

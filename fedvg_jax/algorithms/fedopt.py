@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax import tree
-from fedvg_jax.algorithms.neutral import no_correction, no_probe, no_report
-from fedvg_jax.types import Algorithm, Cohort, Hyper, Tree
+from fedvg_jax.algorithms.base import no_correction, no_probe, no_report
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Tree
 
 
 def fedopt(optimiser: Callable[[Hyper], optax.GradientTransformation]) -> Algorithm:

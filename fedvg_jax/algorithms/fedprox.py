@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import jax
 
-from fedvg_jax.algorithms.neutral import no_memory, no_probe, no_report, no_residual
-from fedvg_jax.types import Algorithm, Anchor, Hyper, Tree
+from fedvg_jax.algorithms.base import no_memory, no_probe, no_report, no_residual
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
 
 
 def fedprox() -> Algorithm:

@@ -30,9 +30,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax import tree
-from fedvg_jax.algorithms.neutral import no_probe
-from fedvg_jax.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.algorithms.base import no_probe
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def scaffold(keeps: bool = True) -> Algorithm:

@@ -1,5 +1,7 @@
 """The settings of a run: `options` declares them, `settings` names and reads them, `ranges` checks them. No jax."""
 
+from fedvg_jax.config.checks import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
+from fedvg_jax.config.io import apply, closest, flatten, read_toml, suggestion, typed
 from fedvg_jax.config.options import (
     Attack,
     Config,
@@ -19,10 +21,8 @@ from fedvg_jax.config.options import (
     num_corrupt,
 )
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
-from fedvg_jax.config.ranges import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
-from fedvg_jax.config.settings import apply, closest, flatten, read_toml, suggestion, typed
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
-from fedvg_jax.config.weightings import (
+from fedvg_jax.config.weighting_grammar import (
     GRANULARITIES,
     NORMS,
     SCORING_MODES,

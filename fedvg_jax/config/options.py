@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack, Robust, Tuning
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 if TYPE_CHECKING:
     from fedvg_jax.config.options import Config

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import Config
 from fedvg_jax.config.population import DRAWN_SIZES
-from fedvg_jax.config.settings import flatten
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 
 class Condition(NamedTuple):

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedvg_jax.data import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.types import UsageError
+from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
 
 
 class Source(NamedTuple):

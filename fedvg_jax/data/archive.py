@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reason
-from fedvg_jax.types import UsageError
 
 MAX_MEMBER = 2**28
 """Bytes above which a member is none of a set's."""

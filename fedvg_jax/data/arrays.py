@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 _MAX_CLASSES = 2**16
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import files
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
-from fedvg_jax.types import UsageError
 
 VERSION = 3
 """Of the format of the entries below; part of their names."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax import data as datasets
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.types import UsageError
 
 CIFAR100 = {
     "bus": "automobile",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.types import UsageError
 
 _MAX_CLASSES = 2**16
 

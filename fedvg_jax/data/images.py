@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, reason
-from fedvg_jax.types import UsageError
 
 Progress = Callable[[int, int], None]
 """(images done, all images) -> None"""

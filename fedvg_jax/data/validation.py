@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partition import Partition
-from fedvg_jax.types import UsageError
+from fedvg_jax.data.partitions.partition import Partition
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
 _DOMAIN = int.from_bytes(b"validation")

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax import tree
-from fedvg_jax.types import Batch, Task, Tree, UsageError, Variables
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar"""

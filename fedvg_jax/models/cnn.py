@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import flax.linen as nn
 
+from fedvg_jax.models.conv.layout import Layout, images_first
 from fedvg_jax.models.layers import Conv, dense
-from fedvg_jax.models.layout import Layout, images_first
 
 
 class CNN(nn.Module):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.layout import Layout
+from fedvg_jax.models.conv.layout import Layout
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.types import Variables
+from fedvg_jax.core.types import Variables
 
 
 class BatchNorm(nn.Module):

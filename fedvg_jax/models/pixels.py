@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.types import Augment, Batch
+from fedvg_jax.core.types import Augment, Batch
 
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
     "none": None,

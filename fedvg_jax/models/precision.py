@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax import tree
-from fedvg_jax.types import Task, Tree
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Task, Tree
 
 NAMES = ("default", "highest", "bfloat16")
 """default: float32, whose products a GPU rounds as it sees fit (TF32); highest: float32 throughout; bfloat16."""

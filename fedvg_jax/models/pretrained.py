@@ -22,8 +22,8 @@ import numpy as np
 import safetensors
 from jax import Array
 
-from fedvg_jax import files, tree
-from fedvg_jax.types import UsageError, Variables
+from fedvg_jax.core import files, tree
+from fedvg_jax.core.types import UsageError, Variables
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
 

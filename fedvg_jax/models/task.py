@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedvg_jax import live, tree
-from fedvg_jax.models import pixels, reach
+from fedvg_jax.core import gradient_support, tree
+from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
+from fedvg_jax.models import live_taps, pixels
 from fedvg_jax.models.norm import wide
-from fedvg_jax.types import Batch, Task, Tree, UsageError, Variables
 
 
 def classification(
@@ -64,8 +64,10 @@ def classification(
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(mask.astype(jnp.int32))
         return {"loss": losses(logits, batch, mask).sum(), "confusion": confusion}
 
-    init, live_kernels = reach.watched(init)
-    return Task(init, loss, predict, measure, metrics, block_of or head_and_base, live.by_path(live_kernels))
+    init, live_kernels = live_taps.watched(init)
+    return Task(
+        init, loss, predict, measure, metrics, block_of or head_and_base, gradient_support.by_path(live_kernels)
+    )
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import csv
 from importlib import resources
 from typing import NamedTuple
 
-from fedvg_jax.types import UsageError
+from fedvg_jax.core.types import UsageError
 
 
 class Cell(NamedTuple):

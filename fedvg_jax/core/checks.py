@@ -1,0 +1,118 @@
+"""What may be wrong with pytrees that a user hands in, each in one line that names the leaf and what is expected.
+
+Structures, shapes and dtypes are known while a program is traced, values are not: only `distributions` reads any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Tree, UsageError
+
+
+def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:
+    """K, if every leaf is of floats and begins with it.
+
+    Args:
+        num_clients: K, where it is known; by default the first leaf's.
+        per_tensor: whether leaves are [K], not [K, ...].
+
+    Raises:
+        UsageError: naming the first leaf that is not.
+
+    >>> stacked({"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "client_params")
+    3
+    """
+    leaves = dict(zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True))
+    if not leaves:
+        if num_clients is None:
+            raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
+        return num_clients
+    floating(pytree, what)
+    first = next(iter(leaves))
+    known = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {leaves[first].shape}"
+    shape = jnp.shape(leaves[first])
+    expected = num_clients or (shape[0] if shape else 0)
+    for path, leaf in leaves.items():
+        shape = jnp.shape(leaf)
+        if shape[:1] != (expected,) or (per_tensor and len(shape) != 1) or not expected:
+            rest = "" if per_tensor else ", ..."
+            wanted = f"({expected or 'K'}{rest or ','})"
+            raise UsageError(f"{what} leaf '{path}' has shape {shape}; expected {wanted}, from {known}")
+    return expected
+
+
+def floating(pytree: Tree, what: str) -> None:
+    """UsageError for the first leaf that is not of floats: it could be neither differentiated nor averaged.
+
+    >>> floating({"w": jnp.ones(2)}, "params")
+    """
+    for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            shape = jnp.shape(leaf)
+            raise UsageError(f"{what} leaf '{path}' is {dtype} of shape {shape}; expected floats of shape {shape}")
+
+
+def same_structure(pytree: Tree, like: Tree, what: str, whose: str) -> None:
+    """UsageError naming a leaf that only one of the two has.
+
+    >>> same_structure({"w": 1.0}, {"w": jnp.ones(2)}, "weights", "params")
+    """
+    if jax.tree.structure(pytree) == jax.tree.structure(like):
+        return
+    have, want = tree.paths(pytree), tree.paths(like)
+    lacking, extra = [p for p in want if p not in have], [p for p in have if p not in want]
+    if lacking:
+        raise UsageError(f"{what} has no leaf '{lacking[0]}'; expected the structure of {whose}: {', '.join(want)}")
+    if extra:
+        raise UsageError(f"{what} has a leaf '{extra[0]}' that {whose} has not; expected {', '.join(want)}")
+    raise UsageError(f"{what} is {jax.tree.structure(pytree)}; expected the structure of {whose}, as it is")
+
+
+def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
+    """UsageError naming the first leaf that has another shape.
+
+    >>> shaped_like({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
+    """
+    same_structure(pytree, like, what, whose)
+    for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
+        if jnp.shape(leaf) != jnp.shape(model):
+            raise UsageError(
+                f"{what} leaf '{path}' has shape {jnp.shape(leaf)}; expected {jnp.shape(model)}, as {whose}"
+            )
+
+
+def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:
+    """UsageError for the first leaf that is not K numbers >= 0 which sum to 1. For concrete arrays.
+
+    >>> distributions({"w": jnp.array([0.75, 0.25])}, 2)
+    """
+    stacked(weights, what, num_clients, per_tensor=True)
+    for path, leaf in zip(tree.paths(weights), jax.tree.leaves(weights), strict=True):
+        values = np.asarray(leaf, np.float64)
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise UsageError(f"{what} leaf '{path}' is {_short(values)}; expected ({num_clients},) numbers >= 0")
+        if abs(values.sum() - 1) > tolerance:
+            raise UsageError(f"{what} leaf '{path}' of shape ({num_clients},) sums to {values.sum():.6g}; expected 1")
+
+
+def named(known: Mapping[str, Any], name: str, what: str) -> Any:
+    """What `name` stands for, or a UsageError with the names there are.
+
+    >>> named({"l1": 1, "l2": 2}, "l2", "norm")
+    2
+    """
+    if name not in known:
+        raise UsageError(f"unknown {what} '{name}'; there are {', '.join(known)}")
+    return known[name]
+
+
+def _short(values: np.ndarray) -> str:
+    return np.array2string(values, precision=3, threshold=8).replace("\n", " ")

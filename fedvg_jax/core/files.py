@@ -1,0 +1,245 @@
+"""Files that outlive a crash: whole or not there at all; and a folder that belongs to one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvg_jax.core.types import UsageError
+
+LOCK = ".lock"
+
+
+def replace(path: Path, text: str) -> None:
+    """Makes `text` the content of `path`, which a crash at any instant leaves as it was or as it will be."""
+    replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
+
+
+def export_target(path: Path) -> Path:
+    """The file that an export to `path` writes: for a link, the one it points to.
+
+    Raises:
+        UsageError: there is something else than a regular file (a folder, a device, a pipe, a link to nothing or to
+            one of these), or no folder to write it in.
+    """
+    try:
+        kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise UsageError(f"export {path}: no such folder; make it, or name another file")
+    except FileNotFoundError:
+        raise UsageError(f"export {path}: it is a link to a file that is not there; name another file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"export {path}: {reason(error)}; name another file") from None
+    if kind not in (None, stat.S_IFREG):
+        raise UsageError(
+            f"export {path}: it is {_KINDS.get(kind, 'no regular file')}; name a regular file, or a new one"
+        )
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"export {path}: {target.parent} cannot be written to; name another file")
+    return target
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
+    """Makes the pieces the content of `path`, which a crash at any instant leaves as it was or as it will be.
+
+    Args:
+        draft: where they are written first, in the same folder; by default a name of this process.
+    """
+    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")  # never too long
+    try:
+        with draft.open("wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    flush([path.parent])
+
+
+def append(path: Path, text: str, is_first: bool) -> None:
+    """Adds whole lines to a file, or none of them where the disk is full.
+
+    Args:
+        is_first: whether to begin the file; else it must be there, so that one deleted meanwhile is noticed.
+    """
+    with path.open("ab" if is_first else "r+b", buffering=0) as file:
+        end, data = file.seek(0, os.SEEK_END), text.encode()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def flush(paths: Iterable[Path]) -> None:
+    """Waits until files, and the names in folders, are on the disk."""
+    for path in paths:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def seal(path: Path) -> list[int]:
+    """[bytes, CRC-32] of a file, read a piece at a time."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]
+
+
+def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
+    """Names of the files of a folder that are gone or not as they were sealed."""
+    return [name for name, known in sealed.items() if not (folder / name).is_file() or seal(folder / name) != known]
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds a folder against other processes; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            who = file.read().strip() or "another process"
+            raise UsageError(f"run folder {folder} is in use by {who}; wait for it, or name another --out") from None
+        except OSError as error:
+            warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+        yield
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        UsageError: it cannot be read, is no JSON (not UTF-8, cut short, nested too deeply), or is no object.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {_JSON_TYPES.get(type(value), 'null')}")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file holds.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
+    """
+    refuse_special(path)
+    try:
+        return parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def refuse_special(path: Path) -> None:
+    """UsageError for a folder, pipe, socket or device, from which reading fails or may never end."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be read: it is no regular file")
+
+
+def parse_json(text: bytes, source: object) -> Any:
+    """Returns the JSON value of a text.
+
+    Raises:
+        UsageError: naming `source`; it is no JSON (not UTF-8, cut short, nested too deeply).
+    """
+    try:
+        return json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"{source} is damaged: no complete JSON ({reason(error)})") from None
+
+
+_JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that only this user may enter; one that is there stays as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_folder(folder: Path, is_trusted: bool) -> None:
+    """Makes a folder of files that are trusted later, and refuses one whose files somebody else may have written.
+
+    Its sub-folders are checked too, not what is in them. A folder that cannot be made is left to who writes there.
+    Systems without user ids are not checked.
+
+    Args:
+        is_trusted: whether the user vouches for the folder.
+
+    Raises:
+        UsageError: its path is no UTF-8, where JAX keeps no programs; it or a sub-folder belongs to another user (also
+            where this user is root), or may be written by its group or by everybody.
+    """
+    try:
+        os.path.abspath(folder).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"cache folder {str(folder)!r} is not UTF-8, as JAX needs it; name another: --cache-dir"
+        ) from None
+    with contextlib.suppress(OSError):
+        make_private(folder)
+    if is_trusted or not hasattr(os, "geteuid"):
+        return
+    with contextlib.suppress(OSError):
+        for place in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
+            _refuse_shared(place)
+
+
+def _refuse_shared(folder: Path) -> None:
+    status, own = folder.stat(), os.geteuid()
+    if status.st_uid != own:
+        raise UsageError(
+            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}: its programs and data may"
+            " be anybody's; name a folder of your own with --cache-dir, or vouch for this one with --trust-cache"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"cache folder {folder} may be written by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
+            f" {folder}, name another with --cache-dir, or vouch for this one with --trust-cache"
+        )
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(said.split())[:300] or type(error).__name__

@@ -1,0 +1,33 @@
+"""Natural partitions: whatever belongs together (a user, a patient, a lesion) stays with one client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+
+
+def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> list[np.ndarray]:
+    """As many clients as groups: client i is group i. Fewer clients: the groups, shuffled, are dealt in turn.
+
+    Args:
+        groups: [T] int, the group of every row.
+
+    Raises:
+        UsageError: fewer groups than clients.
+
+    >>> [rows.tolist() for rows in by_group(np.array([7, 5, 7]), 2, np.random.default_rng(0))]
+    [[1], [0, 2]]
+
+    Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    if len(names) < num_clients:
+        raise UsageError(
+            f"partition group has {len(names)} groups for {num_clients} clients; use --clients {len(names)}"
+        )
+    order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
+    client_of = np.empty(len(names), np.int64)
+    client_of[order] = np.arange(len(names)) % num_clients
+    owner = client_of[member]
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])

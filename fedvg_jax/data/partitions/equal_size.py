@@ -1,0 +1,76 @@
+"""Label skew at equal sizes: FedAvg's weights are then uniform, so that what is left of a difference is not size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import dirichlet
+
+
+def dirichlet_equal(
+    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+) -> list[np.ndarray]:
+    """The published label skew with every size T / K, give or take 1.
+
+    As published, p_c ~ Dirichlet(alpha 1_K) for each class c; client k wants class c with probability
+    q_kc ~ n_c p_ck. Clients take turns, in each of which every client takes one row of a class drawn from its q_k
+    among the classes that are left. No client is favoured; the last turns take what is left, whoever wants it.
+
+    Args:
+        labels: [T] int, 0..C-1.
+        alpha: concentration, > 0; small means skewed.
+        stream: consumed; fixes the outcome.
+    """
+    rows = stream.permutation(len(labels))
+    classes, inverse, left = np.unique(labels[rows], return_inverse=True, return_counts=True)
+    piles = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(left)[:-1])
+    wants = np.log(left) + dirichlet.log_shares(stream, alpha, len(classes), num_clients).T
+    taken = np.zeros((num_clients, len(classes)), np.int64)
+    for turn in range(-(-len(labels) // num_clients)):
+        present = min(num_clients, len(labels) - turn * num_clients)
+        _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
+    pieces = [np.split(pile, np.cumsum(taken[:-1, c])) for c, pile in enumerate(piles)]
+    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+
+
+def balanced_client(
+    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+) -> list[np.ndarray]:
+    """Client 0 holds equally many of every class, the others `dirichlet_equal` of the rest; sizes differ by at most 1.
+
+    The paper's norm ablation has ten clients of which one is balanced: a good norm gives it the largest weight.
+
+    Raises:
+        UsageError: a class has too few rows.
+    """
+    size, counts = len(labels) // num_clients, np.bincount(labels)
+    wanted = np.full(len(counts), size // len(counts))
+    wanted[stream.permutation(len(counts))[: size % len(counts)]] += 1
+    if (counts < wanted).any():
+        scarce = int(np.argmin(counts - wanted))
+        raise UsageError(
+            f"a balanced client of {size} rows needs {wanted[scarce]} of class {scarce}, which has {counts[scarce]};"
+            " use more clients"
+        )
+    members = [stream.permutation(np.flatnonzero(labels == c)) for c in range(len(counts))]
+    balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
+    rest = np.setdiff1d(np.arange(len(labels)), balanced)
+    return [balanced, *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream))]
+
+
+def _take_turn(
+    waiting: np.ndarray, wants: np.ndarray, left: np.ndarray, taken: np.ndarray, stream: np.random.Generator
+) -> None:
+    """One row for each client `waiting`, in this order of precedence; counts `left` [C] down and `taken` [K, C] up."""
+    while len(waiting):
+        noise = stream.gumbel(size=(len(waiting), len(left)))  # argmax of log q + noise is a draw from q
+        drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
+        by_class = np.argsort(drawn, kind="stable")
+        ordered = drawn[by_class]
+        rank = np.empty(len(drawn), np.int64)
+        rank[by_class] = np.arange(len(drawn)) - np.searchsorted(ordered, ordered)
+        served = rank < left[drawn]
+        taken[waiting[served], drawn[served]] += 1
+        left -= np.bincount(drawn[served], minlength=len(left))
+        waiting = waiting[~served]

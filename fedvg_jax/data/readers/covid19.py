@@ -1,0 +1,72 @@
+"""Reader of the COVID-19 chest X-rays: four folders of images, or the arrays the published code reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import archive, images
+from fedvg_jax.data.archive import Place
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.readers import folder, npy
+
+NUM_CLASSES = 4
+SIZE = (244, 224)
+"""Height and width of the published arrays; 244 is no slip."""
+
+LAYOUT = f"four folders of images, one per class (there, in its only folder, or in its only .zip), or {npy.LAYOUT}"
+SOURCE = (
+    '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
+    " https://doi.org/10.17632/9xkhgts2s6"
+)
+
+
+def load(
+    data_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    size: images.Size | None = None,
+    progress: images.Progress | None = None,
+) -> Arrays:
+    """Chest X-rays of four classes: x uint8 [T, 244, 224, 3] of images, or of the size the arrays have.
+
+    Args:
+        data_dir: a folder holding `LAYOUT`, or the .zip itself.
+        cache_dir: where the decoded set is kept.
+        size: (H, W) images are resized to; by default `SIZE`.
+        progress: called with (images done, all images).
+
+    Raises:
+        UsageError: files missing or damaged, or another number of classes.
+
+    Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
+    """
+    if data_dir.is_dir() and npy.found(data_dir):
+        if size:
+            raise UsageError(f"{data_dir}: the arrays in xdata.npy have their size; leave --image-size out")
+        return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(NUM_CLASSES)])
+    with archive.opened(_only_zip(data_dir), SOURCE) as place:
+        root = _only_folder(place)
+        names = [inner.name for inner in _folders(root)]
+        if len(names) != NUM_CLASSES:
+            got = ", ".join(names[:6]) or "none"
+            raise UsageError(f"{root}: holds {len(names)} folders ({got}); it must hold {LAYOUT}; put {SOURCE} there")
+        return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
+
+
+def _only_zip(data_dir: Path) -> Path:
+    """The one archive of a folder that holds no other folder, or what is given."""
+    if data_dir.is_file() or _folders(data_dir):
+        return data_dir
+    zips = [file for file in folder.visible(data_dir) if file.suffix.lower() == ".zip"]
+    return zips[0] if len(zips) == 1 else data_dir
+
+
+def _only_folder(place: Place) -> Place:
+    """What an archive unpacks to is often one folder around all others."""
+    inner = _folders(place)
+    return inner[0] if len(inner) == 1 else place
+
+
+def _folders(place: Place) -> list[Place]:
+    return [inner for inner in folder.visible(place) if inner.is_dir()]

@@ -1,0 +1,110 @@
+"""Reader of the MedMNIST sets of the paper, at any size they are published in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.readers import npy, npz
+
+SIZES = (28, 64, 128, 224)
+SOURCE = "of https://medmnist.com"
+
+
+class Published(NamedTuple):
+    """One of the sets."""
+
+    class_names: tuple[str, ...]
+    size: int
+    """of the paper's images"""
+    left_out: tuple[str, ...] = ()
+    """splits that the published code does not pool"""
+
+
+SETS = {
+    "organamnist": Published(
+        (
+            *("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right"),
+            *("liver", "lung-left", "lung-right", "pancreas", "spleen"),
+        ),
+        28,
+    ),
+    "dermamnist": Published(
+        (
+            "actinic keratoses and intraepithelial carcinoma",
+            "basal cell carcinoma",
+            "benign keratosis-like lesions",
+            "dermatofibroma",
+            "melanoma",
+            "melanocytic nevi",
+            "vascular lesions",
+        ),
+        224,
+        ("val",),
+    ),
+}
+
+
+def file_name(name: str, size: int) -> str:
+    """As published.
+
+    >>> file_name("organamnist", 28), file_name("dermamnist", 224)
+    ('organamnist.npz', 'dermamnist_224.npz')
+    """
+    return f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
+
+
+def layout(name: str) -> str:
+    """What the folder must hold."""
+    files = ", ".join(f"{file_name(name, size)}" for size in SIZES)
+    return f"{file_name(name, SETS[name].size)} (--image-size chooses among {files})"
+
+
+def load(
+    data_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    name: str,
+    size: images.Size | None = None,
+    splits: Literal["all", "official"] = "all",
+) -> Arrays:
+    """OrganAMNIST (58,830 grey images) or DermaMNIST (10,015 in colour), all splits pooled: training set first.
+
+    Args:
+        data_dir: a folder holding `layout(name)`, or the .npz file itself; or a folder with xdata.npy and ydata.npy.
+        cache_dir: where the decoded set is kept.
+        name: of the set, in `SETS`.
+        size: (S, S) with S in `SIZES`; by default the paper's.
+        splits: "official" leaves the validation split out, as the published code does with DermaMNIST (9,012 images).
+
+    Raises:
+        UsageError: files missing or damaged, or images of another size.
+
+    Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
+    """
+    names, left_out = SETS[name].class_names, SETS[name].left_out if splits == "official" else ()
+    if npy.found(data_dir):
+        return npy.load(data_dir, cache_dir, name=name, class_names=names)
+    file = data_dir if data_dir.is_file() else _find(data_dir, name, size)
+    found = cache.cached(
+        name, [file, f"without {left_out}"], lambda: npz.decode(file, name, names, left_out), cache_dir
+    )
+    if size and found.x.shape[1:3] != size:
+        got = " x ".join(map(str, found.x.shape[1:3]))
+        raise UsageError(f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again")
+    return found
+
+
+def _find(data_dir: Path, name: str, size: images.Size | None) -> Path:
+    wanted = size or (SETS[name].size,) * 2
+    if wanted[0] != wanted[1] or wanted[0] not in SIZES:
+        raise UsageError(f"{name} is published in the sizes {', '.join(map(str, SIZES))}, got --image-size {wanted}")
+    file = data_dir / file_name(name, wanted[0])
+    if not file.is_file():
+        there = [n for n in (file_name(name, s) for s in SIZES) if (data_dir / n).is_file()]
+        hint = f"it holds {', '.join(there)}: choose by --image-size" if there else f"put the file {SOURCE} there"
+        raise UsageError(f"{data_dir}: holds no {file.name}; {hint}")
+    return file

@@ -1,0 +1,84 @@
+"""Reader of a set kept as xdata.npy and ydata.npy, the layout the published code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache
+from fedvg_jax.data.arrays import Arrays, allocate, check, reason
+
+FILES = ("xdata.npy", "ydata.npy")
+LAYOUT = " and ".join(FILES)
+
+_CHUNK = 256
+"""Images turned into bytes at a time."""
+
+
+def found(data_dir: Path) -> bool:
+    """Whether the folder holds the layout, or part of it."""
+    return any((data_dir / name).is_file() for name in FILES)
+
+
+def load(data_dir: Path, cache_dir: Path | None, *, name: str, class_names: Sequence[str]) -> Arrays:
+    """x uint8 [T, H, W, D], in the order of the file; there is no official test set.
+
+    Args:
+        data_dir: xdata.npy holds [T, H, W], [T, H, W, D] or [T, D, H, W], as bytes, numbers 0..255 or 0..1; ydata.npy
+            holds whole numbers [T] or [T, 1].
+        cache_dir: where the set is kept as bytes.
+
+    Raises:
+        UsageError: files missing, damaged or malformed.
+    """
+    files = [data_dir / file for file in FILES]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise UsageError(f"{data_dir}: {missing[0]} missing; it must hold {LAYOUT}")
+
+    def decode() -> Arrays:
+        x, y = (_open(file) for file in files)
+        x = _bytes(_channels_last(x, files[0]), files[0])
+        return check(Arrays(name, x, _whole(y, files[1]), tuple(class_names), len(x)), data_dir)
+
+    return cache.cached(f"{name}-npy", files, decode, cache_dir)
+
+
+def _open(file: Path) -> np.ndarray:
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged file raises what its first bad byte leads to
+        raise UsageError(
+            f"{file}: not a complete .npy file of a plain array ({reason(error)}); fetch it again"
+        ) from error
+
+
+def _channels_last(x: np.ndarray, file: Path) -> np.ndarray:
+    if x.ndim not in (3, 4) or not x.size or x.dtype.kind not in "uif":
+        raise UsageError(f"{file}: must hold images [T, H, W, D], got {x.dtype} {list(x.shape)}")
+    is_first = x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3)
+    return x.transpose(0, 2, 3, 1) if is_first else x
+
+
+def _bytes(x: np.ndarray, file: Path) -> np.ndarray:
+    """Pixels as bytes, a few images at a time: the file may be far larger than they are."""
+    whole = allocate(x.shape, file)
+    chunks = [slice(i, i + _CHUNK) for i in range(0, len(x), _CHUNK)]
+    lowest, highest = (f([f(x[part]) for part in chunks]) for f in (np.min, np.max))
+    if not (lowest >= 0 and highest <= 255):  # false of NaN too
+        raise UsageError(f"{file}: pixels must be 0..255 or 0..1, got {lowest}..{highest}")
+    scale = 255 if x.dtype.kind == "f" and highest <= 1 else 1
+    for part in chunks:
+        whole[part] = x[part] if x.dtype == np.uint8 else np.rint(x[part].astype(np.float64) * scale)
+    return whole
+
+
+def _whole(y: np.ndarray, file: Path) -> np.ndarray:
+    if y.dtype.kind == "f" and np.all((np.abs(y) < 2**31) & (y == np.floor(y))):  # false of NaN
+        return y.astype(np.int64)
+    if y.dtype.kind not in "ui":
+        raise UsageError(f"{file}: labels must be whole numbers, got {y.dtype} {list(y.shape)}")
+    return np.asarray(y)

@@ -1,0 +1,1 @@
+"""A federated round and everything it is made of."""

@@ -1,0 +1,206 @@
+"""Whether a user's own model or weighting keeps its contract, before anything is trained: a trial on a few rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.types import Data, Hyper, Metrics, Report, Returns, Task, UsageError, Variables, Weighting
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import history
+from fedvg_jax.weightings import rules as weightings
+from fedvg_jax.weightings import streaming
+
+_CLIENTS = 3
+
+
+def check_task(task: Task, pool: Any) -> None:
+    """A model's functions against `types.Task`, by shapes alone: nothing is computed.
+
+    Args:
+        pool: what its batches are rows of, leaves [T, ...].
+
+    Raises:
+        UsageError: naming the function and the leaf, what was got and what is expected.
+
+    >>> from fedvg_jax.core.types import Batch
+    >>> halves = Task(lambda key: Variables({"w": jnp.ones(2, int)}, {}), *[None] * 5)
+    >>> check_task(halves, Batch(jnp.ones((4, 2)), jnp.ones(4)))
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.core.types.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
+    """
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    if not isinstance(model, Variables):
+        raise UsageError(
+            f"task.init returned {type(model).__name__}; expected fedvg_jax.core.types.Variables(params, stats)"
+        )
+    if not jax.tree.leaves(model.params):
+        raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
+    checks.floating(model.params, "task.init: params")
+    checks.floating(model.stats, "task.init: stats")
+    batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+    loss, stats = jax.eval_shape(lambda *args: _pair(task.loss(*args, True)), *model, batch, mask)
+    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise UsageError(
+            f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
+        )
+    checks.shaped_like(stats, model.stats, "task.loss: stats", "task.init's stats")
+    found = jax.eval_shape(task.predict, *model, batch)
+    if found is not None:
+        _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
+
+
+def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+    """A weighting against `types.Weighting`, by weighing three clients near the initial model on a few rows of D_val.
+
+    The weights are computed with all three clients present and with one absent, and a record of the history is made of
+    them, the score and the detail, so that a run can do all it will do with the weighting.
+
+    Raises:
+        UsageError: naming the leaf, what was got and what is expected: weights [K] of floats >= 0 which sum to 1, in a
+            pytree like the variables; a score [K] and details [K, ...] of real numbers or booleans, details by a name
+            that the history does not use itself.
+
+    >>> from fedvg_jax.weightings import rules
+    >>> from fedvg_jax.core.types import Batch
+    >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
+    >>> halves = weighting.uniform()._replace(weigh=lambda hyper, one, returns: weighting.everywhere(one / 2, returns))
+    >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.core.types.UsageError: weighting.weigh: weights leaf 'params/w' of shape (3,) sums to 1.5; expected 1
+    """
+    model = jax.jit(task.init)(jax.random.key(0))
+    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
+    measured, weights = jax.jit(lambda model: _weighed(weighting, model, few, hyper))(model)
+    _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
+    checks.same_structure(weights, model, "weighting.weigh: weights", "the model's variables")
+    checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
+    fewer = jnp.arange(_CLIENTS) > 0
+    left = jax.jit(lambda model: _weighed(weighting, model, few, hyper, fewer)[1])(model)
+    checks.distributions(
+        weightings.among(fewer, left), _CLIENTS, "weighting.weigh: with the first client absent, weights"
+    )
+    score = jax.eval_shape(weighting.score, measured)
+    if jnp.shape(score) != (_CLIENTS,):
+        raise UsageError(f"weighting.score has shape {jnp.shape(score)}; expected ({_CLIENTS},), one number per client")
+    _recordable(score, "weighting.score")
+    detail = jax.eval_shape(weighting.detail, measured)
+    _check_detail(detail)
+    _record(jax.device_get(jax.jit(weighting.score)(measured)), jax.device_get(jax.jit(weighting.detail)(measured)))
+
+
+def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+    """The terms that a round in blocks goes by against `types.Weighting`, on the clients of `check_weighting`.
+
+    Raises:
+        UsageError: without terms; naming the leaf where they do not add up to the weights, or where one of them changes
+            its ratios when a client is left out.
+
+    >>> from fedvg_jax.weightings import rules
+    >>> from fedvg_jax.core.types import Batch
+    >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
+    >>> stale = weighting.samples()
+    >>> stale = stale._replace(weigh=lambda hyper, n, returns: weighting.everywhere(n[::-1] / 6, returns))
+    >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.core.types.UsageError: weighting.terms: leaf 'params/w' adds up to [0.17 0.33 0.5 ]; weigh has [0.5  0.33 0.17]
+    """
+    if not weighting.terms:
+        raise UsageError(
+            "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
+            " use --hold 0"
+        )
+    model = jax.jit(task.init)(jax.random.key(0))
+    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
+
+    def trial(model: Variables) -> tuple[Variables, Variables, list[Variables], list[Variables]]:
+        measured, weights = _weighed(weighting, model, few, hyper)
+        everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # terms read neither of the two
+        fewer = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
+        found, left = ([t.weigh(hyper, measured, there) for t in weighting.terms] for there in (everyone, fewer))
+        shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
+        return weights, streaming.blended(shares, found), found, left
+
+    weights, total, found, left = jax.device_get(jax.jit(trial)(model))
+    for path, whole, added in _leaves(weights, total):
+        if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
+            raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
+    for path, all_three, two in (leaf for both in zip(found, left, strict=True) for leaf in _leaves(*both)):
+        if two[0] or not np.allclose(all_three[1] * two[2], all_three[2] * two[1], rtol=1e-3, atol=1e-5):
+            raise UsageError(
+                f"weighting.terms: leaf '{path}' is {all_three.round(2)}, and {two.round(2)} without the first client;"
+                " expected the same ratios, and 0 for who is not present"
+            )
+
+
+def _check_detail(detail: Any) -> None:
+    """UsageError for what a record cannot hold."""
+    if not isinstance(detail, dict):
+        raise UsageError(
+            f"weighting.detail returned {type(detail).__name__}; expected a dict, name -> array ({_CLIENTS}, ...), for"
+            f" {_CLIENTS} clients"
+        )
+    for name, leaf in detail.items():
+        if not isinstance(name, str) or not hasattr(leaf, "shape"):
+            what = type(leaf).__name__ if isinstance(name, str) else f"a name of type {type(name).__name__}"
+            raise UsageError(f"weighting.detail '{name}' is {what}; expected a string naming one array")
+        if history.is_own(name):
+            raise UsageError(f"weighting.detail '{name}' would hide the history's own; give it another name")
+    _leading(detail, _CLIENTS, "weighting.detail", "clients")
+    for name, leaf in detail.items():
+        _recordable(leaf, f"weighting.detail leaf '{name}'")
+
+
+def _recordable(leaf: Any, what: str) -> None:
+    """UsageError unless JSON can hold the leaf's numbers."""
+    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise UsageError(f"{what} is {leaf.dtype}; expected real numbers or booleans, for the history")
+
+
+def _record(score: Any, detail: dict[str, Any]) -> None:
+    """Writes a record of three clients, as a run does."""
+    ones = np.ones(_CLIENTS)
+    batches = [np.zeros((1, 1), np.int32)] * _CLIENTS
+    planned = schedule.pack(np.arange(_CLIENTS), batches, [1] * _CLIENTS, num_lanes=1, capacity=_CLIENTS)
+    json.dumps(history.record(1, planned, Metrics(ones, score, ones, ones > 0, detail), 0.0))
+
+
+def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper, present=None) -> tuple[Any, Any]:
+    """The signals and weights of clients that each moved a little."""
+    keys = jax.random.split(jax.random.key(1), _CLIENTS)
+
+    def moved(key: jax.Array, theta: jax.Array) -> jax.Array:
+        return theta + 0.01 * jax.random.normal(key, theta.shape, theta.dtype)
+
+    params = jax.vmap(lambda key: jax.tree.map(lambda theta: moved(key, theta), model.params))(keys)
+    clients = Variables(params, tree.repeat(model.stats, _CLIENTS))
+    deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
+    counts = jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32)
+    measured = jax.lax.map(lambda report: weighting.signal(hyper, report, data), Report(clients, counts, deltas))
+    order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool) if present is None else present
+    return measured, weighting.weigh(hyper, measured, Returns(model, clients, order, data, present))
+
+
+def _leaves(first: Variables, second: Variables) -> list[tuple[str, Any, Any]]:
+    return list(zip(tree.paths(first), jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UsageError(f"task.loss returned {type(returned).__name__}; expected the pair (loss, stats)")
+    return jnp.asarray(returned[0]), returned[1]
+
+
+def _leading(pytree: Any, count: int, what: str, of: str) -> None:
+    for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
+        if leaf.shape[:1] != (count,):
+            name = f" leaf '{path}'" if path else ""
+            raise UsageError(f"{what}{name} has shape {leaf.shape}; expected ({count}, ...), for {count} {of}")

@@ -1,0 +1,1 @@
+"""Convolutions for clients side by side."""

@@ -1,0 +1,121 @@
+"""Who holds what: the partition, the shared validation set, and the rows of corrupt clients, from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import corrupt, external, given, validation
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import from_rows, statistics
+from fedvg_jax.data.partitions import partition as partitions
+from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.runs.registry import corrupt_clients
+
+LABEL_FREE = ("iid", "quantity", "group")
+"""Partitions that do not look at labels."""
+
+
+def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
+    """Who holds which rows, as the config says."""
+    if config.partition == "file":
+        return _checked(config, arrays, from_rows.read(config.partition_file, len(arrays.y)), config.partition_file)
+    return partitions.make(
+        _labels(config, arrays),
+        kind=config.partition,
+        num_clients=config.clients,
+        alpha=config.alpha,
+        seed=config.partition_seed,
+        min_samples=config.min_samples,
+        rule=config.min_samples_rule,
+        test_ratio=config.test_ratio,
+        val_ratio=config.val_ratio,
+        held_out=config.split,
+        shards_per_client=config.shards_per_client,
+        classes_per_client=config.classes_per_client,
+        groups=arrays.groups,
+        cache_dir=config.cache_dir / "partitions",
+        progress=progress,
+    )
+
+
+def _labels(config: Config, arrays: Arrays) -> np.ndarray:
+    """[T] class labels; of data without, all the same to a partition that does not look at them."""
+    if not arrays.class_names and config.partition in LABEL_FREE:
+        return np.zeros(len(arrays.y), np.int32)
+    instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
+    return given.class_labels(arrays, f"partition {config.partition}", instead)
+
+
+def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:
+    """A partition given from Python, or a list of the rows of every client, to be split; checked."""
+    return _checked(config, arrays, partition, "the partition given")
+
+
+def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.Shared:
+    """D_val and the pool, both as the device is to have them: with external images, noise, and corrupt rows.
+
+    Raises:
+        UsageError: the validation set cannot be made of what there is.
+    """
+    options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
+    if options.source == "clients":
+        shared = validation.from_clients(arrays, parts, options.clients, config.val_ratio, seed)
+    else:
+        cache_dir = config.cache_dir / "data" if config.cache_dir else None
+        found = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
+        shared = validation.from_outside(arrays, *found, options.copies, seed)
+    if options.size or options.fraction < 1:
+        shared = validation.subset(shared, options.size, options.fraction, seed)
+    if options.rho:
+        batch_size = config.batch_size if options.imbalance == "official" else 0
+        shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
+    shared = validation.noisy(shared, options.pixel_noise, options.label_noise, classes, seed)
+    x, y = corrupt.apply(
+        config.corrupt.kind,
+        shared.x,
+        shared.y,
+        parts.train,
+        ids=corrupt_clients(config),
+        strength=config.corrupt.strength,
+        num_classes=classes,
+        seed=config.seed,
+    )
+    return shared._replace(x=x, y=y)
+
+
+def describe(
+    config: Config, arrays: Arrays, parts: Partition, shared: validation.Shared, is_given: bool = False
+) -> dict[str, Any]:
+    """The partition and D_val in numbers, for the run folder; clients' labels are counted before any is corrupt."""
+    told = {"partition": "given" if is_given else config.partition, "split": config.split}
+    told |= statistics.describe(arrays.y, arrays.class_names, parts)
+    told["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
+    if "counts" in told:
+        counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))
+        told["validation"]["counts"] = counts.tolist()
+    if shared.clients is not None:
+        told["validation"]["clients"] = shared.clients.tolist()
+    return told
+
+
+def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
+    parts = from_rows.check(
+        partition,
+        num_samples=len(arrays.y),
+        num_clients=config.clients,
+        source=source,
+        min_samples=config.min_samples,
+        test_ratio=config.test_ratio,
+        val_ratio=config.val_ratio,
+        seed=config.partition_seed,
+    )
+    needed = {"training": parts.train, "test": parts.test}
+    for name, part in needed.items():
+        if not any(map(len, part)):
+            raise UsageError(f"{source}: leaves no {name} row; at least one is needed")
+    return parts

@@ -1,0 +1,182 @@
+"""The jitted programs of a run, built once and shared by all runs of a process whose settings differ in values only.
+
+A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
+argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
+alpha or learning rate compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config
+from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.engine import evaluate, federated_round
+from fedvg_jax.engine.local_training import Optimiser
+from fedvg_jax.runs.devices import make_executor
+from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
+from fedvg_jax.runs.weighting_registry import make_weighting
+
+MAX_PROGRAMS = 16
+"""Programs kept; the least recently used goes first."""
+
+VALUES = (
+    *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
+    *("dropout", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
+    *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
+    *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
+    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
+    *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
+    *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
+    *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
+    *("elastic.rows", "robust.clip_norm", "robust.noise", "attack.clients", "attack.scale", "tuning.lr"),
+    *("validation.source", "validation.data_dir", "validation.copies", "validation.classes", "validation.clients"),
+    *("validation.size", "validation.fraction", "validation.rho", "validation.imbalance", "validation.pixel_noise"),
+    *("validation.label_noise", "corrupt.kind", "corrupt.clients", "corrupt.strength"),
+)
+"""Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
+
+
+class Images(NamedTuple):
+    """What a named model has to know of the data."""
+
+    shape: tuple[int, ...]
+    """[H, W, D]"""
+    num_classes: int
+
+
+class Program(NamedTuple):
+    """The pure functions of a run and their jitted compositions."""
+
+    task: Task
+    """its loss jitted, so that training and scoring share one trace"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    init: Callable[[jax.Array], Variables]
+    """key -> variables; jitted"""
+    chunk: Callable[[SimState, Any, Schedule, Data, Hyper], tuple[SimState, Any]]
+    """see `round.make_chunk`; jitted, the state is donated"""
+    evaluate: Callable[[Variables, Tree, Any], Tree]
+    """see `evaluate.make_evaluate`; jitted"""
+
+
+class Executables(NamedTuple):
+    """Compiled for the shapes of one run."""
+
+    chunk: Callable
+    evaluate: Callable
+
+
+def static_settings(config: Config) -> Config:
+    """`config` with every value at its default; of momentum and weight decay it remains whether they are used."""
+    defaults = configs.flatten(Config())
+    values = {name: defaults[name] for name in VALUES}
+    values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
+    if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
+        values |= {"seed": config.seed, "attack.clients": config.attack.clients}
+    return configs.apply(config, values, "static settings")
+
+
+def make_program(
+    config: Config,
+    images: Images | None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: Weighting | None = None,
+) -> Program:
+    """The program of a run, from the process's store if a run with equal static settings has made it.
+
+    Args:
+        images: for a model that the config names; None with a `task`.
+        task, algorithm, weighting: replace what the config names; compared by identity of their functions.
+    """
+    key = (static_settings(config), images, task, algorithm, weighting, jax.config.jax_enable_x64)
+    return _stored(*key) if _is_hashable(key) else _make(*key)
+
+
+def _make(config: Config, images: Images | None, task, algorithm, weighting, is_double: bool) -> Program:
+    task = task or named_task(config, images.shape, images.num_classes)
+    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
+    live = EVERYTHING if algorithm else make_live(config, task)
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    weighting = weighting or make_weighting(config, task, algorithm)
+    executor, optimiser = make_executor(config), make_optimiser(config)
+    step = federated_round.make_round(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        config.clients,
+        **make_hooks(config, task),
+        live=live,
+        stats_too=config.server_stats == "official",
+        weigh_untrained=config.untrained == "weighed",
+    )
+    return Program(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        jax.jit(task.init),
+        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
+        jax.jit(evaluate.make_evaluate(task, executor)),
+    )
+
+
+_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+
+
+def compile_for(
+    chunk: Callable, evaluate: Callable, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+) -> Executables:
+    """The two programs of a run compiled for its shapes, or those compiled before for equal ones.
+
+    Args:
+        chunk, evaluate: jitted, of a `Program`.
+        rounds: a stacked schedule.
+    """
+    leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
+    return _compiled(chunk, evaluate, structure, tuple(map(_abstract, leaves)))
+
+
+@functools.lru_cache(MAX_PROGRAMS)
+def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
+    state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
+    lowered = chunk.lower(state, count, rounds, data, hyper)
+    tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
+    with futures.ThreadPoolExecutor(1) as beside:  # the evaluation is traced while the rounds compile
+        compiling = beside.submit(lowered.compile)
+        compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
+        compiled_chunk = compiling.result()
+
+    def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
+        return compiled[rows.shape](variables, pool, rows)
+
+    return Executables(compiled_chunk, evaluate_compiled)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype, and where it is held if it has been put there."""
+    is_placed = isinstance(leaf, jax.Array) and leaf.committed
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
+
+
+def _is_hashable(key: Hashable) -> bool:
+    """A user's own bundle may hold what has no hash; its program is made anew."""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True

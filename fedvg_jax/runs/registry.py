@@ -1,0 +1,177 @@
+"""Where names become objects: the only place that knows which algorithms, models and weightings exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
+from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.core.gradient_support import EVERYTHING, Live
+from fedvg_jax.core.types import Algorithm, Hyper, Task, UsageError, Variables
+from fedvg_jax.data import given
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.engine import attacks, local_training, robust, server_tuning
+from fedvg_jax.models import cnn, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.conv import layout, patches
+
+ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
+    "fedavg": lambda config: fedavg.fedavg(),
+    "fedavgm": lambda config: fedopt.fedavgm(),
+    "fedprox": lambda config: fedprox.fedprox(),
+    "scaffold": lambda config: scaffold.scaffold(keeps=config.scaffold.memory == "kept"),
+    "feddyn": lambda config: feddyn.feddyn(
+        config.feddyn.regulariser == "full",
+        config.feddyn.weights,
+        averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
+    ),
+    "elastic": lambda config: elastic.elastic(official=config.elastic.sensitivity == "official"),
+    "fedadam": lambda config: fedopt.fedadam(config.fedopt.variant),
+    "fedyogi": lambda config: fedopt.fedyogi(config.fedopt.variant),
+    "fedadagrad": lambda config: fedopt.fedadagrad(config.fedopt.variant),
+    "fednova": lambda config: fednova.fednova(),
+}
+
+MODELS: dict[str, Callable] = {
+    "tinycnn": lambda classes, name: cnn.TinyCNN(classes, layout.by_name(name)),
+    "mlp": lambda classes, name: mlp.MLP(classes),
+    "cnn": lambda classes, name: cnn.CNN(classes, layout.by_name(name)),
+    "lenet5": lambda classes, name: lenet.LeNet5(classes, layout.by_name(name)),
+    "resnet18": lambda classes, name, **options: resnet.resnet18(classes, patches.by_name(name), **options),
+    "resnet34": lambda classes, name, **options: resnet.resnet34(classes, patches.by_name(name), **options),
+    "resnet50": lambda classes, name, **options: resnet.resnet50(classes, patches.by_name(name), **options),
+    "vit_s16": lambda classes, name: vit.vit_s16(classes),
+    "vit_b16": lambda classes, name: vit.vit_b16(classes),
+}
+"""name -> (number of classes, name of the convolution; for a ResNet stem and norm) -> module"""
+
+SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
+"""Pixels a side below which a model has nothing left to flatten."""
+
+
+IMAGES_AT_ONCE = {"vit_s16": 2, "vit_b16": 2}
+"""Images whose activations a CPU's caches serve well, of models in which no image depends on another."""
+
+
+def make_task(config: Config, arrays: Arrays) -> Task:
+    """The named model for this data set's images and classes."""
+    check_images(config, arrays)
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
+
+
+def check_images(config: Config, arrays: Arrays) -> None:
+    """UsageError where the named model cannot take these images."""
+    given.for_model(arrays, config)
+    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
+    if min(shape[:2]) < least:
+        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
+        raise UsageError(
+            f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
+            f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
+        )
+
+
+def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
+    """The model that the config names, for images [H, W, D] = `shape`."""
+    options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
+    module = MODELS[config.model](num_classes, config.conv, **options)
+    task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
+    task = precision.compute_in(task, config.precision)
+    at_once = IMAGES_AT_ONCE.get(config.model) if jax.default_backend() == "cpu" else None
+    return microbatch.in_chunks(task, at_once) if at_once else task
+
+
+def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
+    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head.
+
+    Args:
+        init: key -> variables, e.g. a jitted `Task.init`.
+    """
+    key = jax.random.key(config.seed)
+    if config.pretrained is None:
+        return init(key)
+    read = pretrained.load(config.pretrained, jax.eval_shape(init, key), config.model)
+    head = jax.jit(lambda key: init(key).params[pretrained.HEAD])(key)
+    return read._replace(params={**read.params, pretrained.HEAD: head})
+
+
+def block_of(config: Config) -> Callable[[str], str]:
+    """Path of a tensor -> its block, of the named model."""
+    if config.model.startswith("resnet"):
+        return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
+    return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
+
+
+def make_live(config: Config, task: Task) -> Live:
+    """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
+    their optimiser remembers."""
+    moves = config.weight_decay or config.optimiser == "adamw"
+    return EVERYTHING if moves or config.optimiser_state == "kept" else task.live or EVERYTHING
+
+
+def make_hooks(config: Config, task: Task) -> dict[str, Callable]:
+    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps, augmentation."""
+    return {
+        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
+        "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
+        "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
+        "augment": pixels.AUGMENTATIONS[config.augment],
+    }
+
+
+def corrupt_clients(config: Config) -> np.ndarray:
+    """Ids of the corrupt clients."""
+    return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
+
+
+def make_hyper(config: Config) -> Hyper:
+    """The continuous hyper-parameters, as traced scalars."""
+    server = config.fedavgm if config.algorithm == "fedavgm" else config.fedopt
+    values = {
+        "lr": config.lr,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "lr_decay": config.lr_decay,
+        "rounds": config.rounds,
+        "eps": config.fedvg.eps,
+        "server_lr": server.lr,
+        "server_momentum": config.fedavgm.momentum,
+        "b1": config.fedopt.b1,
+        "b2": config.fedopt.b2,
+        "server_eps": config.fedopt.eps,
+        "mu": config.fedprox.mu,
+        "eta_g": config.scaffold.eta_g,
+        "dyn_alpha": config.feddyn.alpha,
+        "clip": config.feddyn.clip,
+        "tau": config.elastic.tau,
+        "sensitivity_decay": config.elastic.mu,
+        "clip_norm": config.robust.clip_norm,
+        "noise": config.robust.noise,
+        "attack_scale": config.attack.scale,
+        "tuning_lr": config.tuning.lr,
+        "fit_rate": config.fedvg.fit_rate,
+        "exponent": config.fedvg.exponent,
+        "temperature": config.fedvg.temperature,
+        "mix": config.fedvg.mix,
+    }
+    return {name: jnp.float32(value) for name, value in values.items()}
+
+
+def make_optimiser(config: Config) -> local_training.Optimiser:
+    """The clients' optimiser, with momentum, weight decay and a schedule over rounds where they are asked for."""
+    factor = local_training.LR_SCHEDULES[config.lr_schedule]
+
+    def optimiser(hyper: Hyper, round):
+        rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))
+        if config.optimiser == "adamw":
+            return optax.adamw(rate, weight_decay=hyper["weight_decay"])
+        momentum = hyper["momentum"] if config.momentum else None
+        rule = optax.adam(rate) if config.optimiser == "adam" else optax.sgd(rate, momentum)
+        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
+
+    return optimiser

@@ -1,0 +1,209 @@
+"""Pictures of a data set: what its images look like, and which client holds how much of which class."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.core.types import one_line
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.views import plots
+
+PARTS = {"train": "#3b6ea8", "val": "#e0a030", "test": "#b9c4d0"}
+"""Colours of a client's rows."""
+
+_INK = "#2b2b33"
+_MAX_ROWS = 30
+"""Classes up to which each has a row of its own, with its name."""
+
+
+def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> list[Path]:
+    """`images.png` and `clients.png` in a folder, which is made; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with plots.drawing():
+        drawn = {"images.png": contact_sheet(arrays), "clients.png": clients(arrays, partition, title)}
+        for name, figure in drawn.items():
+            figure.savefig(folder / name, dpi=150, facecolor="white")
+    return [folder / name for name in drawn]
+
+
+def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many of each client's rows are of each class, [N, C].
+
+    >>> class_counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0]), 2).tolist()
+    [[0, 2], [1, 0]]
+    """
+    return np.array([np.bincount(y[mine], minlength=num_classes) for mine in rows]).reshape(len(rows), num_classes)
+
+
+def contact_sheet(arrays: Arrays):
+    """Images of every class, evenly spaced over its rows; one each where there are many classes."""
+    from matplotlib.figure import Figure
+
+    counts = np.bincount(arrays.y, minlength=len(arrays.class_names))
+    in_rows = len(counts) <= _MAX_ROWS
+    columns = 14 if in_rows else 20
+    tiles = [_spread(arrays, c, columns if in_rows else 1) for c in range(len(counts))]
+    if not in_rows:
+        tiles = [list(itertools.chain(*tiles[i : i + columns])) for i in range(0, len(tiles), columns)]
+    sheet = _mosaic(tiles, columns, arrays.x.shape[1:])
+    height, width = sheet.shape[:2]
+    inches = 0.62 * columns
+    longest = max(len(_short(name)) for name in arrays.class_names)
+    left, right, top, bottom = (0.4 + 0.085 * longest if in_rows else 0.2), (0.8 if in_rows else 0.2), 0.55, 0.2
+    tall = inches * height / width
+    size = (left + inches + right, top + tall + bottom)
+    figure = Figure(figsize=size)
+    axes = figure.add_axes((left / size[0], bottom / size[1], inches / size[0], tall / size[1]))
+    axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, interpolation="nearest" if width < 1200 else "antialiased")
+    axes.set_axis_off()
+    shape = " x ".join(map(str, arrays.x.shape[1:]))
+    said = f"{len(arrays.y):,} images {shape}, {len(counts)} classes"
+    figure.text(0.2 / size[0], 1 - 0.33 / size[1], _plain(arrays.name), size=12, weight="bold", color=_INK, va="center")
+    figure.text(1 - 0.2 / size[0], 1 - 0.33 / size[1], said, size=9, color="0.4", va="center", ha="right")
+    pitch = height / len(tiles)
+    for row, (name, count) in enumerate(zip(arrays.class_names, counts, strict=True)) if in_rows else ():
+        middle = (row + 0.5) * pitch
+        axes.text(-0.15 * pitch, middle, _short(name), ha="right", va="center", size=9, color=_INK)
+        axes.text(width + 0.12 * pitch, middle, f"{count:,}", ha="left", va="center", size=8, color="0.45")
+    return figure
+
+
+def counts_by_part(arrays: Arrays, partition: Partition) -> dict[str, np.ndarray]:
+    """[N, C] images by client and class of training, validation and test; rows held out from all belong to nobody."""
+    parts = {name: rows for name, rows in partition._asdict().items() if len(rows) == len(partition.train)}
+    return {name: class_counts(rows, arrays.y, len(arrays.class_names)) for name, rows in parts.items()}
+
+
+def clients(arrays: Arrays, partition: Partition, title: str):
+    """Classes by clients: a bubble's area, or a cell's colour, is the number of images; bars are the sums."""
+    from matplotlib.figure import Figure
+
+    num_classes, parts = len(arrays.class_names), counts_by_part(arrays, partition)
+    held = sum(parts.values())
+    num_clients, bubbles = len(held), num_classes <= _MAX_ROWS and len(held) <= 120
+    wide = float(np.clip(0.13 * num_clients, 5.5, 14))
+    tall = 0.34 * num_classes if bubbles else float(np.clip(0.035 * num_classes, 3, 8))
+    tall = max(tall, 2.2)
+    figure = Figure(figsize=(wide + 3.3, tall + 2.6), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(wide, 1.1), height_ratios=(1.2, tall), wspace=0.02, hspace=0.03)
+    middle = figure.add_subplot(grid[1, 0])
+    (_bubbles if bubbles else _heat_map)(figure, middle, held, wide / num_clients)
+    sizes, totals = figure.add_subplot(grid[0, 0], sharex=middle), figure.add_subplot(grid[1, 1], sharey=middle)
+    _bars(sizes, {name: counts.sum(1) for name, counts in parts.items()}, "bar", "bottom")
+    _bars(totals, {name: counts.sum(0) for name, counts in parts.items()}, "barh", "left")
+    sizes.set_ylabel("images", size=8, color="0.4")
+    totals.set_xlabel("images", size=8, color="0.4")
+    middle.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.4, -0.6))
+    middle.set_xlabel("client", color=_INK)
+    middle.xaxis.get_major_locator().set_params(integer=True)
+    if bubbles:
+        middle.set_yticks(range(num_classes), [_short(name) for name in arrays.class_names], size=9)
+    else:
+        middle.set_ylabel("class", color=_INK)
+    for axes, axis in ((sizes, "x"), (totals, "y")):
+        axes.tick_params(axis=axis, labelbottom=False, labelleft=axes is sizes, length=0)
+    figure.suptitle(_plain(title), x=0.01, ha="left", size=11, weight="bold", color=_INK)
+    handles, _ = sizes.get_legend_handles_labels()
+    names = {"train": "training", "val": "validation", "test": "test"}
+    corner = figure.add_subplot(grid[0, 1])
+    corner.set_axis_off()
+    corner.legend(handles, [names[name] for name in parts], loc="center", frameon=False, fontsize=8, handlelength=1)
+    return figure
+
+
+def _bubbles(figure, axes, held: np.ndarray, pitch: float) -> None:
+    """Areas in proportion to the counts, with a key; the smallest are drawn a little larger, so that they show.
+
+    Args:
+        pitch: inches between two clients.
+    """
+    client, label = np.nonzero(held)
+    largest = (72 * min(2.2 * pitch, 0.34)) ** 2
+    axes.scatter(client, label, s=_areas(held[client, label], held.max(), largest), c="#3b6ea8", alpha=0.75, lw=0)
+    steps = [n for n in (m * 10**e for e in range(7) for m in (1, 5)) if n <= held.max()][-4:]
+    keys = [
+        axes.scatter([], [], s=area, c="#3b6ea8", alpha=0.75, lw=0, label=f"{n:,}")
+        for n, area in zip(steps, _areas(np.array(steps), held.max(), largest), strict=True)
+    ]
+    figure.legend(
+        handles=keys,
+        loc="upper right",
+        ncols=len(keys),
+        frameon=False,
+        fontsize=8,
+        columnspacing=1.2,
+        handletextpad=0.3,
+    )
+    axes.set_axisbelow(True)
+    axes.set_yticks(range(held.shape[1]))
+    axes.grid(color="0.92", lw=0.6)
+    _bare(axes)
+
+
+def _areas(count: np.ndarray, most: int, largest: float) -> np.ndarray:
+    """Areas of bubbles, square points."""
+    return np.maximum(largest * count / most, 1.6)
+
+
+def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
+    """A cell per client and class, on a logarithmic scale; white where there is no image."""
+    from matplotlib.colors import LogNorm
+
+    shown = np.where(held > 0, held, np.nan).T
+    image = axes.imshow(
+        shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(held.max(), 2)), interpolation="nearest"
+    )
+    axes.set_facecolor("white")
+    figure.colorbar(image, ax=axes, location="bottom", label="images", shrink=0.4, aspect=40, pad=0.02, format="%g")
+    _bare(axes)
+
+
+def _bars(axes, values: dict[str, np.ndarray], kind: str, base: str) -> None:
+    below = np.zeros(len(next(iter(values.values()))))
+    thickness = 0.8 if len(below) <= 120 else 1.0  # gaps of less than a pixel would shimmer
+    for name, value in values.items():
+        getattr(axes, kind)(range(len(value)), value, thickness, **{base: below}, color=PARTS[name], label=name, lw=0)
+        below = below + value
+    axes.locator_params(axis="y" if kind == "bar" else "x", nbins=3)
+    (axes.yaxis if kind == "bar" else axes.xaxis).set_major_formatter("{x:,.0f}")
+    _bare(axes)
+
+
+def _bare(axes) -> None:
+    """Without a frame."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(colors="0.35", labelsize=8, length=2)
+
+
+def _spread(arrays: Arrays, label: int, num: int) -> list[np.ndarray]:
+    """Up to `num` images of one class, evenly spaced over its rows."""
+    rows = np.flatnonzero(arrays.y == label)
+    return (
+        [arrays.x[row] for row in rows[np.unique(np.linspace(0, len(rows) - 1, num).astype(int))]] if len(rows) else []
+    )
+
+
+def _mosaic(tiles: list[list[np.ndarray]], columns: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of images on white, thinned where they are large: a tile is shown at about a hundred pixels."""
+    step = max(1, min(shape[:2]) // 96)
+    height, width, gap = -(-shape[0] // step), -(-shape[1] // step), max(1, shape[1] // step // 14)
+    sheet = np.full(((height + gap) * len(tiles) - gap, (width + gap) * columns - gap, 3), 255, np.uint8)
+    for i, row in enumerate(tiles):
+        for j, tile in enumerate(row):
+            top, left = i * (height + gap), j * (width + gap)
+            sheet[top : top + height, left : left + width] = tile[::step, ::step, :3]
+    return sheet
+
+
+def _short(name: str, width: int = 26) -> str:
+    return _plain(name if len(name) <= width else name[: width - 1].rstrip() + "…")
+
+
+def _plain(text: str) -> str:
+    """`text` on one line, of which Matplotlib takes nothing for mathematics."""
+    return one_line(text).replace("\\$", "$").replace("$", "\\$")

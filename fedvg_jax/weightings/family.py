@@ -1,0 +1,152 @@
+"""The generalised inverse-norm family: FedVG's weights with continuous parameters, to sweep or to learn.
+
+    G_k = mean over the group's tensors of a_t ||g_k^t||
+    raw_k = (G_k + eps)^(-p)  (link inverse, published at p = 1),  or  exp(-p G_k / mean_j G_j)  (link softmax)
+    s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T),  normalised
+
+At p = 1, T = 1, m = 0, a = 1 it is FedVG; m = 1/2 is the paper's FedAvg + FedVG, m = 1 FedAvg, p = 0 uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.core import checks, groups, norms, tree
+from fedvg_jax.core.types import Data, Grouping, Hyper, Norm, Report, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.weightings import rules, signals
+
+LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
+    "inverse": lambda mean, eps, present: -jnp.log(rules.reciprocal(mean + eps)),
+    "softmax": lambda mean, eps, present: mean / jnp.mean(mean, where=jnp.broadcast_to(present, mean.shape)),
+}
+"""(mean norm of a group [K], eps, who is there) -> what falls, p times, in the logarithm of raw_k"""
+
+
+def generalised_weights(
+    norms: Tree,
+    num_samples: Array | None = None,
+    granularity: str = "modelwise",
+    *,
+    exponent: float | Array = 1.0,
+    temperature: float | Array = 1.0,
+    eps: float | Array = 1e-8,
+    mix: float | Array = 0.0,
+    multipliers: Tree | None = None,
+    link: str = "inverse",
+    block_of: Callable[[str], str] | None = None,
+) -> Tree:
+    """FedVG's weights with an exponent, a temperature, a share of sample counts, and factors of the tensors' norms.
+
+        s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T), normalised;    raw_k = (G_k + eps)^(-p)
+
+    At its defaults it is `inverse_norm_weights`. All parameters are traced and have slopes.
+
+    Args:
+        norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
+        num_samples: [K] n_k; by default equal.
+        granularity: "modelwise", "layerwise" or "blockwise".
+        exponent: p; 0 is uniform, 1 published.
+        temperature: T > 0; large is uniform, small takes the client of smallest norm only.
+        eps: added before inverting, > 0, in the unit of the norms. Softmax has no use for it.
+        mix: m in [0, 1], the part of n_k / sum n; 1/2 is the paper's FedAvg + FedVG.
+        multipliers: pytree like `norms`, scalars >= 0: a_t of every tensor.
+        link: "inverse" (published), or "softmax": raw_k = exp(-p G_k / mean_j G_j), for comparison.
+        block_of: path of a tensor "a/b/kernel" -> name of its block; by default its first component.
+
+    Returns:
+        Weights: pytree like `norms`, leaves [K], each >= 0 and summing to 1.
+
+    Raises:
+        UsageError: for a leaf of another cohort or of integers, or an unknown name; it names the leaf.
+
+    >>> norms = {"w": jnp.array([1.0, 3.0, 3.0])}
+    >>> generalised_weights(norms, eps=0.0)["w"].round(3)  # 3 : 1 : 1
+    Array([0.6, 0.2, 0.2], dtype=float32)
+    >>> generalised_weights(norms, jnp.array([1, 1, 2]), mix=1.0)["w"].tolist()
+    [0.25, 0.25, 0.5]
+    """
+    num_clients = checks.stacked(norms, "norms", per_tensor=True)
+    norms = tree.arrays(norms)
+    grouping = checks.named(groups.BY_NAME, granularity, "granularity")
+    counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
+    of_mean = by_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
+    joined = rules.joined_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
+    by_group = grouping(Variables(norms, ()), block_of or rules.first_component)
+    return rules.by_groups(of_mean, joined, by_group).params
+
+
+def generalised(
+    signal: Signal,
+    grouping: Grouping,
+    block_of: Callable[[str], str],
+    layers: Sequence[groups.Layer] | None = None,
+    join: Norm = norms.l1,
+    floor: float = rules.FLOOR,
+    link: str = "inverse",
+) -> Weighting:
+    """`generalised_weights` as a rule; reads `exponent`, `temperature`, `eps`, `mix`, and `multipliers` if it is there.
+
+    Args: as `weighting.fedvg`; `hyper["multipliers"]` is a pytree like the parameters, of scalars.
+
+    >>> rule = generalised(lambda hyper, report, data: hyper["norms"], groups.modelwise, str)
+    >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
+    >>> model = Variables({"w": jnp.zeros(1)}, {})
+    >>> returns = Returns(model, tree.repeat(model, 2), jnp.arange(2), None)
+    >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
+    [0.75, 0.25]
+    """
+    published = rules.fedvg(signal, grouping, block_of, layers, join, floor)
+
+    def both(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
+        return _multiplied(signal(hyper, report, data), hyper.get("multipliers")), signals.num_samples(
+            hyper, report, data
+        )
+
+    def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
+        found, counts = measured
+        names = ("exponent", "temperature", "eps", "mix")
+        of_mean = by_mean(*(hyper[name] for name in names), counts, LINKS[link])
+        counted = groups.layers(tree.take(found, 0)) if layers is None else layers
+        by_group = grouping(Variables(found, returns.variables.stats), block_of)
+        joined = rules.joined_norms(found, counted, join)
+        return rules.by_groups(of_mean, joined, by_group, returns.present, floor)
+
+    return Weighting(both, weigh, lambda measured: published.score(measured[0]), lambda m: published.detail(m[0]))
+
+
+def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> rules.ByMean:
+    """(mean norm of a group [K], who is there) -> weights [K]"""
+
+    def of_mean(mean: Array, present: Array | bool) -> Array:
+        p, t, added, share, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
+        falling = link(jnp.where(present, mean, 1), added, present)
+        there = jnp.broadcast_to(present, falling.shape)
+        # the absent must neither set the scale nor overflow, whatever they measured
+        falling = jnp.where(there, falling, jnp.max(jnp.where(there, falling, falling.min())))
+        raw = rules.shares(jnp.exp(-p * (falling - falling.min())), present)
+        return sharpened((1 - share) * raw + share * rules.shares(rows, present), t, present)
+
+    return of_mean
+
+
+def sharpened(weights: Array, temperature, present: Array | bool = True) -> Array:
+    """s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0.
+
+    >>> sharpened(jnp.array([0.5, 0.5, 0.0]), 2.0).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    some = weights > 0
+    logs = jnp.log(jnp.where(some, weights, 1))
+    logs = jnp.where(some, logs - jnp.where(some, logs, -jnp.inf).max(), 0)
+    return rules.shares(jnp.where(some, jnp.exp(logs / temperature), 0), present)
+
+
+def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
+    if multipliers is None:
+        return norms
+    checks.same_structure(multipliers, norms, "multipliers", "norms")
+    return jax.tree.map(lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers)

@@ -1,0 +1,127 @@
+"""The Fisher view of a client on the shared validation set, from gradients of single examples.
+
+    s = d/dtheta log p(y | x, theta_k),   F = E_x E_y [s s'],   J^t = E_x E_y ||s^t||^2 of tensor t,   tr F = sum_t J^t
+
+J^t is the joint Fisher information of all parameters of a tensor: the trace of its block of F. Empirical: y is the
+label that comes with x. Model-sampled: y is drawn from p(. | x, theta_k), as the definition of F has it.
+
+FedVG's score is something else: a norm of the MEAN gradient, in which examples that pull apart cancel. Of two copies of
+x with opposite labels, logistic regression at 0 has gradients +-x / 2: mean 0, but tr F = ||x||^2 / 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.types import Tree
+from fedvg_jax.weightings import signals
+
+MOST = 2**26
+"""Numbers that the gradients of one pass may hold, of all clients together."""
+
+
+def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most: int = MOST) -> Tree:
+    """Empirical joint Fisher information of every tensor: J_k^t = mean_i ||grad_t loss(theta_k, example_i)||^2.
+
+    Args:
+        loss_fn: (params, example) -> scalar -log p(y | x, theta) of ONE example.
+        client_params: stacked client models, leaves [K, ...].
+        examples: pytree, leaves [V, ...].
+        most: numbers that the gradients of one pass may hold.
+
+    Returns:
+        Pytree like `client_params`, leaves [K], >= 0.
+
+    Raises:
+        UsageError: for a leaf of another cohort or of integers; it names the leaf.
+
+    >>> loss = lambda params, example: jnp.logaddexp(0, -example["y"] * params["w"] @ example["x"])
+    >>> copies = {"x": jnp.ones((2, 1)), "y": jnp.array([1.0, -1.0])}  # two labels that contradict each other
+    >>> joint_fisher(loss, {"w": jnp.zeros((3, 1))}, copies)["w"].tolist()
+    [0.25, 0.25, 0.25]
+    """
+    checks.stacked(client_params, "client_params")
+    count = jax.tree.leaves(examples)[0].shape[0]
+
+    def of_client(params: Tree) -> Tree:
+        def gradient(row: Array) -> Tree:
+            loss = jax.grad(loss_fn)(params, tree.take(examples, row[0]))
+            return tree.where(row[0] >= 0, loss, tree.zeros_like(loss))
+
+        return _sums(signals.mean_squares(gradient, _numbers(count), _at_once(most, client_params)))
+
+    return jax.vmap(of_client)(client_params)
+
+
+def sampled_joint_fisher(
+    logits_fn: Callable,
+    client_params: Tree,
+    inputs: Tree,
+    key: Array,
+    *,
+    num_samples: int = 1,
+    most: int = MOST,
+) -> Tree:
+    """Joint Fisher information with labels drawn from each client's own predictions, as F is defined.
+
+        J_k^t = mean_i mean_j ||grad_t log p(y_ij | x_i, theta_k)||^2,   y_ij ~ p(. | x_i, theta_k)
+
+    Args:
+        logits_fn: (params, input) -> logits [C] of ONE input.
+        client_params: stacked client models, leaves [K, ...].
+        inputs: pytree, leaves [V, ...].
+        key: of the labels; clients share its uniform numbers, so that they differ by their models only.
+        num_samples: labels drawn per input.
+        most: numbers that the gradients of one pass may hold.
+
+    Returns:
+        Pytree like `client_params`, leaves [K], >= 0.
+
+    Raises:
+        UsageError: for a leaf of another cohort or of integers; it names the leaf.
+
+    >>> logits = lambda params, x: jnp.stack([0.0, params["w"] @ x])
+    >>> sampled_joint_fisher(logits, {"w": jnp.zeros((3, 1))}, jnp.ones((2, 1)), jax.random.key(0))["w"].tolist()
+    [0.25, 0.25, 0.25]
+    """
+    checks.stacked(client_params, "client_params")
+    count = jax.tree.leaves(inputs)[0].shape[0]
+
+    def of_client(params: Tree) -> Tree:
+        def log_likelihood(params: Tree, row: Array) -> Array:
+            logits = logits_fn(params, tree.take(inputs, row // num_samples))
+            label = jax.random.categorical(jax.random.fold_in(key, row), jax.lax.stop_gradient(logits))
+            return jnp.where(row >= 0, jax.nn.log_softmax(logits)[label], 0)
+
+        rows, at_once = _numbers(count * num_samples), _at_once(most, client_params)
+        return _sums(signals.mean_squares(lambda row: jax.grad(log_likelihood)(params, row[0]), rows, at_once))
+
+    return jax.vmap(of_client)(client_params)
+
+
+def fisher_trace(joint: Tree) -> Array:
+    """tr F_k = sum over tensors of J_k^t, [K].
+
+    >>> fisher_trace({"w": jnp.array([0.25, 1.0]), "b": jnp.array([0.5, 0.0])}).tolist()
+    [0.75, 1.0]
+    """
+    checks.stacked(joint, "joint", per_tensor=True)
+    return jnp.stack(jax.tree.leaves(joint)).sum(0)
+
+
+def _sums(squares: Tree) -> Tree:
+    return jax.tree.map(jnp.sum, squares)
+
+
+def _numbers(count: int) -> Array:
+    return jnp.asarray(np.arange(count, dtype=np.int32)[:, None])
+
+
+def _at_once(most: int, client_params: Tree) -> int:
+    return most // max(1, tree.size(client_params))

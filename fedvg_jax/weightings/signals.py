@@ -1,0 +1,232 @@
+"""What a weighting measures of one client: a report -> pytree of scalars.
+
+FedVG's is a norm of every tensor of something like a gradient: `normed(validation_gradient(...), norms.l1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedvg_jax.core import checks, norms, tree
+from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
+
+
+def validation_gradients(
+    loss_fn: Callable, client_params: Tree, val_batches: Tree, *, client_stats: Tree | None = None
+) -> Tree:
+    """Gradient of every client's validation loss: vmap(grad(loss), (0, None)) over stacked clients.
+
+        g_k = grad_theta (1/V) sum_v loss(theta_k, batch_v)
+
+    Args:
+        loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar when `client_stats` is given.
+        client_params: pytree of the stacked client models, leaves [K, ...].
+        val_batches: pytree of the shared validation set, leaves [V, ...]: V minibatches.
+        client_stats: the clients' running statistics, leaves [K, ...].
+
+    Returns:
+        Pytree like `client_params`, leaves [K, ...].
+
+    Raises:
+        UsageError: if a leaf of the clients is not of floats or does not begin with the same K; it names the leaf.
+
+    >>> loss = lambda params, x: params["w"] * x.mean()
+    >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
+    [3.0, 3.0]
+    """
+    stats = () if client_stats is None else client_stats
+    checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
+    if client_stats is None:
+        gradients = jax.vmap(jax.grad(loss_fn), (0, None))
+    else:
+        gradients = jax.vmap(jax.grad(loss_fn), (0, 0, None))
+        gradients = _with_second(gradients, client_stats)
+
+    def add_batch(total, batch):
+        return tree.add(total, gradients(client_params, batch)), None
+
+    total, _ = lax.scan(add_batch, tree.zeros_like(client_params), val_batches)
+    return tree.scale(1 / jax.tree.leaves(val_batches)[0].shape[0], total)
+
+
+def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
+    """Norm of every tensor of stacked gradients: G_k^(l) = ||g_k^(l)||, the layerwise norms of FedVG.
+
+    Args:
+        grads: pytree of gradients, leaves [K, ...].
+        norm: "l1" (published), "l2", "spectral" (0 for vectors), or "spectral_l2" (l2 of vectors).
+
+    Returns:
+        Pytree of the same structure, leaves [K].
+
+    Raises:
+        UsageError: for a leaf of another cohort or of integers, or an unknown norm; it names the leaf.
+
+    >>> gradient_norms({"w": jnp.array([[3.0, -4.0], [0.0, 0.0]])})["w"].tolist()
+    [7.0, 0.0]
+    """
+    checks.stacked(grads, "grads")
+    return jax.tree.map(jax.vmap(checks.named(norms.BY_NAME, norm, "norm")), grads)
+
+
+def normed(measure: Signal, norm: Norm) -> Signal:
+    """The norm of every tensor that `measure` finds."""
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
+        return jax.tree.map(norm, measure(hyper, report, data))
+
+    return signal
+
+
+def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) -> Signal:
+    """FedVG's signal: the norm of every tensor of one client's validation gradient."""
+    return normed(validation_gradient(task, train, groups_per_pass), norm)
+
+
+def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal:
+    """One client's validation gradient, tensors like its own.
+
+    It equals `validation_gradients` of the mean loss over D_val. D_val comes in groups of B rows: with `train`,
+    BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
+    one pass; that number only sets how large the matmuls are.
+    """
+    live = task.live or EVERYTHING
+
+    def summed_loss(part, params, stats, pool, rows):
+        batch, mask = tree.gather(pool, rows)
+        params = live.within(params, part)
+        return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
+
+    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
+        params, stats = report.variables
+
+        def loss(part, rows):
+            if groups_per_pass == 1:  # without a batch axis, which would turn matmuls into batched ones
+                return summed_loss(part, params, stats, data.pool, rows[0])
+            return jax.vmap(summed_loss, (*4 * [None], 0))(part, params, stats, data.pool, rows).sum()
+
+        part, passes = live.of(params), _in_passes(data.scoring, groups_per_pass)
+        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
+        return live.within(tree.zeros_like(params), gradient)
+
+    return measure
+
+
+def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
+    """theta_g - theta_k: how far the client moved. No pass over D_val."""
+    return report.delta
+
+
+def fisher(task: Task, most: int = 2**26) -> Signal:
+    """Diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace:
+
+        F = mean over examples of (grad loss(theta_k, example))^2
+
+    BatchNorm in evaluation mode, for an example has no statistics of its own. Unlike the gradient of the mean loss it
+    is not 0 where examples pull apart: two copies of an input x with opposite labels, logistic regression at 0, give
+    gradients +-x / 2, hence mean 0 and trace |x|^2 / 4.
+
+    Args:
+        most: numbers that the gradients of one pass may hold.
+    """
+
+    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
+        params, stats = report.variables
+
+        def gradient(row):
+            batch, mask = tree.gather(data.pool, row)
+            return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
+
+        return mean_squares(gradient, data.val.reshape(-1, 1), most // tree.size(params))
+
+    return measure
+
+
+def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array, at_once: int) -> Tree:
+    """The mean over examples of gradient(example)^2, entry by entry; 0 without an example.
+
+    Args:
+        gradient: of one example, from its row number [1]; 0 for -1.
+        examples: [V, 1] row numbers, -1 for none.
+        at_once: gradients held in one pass, at most 64 and at least 1.
+    """
+
+    def squares(rows: jax.Array) -> Tree:
+        return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
+
+    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))))
+
+
+def validation_loss(task: Task) -> Signal:
+    """One client's mean loss on D_val, BatchNorm in evaluation mode."""
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+        params, stats = report.variables
+
+        def summed(rows):
+            batch, mask = tree.gather(data.pool, rows)
+            return task.loss(params, stats, batch, mask, False)[0] * mask.sum().astype(tree.dtype(params))
+
+        return mean_over(summed, data.val)
+
+    return signal
+
+
+def validation_accuracy(task: Task) -> Signal:
+    """One client's share of D_val classified right; for batches with labels `y` and outputs that are logits."""
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+        params, stats = report.variables
+
+        def hits(rows):
+            batch, mask = tree.gather(data.pool, rows)
+            named = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
+            return (mask & (named == batch.y)).sum().astype(tree.dtype(params))
+
+        return mean_over(hits, data.val)
+
+    return signal
+
+
+def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+    """n_k, the client's training rows."""
+    return report.num_samples.astype(tree.dtype(report.variables.params))
+
+
+def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+    """1 for every client."""
+    return jnp.ones((), tree.dtype(report.variables.params))
+
+
+def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
+    """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
+
+    Args:
+        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
+    """
+    measure = jax.jit(measure)  # traced once, for its shape and for its work
+    kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
+
+    def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
+        # the sum stays outside, where it is added to in place; a branch that returned it would copy it
+        return tree.add(total, lax.cond((rows >= 0).any(), lambda: kept(rows), lambda: empty)), None
+
+    empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
+    total, _ = lax.scan(add_pass, empty, passes)
+    count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
+    return tree.scale(1 / count, total)
+
+
+def _in_passes(rows: jax.Array, groups: int) -> jax.Array:
+    """[V, B] -> [V / groups, groups, B], filled up with empty groups."""
+    spare = -len(rows) % groups
+    return jnp.pad(rows, ((0, spare), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
+
+
+def _with_second(f: Callable, second: Tree) -> Callable:
+    return lambda first, last: f(first, second, last)

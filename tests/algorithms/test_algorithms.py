@@ -1,0 +1,386 @@
+"""Laws of the algorithms, on quadratics and on their functions alone."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
+from fedvg_jax.engine import federated_round as round
+from fedvg_jax.engine import local_training
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import simulation
+
+every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
+WORLD = worlds.uneven()
+EVEN = worlds.quadratics(np.ones((5, 3)), np.random.default_rng(1).normal(size=(5, 3)), [4] * 5, 3)
+
+
+def schedule_of(world, number, **changes):
+    """Every second row is probed, where an algorithm has a probe."""
+    return world.schedule(number, 2, probe_ratio=0.5, **changes)
+
+
+def after(algorithm, rounds=1, weighting="samples", world=WORLD, optimiser=local_training.sgd, **changes):
+    """States after every round; `changes` are hyper-parameters."""
+    step = worlds.make_round(world, algorithm, weighting, optimiser=optimiser)
+    state, states = worlds.state(world, algorithm, worlds.QUADRATIC, **changes), []
+    for number in range(rounds):
+        state, _ = step(state, schedule_of(world, number), world.data(), worlds.hyper(**changes))
+        states.append(state)
+    return states
+
+
+@functools.cache
+def fedavg(rounds=3, world_name="WORLD"):
+    return [state.variables for state in after(worlds.algorithm("fedavg"), rounds, world=globals()[world_name])]
+
+
+# --- where an algorithm is FedAvg
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("fedprox", {"mu": 0.0}), ("fedavgm", {"server_momentum": 0.0, "server_lr": 1.0})],
+)
+def test_without_its_effect_an_algorithm_is_fedavg(x64, name, changes):
+    found = [state.variables for state in after(worlds.algorithm(name), 3, **changes)]
+    worlds.assert_close(found, fedavg(), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedavgm", "scaffold", "feddyn", "elastic", "fednova"])
+def test_with_its_effect_it_is_not(x64, name):
+    """Else the laws of equality would not see anything."""
+    found = after(worlds.algorithm(name), 3)[-1].variables
+    assert tree_distance(found, fedavg()[-1]) > 1e-3
+
+
+def tree_distance(a, b):
+    return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_scaffold_s_first_round_is_fedavg_s(x64):
+    first, second = (state.variables for state in after(worlds.algorithm("scaffold"), 2, eta_g=1.0))
+    worlds.assert_close(first, fedavg()[0], 1e-12)
+    assert tree_distance(second, fedavg()[1]) > 1e-3
+
+
+def test_fednova_with_equal_steps_is_fedavg(x64):
+    found = [state.variables for state in after(worlds.algorithm("fednova"), 3, world=EVEN)]
+    worlds.assert_close(found, fedavg(3, "EVEN"), 1e-12)
+
+
+def test_elastic_with_equal_sensitivities_and_tau_1_is_fedavg(x64):
+    """Whatever the sensitivity is that all tensors share."""
+    algorithm = worlds.algorithm("elastic")._replace(
+        probe=lambda hyper, probe: jax.tree.map(lambda _: hyper["mu"], probe.variables.params)
+    )
+    found = [state.variables for state in after(algorithm, 3, tau=1.0)]
+    worlds.assert_close(found, fedavg(), 1e-12)
+
+
+# --- Elastic
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64, seed):
+    """Of u = 1, R = 1 - zeta. The most sensitive has zeta = tau, and none more than 1 + tau."""
+    rng = np.random.default_rng(seed)
+    names, ones = list("abcdef"), dict.fromkeys("abcdef", jnp.ones(()))
+    weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
+    probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
+    cohort = Cohort(ones, (), (), weights, probes, 9)
+    rest, _ = worlds.algorithm("elastic").residual(worlds.hyper(tau=0.5), (), ones, cohort)
+    sensitivity = np.array([weights[name] @ probes[name] for name in names])
+    zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
+    assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
+    np.testing.assert_allclose(zeta[-1], 0.5, rtol=1e-12)
+
+
+def probe_of(world, num_batches, params):
+    """The probe of a client with the rows of the pool in order, in batches of 2."""
+    rows = jnp.arange(2 * max(num_batches, 1), dtype=jnp.int32).reshape(-1, 2)
+    pool = jax.tree.map(jnp.asarray, world.pool)
+    count, position = jnp.int32(num_batches), jnp.int32(0)
+    batch = lambda i: tree.gather(pool, rows[i])  # noqa: E731
+    return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_outputs(x64, number):
+    """The outputs a x - b have the gradient 2 a (a x - b) of their square; of a constant the average is that constant,
+    and without a batch it is 0. The pool's first rows, of one client, are equal."""
+    params = worlds.QUADRATIC.init(None).params
+    world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
+    a, b = jax.tree.map(lambda x: x[0], world.pool)
+    found = worlds.algorithm("elastic").probe(worlds.hyper(), probe_of(world, number, params))
+    expected = jax.tree.map(
+        lambda x, a, b: np.mean((2 * a * (a * np.asarray(x) - b)) ** 2) * (number > 0), params, a, b
+    )
+    worlds.assert_close(found, expected, 1e-12)
+
+
+# --- adaptive servers
+
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+
+
+def server_steps(name, variant, updates, **changes):
+    """theta - theta_g after every one of the averaged updates u, of a client that is the whole cohort."""
+    algorithm = worlds.algorithm(name, fedopt=config.FedOpt(variant=variant))
+    hyper, zero = worlds.hyper(**changes), jax.tree.map(jnp.zeros_like, updates[0])
+    server, steps = algorithm.init(hyper, zero)[0], []
+    for u in updates:
+        rest, server = algorithm.residual(hyper, server, zero, Cohort(u, (), (), None, (), 1))
+        steps.append(tree.sub(rest, u))
+    return steps
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_an_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x64, name, variant):
+    """The oracle is that algorithm's box in NumPy. Updates are below, at and above tau, so that Yogi's v rises and
+    falls."""
+    rng = np.random.default_rng(0)
+    updates = [{"a": jnp.asarray(1e-3 * rng.normal(size=4) * 10.0**i)} for i in (-1, 0, 1, 0, -2)]
+    rule = {"paper": oracle.ALGORITHMS, "official": oracle.PUBLISHED}[variant][name]
+    hyper = {key: float(value) for key, value in worlds.hyper().items()}
+    server, expected = rule.init(hyper, {"a": np.zeros(4)})[0], []
+    for u in updates:
+        plain = {"a": np.asarray(u["a"])}
+        rest, server = rule.residual(hyper, server, plain, oracle.Cohort(plain, [], {}, [], []))
+        expected.append({"a": rest["a"] - plain["a"]})
+    worlds.assert_close(server_steps(name, variant, updates), expected, 1e-12)
+
+
+FIRST_STEPS = {
+    # eta = 0.1, beta_1 = 0.9, beta_2 = 0.999, tau = 1e-3; v = 0.999 tau^2 + 0.001 u^2, so sqrt(v) + tau = 1.99951e-3
+    ("fedadam", "paper"): [5.0012],
+    ("fedyogi", "paper"): [5.0, 9.5, 13.55],
+    ("fedadagrad", "paper"): [49.8756],  # 0.1 / (sqrt(tau^2 + u^2) + tau)
+    ("fedadam", "optax"): [90.9091],  # 0.1 / (u + tau): both moments are corrected
+    ("fedadagrad", "optax"): [3.1623],  # 0.1 / sqrt(u^2 + tau)
+    ("fedadagrad", "official"): [9.0909],  # 0.1 x 0.1 / (u + tau)
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), FIRST_STEPS)
+def test_an_adaptive_server_s_first_steps_are_as_long_as_its_rule_says(x64, name, variant):
+    """In units of an update u = 1e-4 that stays the same. In FedYogi v moves by 1e-3 of u^2 = 0.01 tau^2 a round, so a
+    step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
+    u, defaults = {"a": jnp.full(1, -1e-4)}, config.FedOpt()
+    changes = {"server_lr": defaults.lr, "b1": defaults.b1, "b2": defaults.b2, "server_eps": defaults.eps}
+    expected = FIRST_STEPS[name, variant]
+    steps = server_steps(name, variant, [u] * len(expected), **changes)
+    np.testing.assert_allclose([step["a"][0] / 1e-4 for step in steps], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("variant", ["paper", "official", "optax"])
+def test_an_adaptive_server_leaves_what_no_client_moves(x64, name, variant):
+    zero = {"a": jnp.zeros(3)}
+    worlds.assert_close(server_steps(name, variant, [zero] * 3), [zero] * 3, 0)
+
+
+# --- memories
+
+
+def memories(algorithm, rounds=4):
+    """(server, clients [N, ...]) after every round; every client has played, and never all in one round."""
+    played = {int(c) for number in range(rounds) for c in schedule_of(WORLD, number).clients}
+    assert played == set(range(5)) and WORLD.cohort_size < 5
+    return [(state.server, state.clients) for state in after(algorithm, rounds)]
+
+
+def test_scaffold_s_c_stays_the_mean_of_all_c_k(x64):
+    for c, of_clients in memories(worlds.algorithm("scaffold")):
+        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(c)) > 0.01
+        worlds.assert_close(c, jax.tree.map(lambda x: x.mean(0), of_clients), 1e-12)
+
+
+def test_feddyn_adds_the_mean_of_all_duals_which_it_keeps_as_a_running_sum(x64):
+    """R is what the model differs in from the plain mean of the cohort's models; those follow from the duals, which
+    change by theta_k - theta_g."""
+    algorithm, before = worlds.algorithm("feddyn"), worlds.state(WORLD, worlds.algorithm("feddyn"), worlds.QUADRATIC)
+    for number, state in enumerate(after(algorithm, 4, "uniform")):
+        worlds.assert_close(state.server.dual, jax.tree.map(lambda x: x.mean(0), state.clients), 1e-12)
+        cohort = schedule_of(WORLD, number).clients
+        moved = jax.tree.map(lambda new, old, c=cohort: (new - old)[c].mean(0), state.clients, before.clients)
+        expected = jax.tree.map(lambda *parts: sum(parts), before.variables.params, moved, state.server.dual)
+        worlds.assert_close(state.variables.params, expected, 1e-12)
+        before = state
+
+
+def test_the_published_scaffold_forgets_what_clients_remember(x64):
+    algorithm = worlds.algorithm("scaffold", scaffold=config.Scaffold(memory="lost"))
+    state = after(algorithm, 3)[-1]
+    assert not any(leaf.any() for leaf in jax.tree.leaves(state.clients))
+    assert all(leaf.any() for leaf in jax.tree.leaves(state.server))
+
+
+# --- what the published code does
+
+
+def test_the_published_feddyn_drops_the_average_after_the_first_round(x64):
+    """theta <- theta_g + mean lambda, whatever the clients return."""
+    algorithm = worlds.algorithm("feddyn", weighting="fedvg", feddyn=config.FedDyn(average="once"))
+    states = after(algorithm, 3, "fedvg")
+    for before, now in itertools.pairwise(states):
+        worlds.assert_close(now.variables.params, tree.add(before.variables.params, now.server.dual), 1e-12)
+    always = after(worlds.algorithm("feddyn"), 3, "fedvg")
+    worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
+    assert tree_distance(states[1].variables, always[1].variables) > 1e-3
+
+
+def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
+    """g + alpha (lambda_k - theta_g), cut to a norm of 10: of (60, 80), to (6, 8)."""
+    correct = worlds.algorithm("feddyn", feddyn=config.FedDyn(regulariser="linear")).correct
+    anchor = Anchor({"x": jnp.full(2, 2.0)}, None, {"x": jnp.full(2, 5.0)})
+    hyper, theta = worlds.hyper(dyn_alpha=0.5, clip=10.0), {"x": jnp.full(2, 7.0)}
+    for gradient, expected in (([0.5, -0.5], [2.0, 1.0]), ([58.5, 78.5], [6.0, 8.0])):
+        worlds.assert_close(correct(hyper, {"x": jnp.array(gradient)}, theta, anchor), {"x": np.array(expected)}, 1e-12)
+
+
+def test_the_published_sensitivity_averages_the_norm_of_growing_sums(x64):
+    """Of H equal batches with the gradient g of the loss, sum_i (1 - mu) mu^(H - i) ||i g||^2; no bias is corrected."""
+    params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
+    world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
+    probe = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).probe
+    found = probe(worlds.hyper(sensitivity_decay=mu), probe_of(world, num_batches, params)).params
+    factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
+    worlds.assert_close(found, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
+
+
+def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64):
+    """zeta = 1 + 0.5 - (0.25 x 8 + 0.75 x 4) / 8 = 0.875 of u = 1."""
+    residual = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).residual
+    one = {"x": jnp.ones(())}
+    cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
+    rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
+    np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
+
+
+# --- convergence
+
+ROUNDS = 400
+CHANGES = {"lr": 0.1, "eta_g": 1.0, "dyn_alpha": 1.0, "clip": 1e6}
+
+
+def with_momentum(hyper, round):
+    return optax.sgd(hyper["lr"], hyper["momentum"])
+
+
+@functools.cache
+def reached(name, momentum, rounds=ROUNDS, **changes):
+    """Distance to the minimiser of the mean of all losses, sum b / sum a, after many rounds with 3 of 5 clients."""
+    algorithm, changes = worlds.algorithm(name), CHANGES | {"momentum": momentum} | changes
+    step = worlds.round_step(WORLD, algorithm, optimiser=with_momentum if momentum else local_training.sgd)
+    chunk = worlds.jit(round.make_chunk(step))
+    plan = schedules.stack([schedule_of(WORLD, r, capacity=20 * rounds) for r in range(rounds)], rounds)
+    state = worlds.state(WORLD, algorithm, worlds.QUADRATIC, **changes)
+    state, _ = chunk(state, np.int32(rounds), plan, WORLD.data(), worlds.hyper(**changes))
+    first = [rows[0] for rows in WORLD.train]
+    best = jax.tree.map(lambda a, b: b[first].sum(0) / a[first].sum(0), *WORLD.pool)
+    return tree_distance(state.variables.params, best)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_uneven_clients_some_of_them_a_round_reach_the_minimiser_of_all(x64, name, momentum):
+    """1 to 4 steps a round, 3 of 5 clients; FedAvg stays off, so that this is not for nothing."""
+    assert reached(name, momentum) < 1e-9
+    assert reached("fedavg", momentum) > 1e-2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffold_learns_a_constant_gradient_whatever_the_optimiser_and_the_number_of_steps(x64, momentum):
+    """Of the loss -b x the gradient is -b, which c_k is after a client's first round."""
+    b = np.random.default_rng(0).normal(size=(5, 3))
+    world = worlds.quadratics(np.zeros((5, 3)), b, [4, 8, 2, 6, 3], 5)
+    state = after(worlds.algorithm("scaffold"), 1, world=world, optimiser=with_momentum, momentum=momentum)[0]
+    worlds.assert_close(state.clients, {"left": {"x": -b[:, :2]}, "right": {"x": -b[:, 2:]}}, 1e-12)
+
+
+def test_fednova_follows_the_mean_direction_of_constant_gradients_whoever_takes_how_many_steps(x64):
+    """theta_g + (sum s_k D_k) sum s_k b_k, with D_k = lr x steps and s_k = n_k / N."""
+    b, sizes = np.random.default_rng(0).normal(size=(5, 3)), np.array([4, 8, 2, 6, 3])
+    world = worlds.quadratics(np.zeros((5, 3)), b, sizes, 5)
+    start = worlds.state(world, worlds.algorithm("fednova"), worlds.QUADRATIC).variables.params
+    found = after(worlds.algorithm("fednova"), 1, world=world)[0].variables.params
+    s, displacement = sizes / 23, 0.3 * np.array([2, 4, 1, 3, 1])
+    step = (s @ displacement) * (s @ b)
+    worlds.assert_close(found, jax.tree.map(np.add, start, {"left": {"x": step[:2]}, "right": {"x": step[2:]}}), 1e-12)
+
+
+# --- corners
+
+WEIGHTINGS = ["samples", "uniform", "fedvg", "samples+fedvg"]
+
+
+ONES = np.ones((5, 3))
+CORNERS = {
+    "no gradient": WORLD._replace(pool=jax.tree.map(np.zeros_like, WORLD.pool)),
+    "nothing to score": WORLD._replace(scoring=np.full_like(WORLD.scoring, -1)),
+    "a batch or none": worlds.quadratics(ONES, ONES, [0, 1, 2, 3, 2], 3),
+    "one row each": worlds.quadratics(ONES, ONES, [1] * 5, 3),
+}
+
+
+def corner(name):
+    """With a pool as long as `WORLD`'s, so that all are data of one program."""
+    world, size = CORNERS[name], len(jax.tree.leaves(WORLD.pool)[0])
+    return world._replace(pool=jax.tree.map(lambda x: np.resize(x, (size, *x.shape[1:])), world.pool))
+
+
+@every_algorithm
+def test_nothing_is_nan_where_every_gradient_is_zero_or_clients_have_one_batch_or_none(name):
+    """Under any weighting; and no round but the first compiles."""
+    algorithm = worlds.algorithm(name)
+    rules = worlds.any_of([worlds.weighting(rule, algorithm) for rule in WEIGHTINGS])
+    step = worlds.make_round(WORLD, algorithm, rules)
+    for where, rule in itertools.product(CORNERS, range(len(WEIGHTINGS))):
+        world, hyper = corner(where), worlds.hyper() | {"rule": jnp.int32(rule)}
+        state = worlds.state(world, algorithm, worlds.QUADRATIC)
+        for number in range(2):
+            state, told = step(state, schedule_of(world, number), world.data(), hyper)
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, told))), (where, WEIGHTINGS[rule])
+    assert step._cache_size() == 1
+
+
+@every_algorithm
+def test_clients_without_a_step_leave_the_model_where_it_is(x64, name):
+    world, algorithm = corner("one row each"), worlds.algorithm(name)
+    state = worlds.state(world, algorithm, worlds.QUADRATIC)
+    after, _ = worlds.make_round(WORLD, algorithm)(state, schedule_of(world, 0), world.data(), worlds.hyper())
+    worlds.assert_close(after.variables, state.variables, 1e-12)
+
+
+@every_algorithm
+@pytest.mark.parametrize("displacement", [0.0, 0.3])
+def test_the_slopes_of_a_page_s_functions_are_finite_at_zero(name, displacement):
+    """With respect to everything they are given; a memory's counters have none."""
+    algorithm, hyper = worlds.algorithm(name), worlds.hyper()
+    zero = jax.tree.map(jnp.zeros_like, worlds.QUADRATIC.init(None).params)
+    server, client = algorithm.init(hyper, zero)
+    stack = functools.partial(tree.repeat, count=3)
+    weights = jax.tree.map(lambda _: jnp.full(3, 1 / 3), zero)
+
+    def total(hyper, params, grads, displacement):
+        anchor = Anchor(zero, server, client)
+        corrected = algorithm.correct(hyper, grads, params, anchor)
+        memory, *messages = algorithm.report(hyper, params, anchor, displacement)
+        probes = stack(algorithm.probe(hyper, probe_of(WORLD, 2, params)))
+        cohort = Cohort(grads, *messages, weights, probes, 5)
+        rest, _ = algorithm.residual(hyper, server, params, cohort)
+        return sum(leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest)))
+
+    value, slopes = jax.value_and_grad(total, (0, 1, 2, 3))(hyper, zero, zero, jnp.float32(displacement))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes)))

@@ -1,0 +1,166 @@
+"""Every command line that the documentation shows works: it is run at its smallest size, or parsed where that is given
+a reason."""
+
+import argparse
+import ast
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvg_jax import bounds, prepare, sim
+from fedvg_jax.views import dry_run
+
+ROOT = Path(__file__).parents[2]
+STARTED_BY_OTHERS = ("gpu_sections", "gpu_torch", "limits_run", "ours", "peers", "pfl_peer")
+"""Scripts of `benchmarks` that others start; nobody types their command lines."""
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "configs").glob("*.toml"))]
+SOURCES = [
+    *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "prepare", "bounds")),
+    *(path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem not in STARTED_BY_OTHERS),
+]
+COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;]*")
+
+ONE_ROUND = ["--rounds", "1", "--local-epochs", "1"]
+SMALL = [*ONE_ROUND, *["--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100", "--min-samples", "2"]]
+"""Few rows over few clients, and a model that compiles in a second; what the command itself says of the model is
+resolved before."""
+
+
+NAMES = {"benchmarks.configs": "cifar10_lenet5", "benchmarks.limits": "help", "benchmarks.gpu": "peaks"}
+"""What stands for NAME in the usage of a script."""
+
+
+def shown(path: Path) -> set[str]:
+    """The command lines on a page, or in the docstring of a module about itself."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    found = {" ".join(command.rstrip(" .,:|").split()) for command in COMMAND.findall(text)}
+    name = path.parent.name if path.stem.startswith("__") else path.stem
+    return found if path.suffix != ".py" else {c for c in found if name in c.split()[1 + ("-m" in c)]}
+
+
+def arguments(command: str, files: dict[str, str]) -> tuple[str, list[str]]:
+    """The module and its arguments: placeholders replaced by `files`, and the brackets of optional ones left out."""
+    plain = re.sub(r"[\[\]]", " ", re.sub(r"\[\.\.\.[^\]]*\]|\.\.\.", " ", command))
+    words = shlex.split(plain)[1:]
+    module, *rest = words[1:] if words[0] == "-m" else [words[0].removesuffix(".py").replace("/", "."), *words[1:]]
+    return module, [files.get(word, NAMES.get(module, word) if word == "NAME" else word) for word in rest]
+
+
+COMMANDS = sorted(set().union(*map(shown, [*PAGES, *SOURCES])))
+SIMS = [c for c in COMMANDS if "fedvg_jax.sim " in c]
+FULL_SIZE = [c for c in SIMS if "configs/" in c and "cifar10_lenet5" not in c and "digits" not in c]
+"""They read the paper's data sets at full size: resolved, not run. The readers have tests of their own."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Placeholder -> a small file or folder in the real format."""
+    folder = tmp_path_factory.mktemp("files")
+    rng = np.random.default_rng(0)
+    np.savez(folder / "cifar10.npz", x=rng.integers(0, 256, (120, 32, 32, 3), np.uint8), y=np.arange(120) % 10)
+    parts = {"train": 60, "val": 20, "test": 20}
+    images = {f"{part}_images": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in parts.items()}
+    labels = {f"{part}_labels": (np.arange(size) % 11)[:, None].astype(np.uint8) for part, size in parts.items()}
+    np.savez(folder / "organamnist.npz", **images, **labels)
+    return {"DIR": str(folder), "N": "4", **{name: str(folder / name) for name in ("FILE", "FILE.npz", "FILE.json")}}
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch, files):
+    """Runs a command's main with few rounds in a folder of its own."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDVG_CACHE_DIR", str(Path(files["DIR"]) / "cache"))
+    monkeypatch.setattr(dry_run, "SECONDS", 0.001)
+    monkeypatch.setattr(dry_run, "REPEATS", 1)
+
+    def run(main, command, *more, **placeholders):
+        return main([*arguments(command, files | placeholders)[1], *more])
+
+    return run
+
+
+def test_the_documentation_shows_commands_of_every_kind():
+    modules = {arguments(command, {})[0] for command in COMMANDS}
+    assert {"fedvg_jax.sim", "fedvg_jax.prepare", "fedvg_jax.bounds", "benchmarks", "benchmarks.parity"} <= modules
+    assert len(SIMS) > len(FULL_SIZE) >= 8
+
+
+@pytest.mark.parametrize("command", [c for c in SIMS if c not in FULL_SIZE and "--resume" not in c])
+def test_a_run_shown_works(command, small, tmp_path):
+    assert small(sim.main, command, *SMALL) == 0
+    assert "--dry-run" in command or list(tmp_path.glob("runs/*/summary.json"))
+
+
+def test_the_resumes_shown_work(small, tmp_path):
+    first, again = sorted((c for c in SIMS if "--resume" in c), key=lambda c: "auto" not in c)
+    assert small(sim.main, first, *SMALL) == 0
+    run = next(tmp_path.glob("runs/*"))
+    assert small(sim.main, again, "--rounds", "2", RUN=str(run)) == 0
+    assert len((run / "history.jsonl").read_text().splitlines()) == 2 and len(list(tmp_path.glob("runs/*"))) == 1
+
+
+@pytest.mark.parametrize("command", FULL_SIZE)
+def test_a_run_shown_at_full_size_is_resolved(command, small):
+    assert small(sim.parse, command).rounds == 200
+
+
+def test_the_bounds_of_no_arguments_are_measured(small, tmp_path):
+    """With the default clients, the smallest of whom do not fill a minibatch."""
+    assert "python -m fedvg_jax.bounds" in COMMANDS
+    assert small(bounds.main, "python -m fedvg_jax.bounds", *ONE_ROUND, "--out", str(tmp_path / "out")) == 0
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "fedvg_jax.prepare " in c])
+def test_a_preparation_shown_works(command, small, capsys):
+    """Those of tfds:NAME are parsed: tensorflow-datasets would prepare or fetch a set."""
+    if "tfds:" in command:
+        config, downloads = small(prepare.parse, command)
+        assert config.dataset == "tfds:NAME" and downloads == ("--download" in command)
+    elif "prepare NAME" not in command:
+        assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
+        assert "to validate" in capsys.readouterr().out
+
+
+class Parsed(Exception):
+    """The arguments of a script are understood."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "benchmarks" in c])
+def test_a_measurement_shown_is_understood(command, files, monkeypatch):
+    """Parsed only: they take minutes, or torch; `test_benchmarks.py` runs their parts in small."""
+    module, words = arguments(command, files)
+    package = (ROOT / module.replace(".", "/")).is_dir()
+    script = importlib.import_module(f"{module}.__main__" if package else module)
+    understood = argparse.ArgumentParser.parse_args
+
+    def parse(parser, args=None, namespace=None):
+        raise Parsed(understood(parser, args, namespace))
+
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    if module != "benchmarks.machine":  # has no arguments
+        with pytest.raises(Parsed):
+            script.main()
+
+
+def test_the_extras_shown_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shown = re.findall(r"\.\[(\w+)\]'", (ROOT / "README.md").read_text())
+    assert shown and set(shown) <= set(extras)
+
+
+def test_the_python_one_liners_shown_compile():
+    found = re.findall(r'python -c "([^"]+)"', (ROOT / "README.md").read_text())
+    assert found
+    for code in found:
+        compile(code, "README.md", "exec")

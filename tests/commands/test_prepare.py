@@ -1,0 +1,199 @@
+"""`python -m fedvg_jax.prepare`: what it tells, draws and refuses."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedvg_jax import data, prepare
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.readers import tfds
+from fedvg_jax.views import pictures
+
+RNG = np.random.default_rng(3)
+
+
+def made(num_classes=4, shape=(6, 6, 3), per_class=30, name="made"):
+    y = np.repeat(np.arange(num_classes), per_class).astype(np.int32)
+    x = RNG.integers(0, 256, (len(y), *shape), np.uint8)
+    return Arrays(name, x, y, tuple(f"class {c}" for c in range(num_classes)), len(y) // 2)
+
+
+@pytest.fixture
+def file(tmp_path):
+    arrays = made()
+    np.savez(
+        tmp_path / "made.npz", x_train=arrays.x[:90], y_train=arrays.y[:90], x_test=arrays.x[90:], y_test=arrays.y[90:]
+    )
+    return tmp_path / "made.npz"
+
+
+def call(file, *flags):
+    flags = [*flags, "--cache-dir", str(file.parent / "cache")]
+    alpha = [] if "iid" in flags else ["--alpha", "1"]
+    return prepare.main(["npz", "--data-dir", str(file), "--clients", "3", *alpha, *flags])
+
+
+def test_it_counts_and_draws(file, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    assert call(file, "--out", str(tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    for part in ("made: 120 images 6 x 6 x 3, 4 classes", "3 clients, partition dirichlet, alpha 1", "to validate"):
+        assert part in said
+    rows = [line.replace("│", " ").split() for line in said.splitlines() if line.startswith("│")]
+    assert rows[:5] == [
+        *([str(c), "30", "0", "30", "25.0%"] for c in range(3)),
+        ["3", "0", "30", "30", "25.0%"],
+        ["all", "90", "30", "120"],
+    ]
+    for name in ("images.png", "clients.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_setting_of_a_run_may_follow(file, tmp_path, capsys):
+    assert call(file, "--partition", "official", "--val-ratio", "0.2", "--out", str(tmp_path / "out")) == 0
+    sizes = [int(word) for word in capsys.readouterr().out.split("to train, ")[1].split() if word.isdecimal()]
+    y = data.load("npz", file).y
+    again = partition.make(y, kind="official", num_clients=3, alpha=1, val_ratio=0.2)
+    assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
+def test_alpha_is_told_where_the_partition_has_one(file, tmp_path, capsys, kind, said):
+    assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
+    assert f"3 clients, partition {said}" in capsys.readouterr().out
+
+
+def test_many_classes_are_summed_up():
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=100)
+    console.print(prepare.classes(made(num_classes=200, per_class=2)))
+    said = console.file.getvalue()
+    assert "... 170 more" in said and said.count("class ") == 31 and "400" in said
+
+
+@pytest.mark.parametrize("num", [9_523, 100])
+def test_a_set_of_another_size_than_the_paper_s_is_told(num):
+    arrays = made(name="covid19")._replace(x=np.zeros((num, 1, 1, 1)), y=np.zeros(num))
+    assert prepare.headline(arrays)[1] == {9_523: "as many as the paper", 100: "the paper counts 9,523"}[num]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "name of a data set first"),
+        (["--alpha", "1"], "name of a data set first"),
+        (["nosuch"], "unknown dataset 'nosuch'"),
+        (["cifra10"], "did you mean 'cifar10'"),
+        (["cifar10"], "needs --data-dir DIR"),
+        (["cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
+        (["digits", "--alhpa", "1"], "did you mean --alpha"),
+        (["digits", "--image-size", "8by8"], "image_size must be"),
+        (["digits", "--image-size", "8"], "--image-size is not used by --dataset digits"),
+        (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
+        (["digits", "--clients", "2000"], "fewer clients"),
+        (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
+        (["tfds:mnist", "--download"], "--data-dir"),
+        (["tfds:mnist", "--data-dir", "/no/such"], "--data-dir"),
+        (["digits", "--out", "/proc/no/such"], "--out"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, said):
+    if "/proc/no/such" in args:
+        pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    assert prepare.main([*args, "--cache-dir", str(tmp_path)] if args else args) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.count("\n") == 1
+
+
+def test_a_set_is_fetched_only_when_asked(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tfds, "download", lambda *args: asked.append(args))
+    where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    assert prepare.main(where) == 2 and not asked
+    assert prepare.main([*where, "--download"]) == 2 and asked == [("mnist", tmp_path)]  # and then it is not there
+
+
+def test_help_and_mistakes_come_before_any_heavy_import():
+    code = "import sys; from fedvg_jax import prepare; prepare.main(['--help']); prepare.main(['nosuch']);"
+    code += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "--download" in done.stdout and "tinyimagenet" in done.stdout
+
+
+# --- pictures
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "shape"),
+    [(2, (5, 7, 1)), (3, (6, 6, 4)), (40, (200, 180, 3))],
+    ids=["grey", "four channels", "large"],
+)
+def test_any_set_can_be_drawn(tmp_path, num_classes, shape):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    arrays = made(num_classes, shape, per_class=5 if num_classes == 40 else 30)
+    rows = partition.make(arrays.y, num_clients=3, alpha=1, min_samples=1)
+    written = pictures.write(tmp_path / "deep" / "out", arrays, rows, "a title")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_a_bubble_s_area_is_the_number_of_images():
+    """A client with four times the images of a class has a bubble of four times the area; none where it has none."""
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    arrays = made(num_classes=2, per_class=500)
+    mine = [np.arange(0, 400), np.concatenate([np.arange(400, 500), np.arange(500, 1000)])]
+    figure = pictures.clients(arrays, partition.Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2), "t")
+    bubbles = figure.axes[0].collections[0]
+    areas = dict(zip(map(tuple, bubbles.get_offsets().astype(int)), bubbles.get_sizes(), strict=True))
+    assert set(areas) == {(0, 0), (1, 0), (1, 1)}
+    assert areas[0, 0] == pytest.approx(4 * areas[1, 0]) and areas[1, 1] == pytest.approx(5 * areas[1, 0])
+
+
+def test_a_contact_sheet_shows_images_of_their_own_class():
+    arrays = made(num_classes=3, shape=(2, 2, 1), per_class=5)
+    arrays = arrays._replace(x=np.broadcast_to((arrays.y * 50).astype(np.uint8)[:, None, None, None], arrays.x.shape))
+    tiles = [pictures._spread(arrays, c, 4) for c in range(3)]
+    sheet = pictures._mosaic(tiles, 4, (2, 2, 1))
+    assert sheet.shape == (3 * 3 - 1, 4 * 3 - 1, 3)
+    for c in range(3):
+        assert (sheet[3 * c : 3 * c + 2, 0:2] == 50 * c).all() and (sheet[3 * c : 3 * c + 2, 2] == 255).all()
+
+
+def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
+    """Four thousand images at one a millisecond, told every second: after 1,000 three seconds are left."""
+    import io
+
+    from rich.console import Console
+
+    from fedvg_jax.views import display
+
+    clock = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=100)
+    with display.reads(console, every=1.0) as reading:
+        for done in range(0, 4001, 500):
+            clock[0] = 5 + done / 1000
+            reading(done, 4000)
+    said = console.file.getvalue().splitlines()
+    assert said[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(said) == 4
+
+
+@pytest.mark.parametrize("name", ["$x^{$", "a$b", "\\$", "猫", "line\nbreak", "\x00"])
+def test_pictures_show_any_class_name_without_a_warning(tmp_path, capfd, name):
+    """Neither mathematics, nor remarks on glyphs that a font lacks."""
+    import warnings
+
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    arrays = made()._replace(class_names=(name, "b", "c", "d"), name=name)
+    parts = partition.make(arrays.y, num_clients=3, alpha=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures.write(tmp_path, arrays, parts, name)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,275 @@
+"""The command line, as a user meets it: one process per story."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedvg_jax import sim
+from fedvg_jax.config import Config
+from fedvg_jax.runs import history, seals, verification
+
+SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def shell(cache, tmp_path_factory):
+    """Runs `python -m fedvg_jax.sim ARGS` in a folder of its own."""
+    folder = tmp_path_factory.mktemp("shell")
+    environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+    def run(*args, **changed):
+        command = [sys.executable, "-m", "fedvg_jax.sim", *map(str, args)]
+        return subprocess.run(command, cwd=folder, env=environment | changed, capture_output=True, text=True)
+
+    run.folder, run.environment = folder, environment
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(shell):
+    """The same short run, twice."""
+    outs = [shell.folder / "first", shell.folder / "second"]
+    done = [shell(*SHORT, "--out", out) for out in outs]
+    assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stderr
+    return outs, done
+
+
+def test_a_run_tells_what_it_runs_and_how_it_ended(runs):
+    said = runs[1][0].stdout
+    for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
+        assert part in said
+    assert "digits demonstration" in said and "--config configs/cifar10_lenet5.toml" in said
+    assert runs[1][0].stderr == ""
+
+
+def test_the_run_folder_holds_what_scripts_read(runs):
+    folder = runs[0][0]
+    always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
+    assert always <= {path.name for path in folder.iterdir()}
+    records = history.read(folder)
+    always = {"round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"}
+    judged = {f"{p}_{m}" for p in ("val", "test") for m in ("loss", "accuracy", "balanced_accuracy", "macro_f1")}
+    assert [r["round"] for r in records] == [1, 2, 3]
+    assert all(always <= set(r) for r in records)
+    assert [judged <= set(r) for r in records] == [False, True, True]
+    assert all(len(r[name]) == 10 for r in records for name in ("clients", "weights", "scores", "num_samples"))
+    assert all(sum(r["weights"]) == pytest.approx(1, abs=1e-6) for r in records)
+    summary = json.loads((folder / "summary.json").read_text())
+    names = "test_accuracy_final test_accuracy_at_best_val test_accuracy_max majority_accuracy compile_seconds"
+    names += " run_seconds rounds_per_second backend device versions"
+    assert set(names.split()) <= set(summary)
+    assert summary["test_accuracy_final"] == records[-1]["test_accuracy"]
+    assert json.loads((folder / "config.json").read_text())["rounds"] == 3
+    partition = json.loads((folder / "partition.json").read_text())
+    assert sum(partition["samples"]) == 1185 and len(partition["counts"]) == 20 and partition["size_min"] > 0
+    layers = json.loads((folder / "layers.json").read_text())
+    shares = records[0]["layer_shares"]
+    assert {len(row) for row in shares} == {len(layers)} and "classifier/kernel" in layers
+    assert all(sum(row) == pytest.approx(1, abs=1e-6) for row in shares)
+
+
+def test_two_runs_differ_in_nothing_but_times(runs):
+    first, second = ([{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)] for out in runs[0])
+    assert first == second
+
+
+def test_pictures_are_drawn_where_matplotlib_is_installed(runs):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    for name in ("accuracy.png", "weights.png"):
+        assert (runs[0][0] / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_taken_run_folder_is_refused_and_left_as_it_was(runs, shell):
+    before = (runs[0][0] / "history.jsonl").read_bytes()
+    again = shell(*SHORT, "--out", runs[0][0])
+    assert again.returncode == 2 and "taken" in again.stderr
+    assert (runs[0][0] / "history.jsonl").read_bytes() == before
+
+
+def test_a_terminal_shows_round_accuracy_and_time_left(shell):
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT]
+    env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, cwd=shell.folder, env=env, stdout=child, stderr=child) as process:
+        os.close(child)
+        said = b""
+        while True:
+            try:
+                said += os.read(parent, 4096)
+            except OSError:  # the terminal closes with the process
+                break
+    assert process.returncode == 0
+    for part in (b"round 3/3", b"test accuracy", b"left"):
+        assert part in said
+
+
+def test_ctrl_c_leaves_a_readable_folder(shell):
+    out = shell.folder / "interrupted"
+    # a shell may start its background jobs, and so this test, deaf to Ctrl-C
+    hearing = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    hearing += "runpy.run_module('fedvg_jax.sim', run_name='__main__')"
+    command = [sys.executable, "-c", hearing, "--rounds", "100000", "--out", str(out)]
+    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 130 and "interrupted" in said and f"--resume {out}" in said
+    records = history.read(out)
+    assert [r["round"] for r in records] == list(range(1, len(records) + 1))
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["interrupted"] and summary["rounds"] == len(records)
+    assert seals.newest(out) == len(records)
+
+
+def test_a_closed_output_ends_output_and_not_the_run(shell):
+    """As in `sim ... | head -1`."""
+    out = shell.folder / "unread"
+    command = [
+        sys.executable,
+        "-m",
+        "fedvg_jax.sim",
+        "--rounds",
+        "6",
+        "--eval-every",
+        "1",
+        *SHORT[4:],
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=240) == 0
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest(out) == 6
+
+
+def test_signals_of_a_scheduler_and_a_lost_terminal(shell):
+    """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint."""
+    out = shell.folder / "hung-up"
+    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
+    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+
+        def wait_for(condition):
+            deadline = time.monotonic() + 240
+            while not condition() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert condition() and process.poll() is None
+
+        wait_for((out / "history.jsonl").exists)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: seals.newest(out))
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        process.communicate(timeout=120)
+    assert process.returncode == 129
+    assert seals.newest(out) == len(history.read(out)) and not verification.check(out).misfits
+
+
+def test_help_names_every_setting_and_imports_no_jax(shell):
+    probe = "import sys; from fedvg_jax import sim\ntry: sim.main(['--help'])\n"
+    probe += "except SystemExit: assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=shell.environment)
+    assert done.returncode == 0, done.stderr
+    flags = "--alpha --clients --join-ratio --rounds --local-epochs --batch-size --lr --seed --partition-seed --dataset"
+    flags += " --data-dir --model --algorithm --weighting --lanes --conv --config --out --eval-every --fedvg.norm"
+    flags += " --resume --checkpoint-every --keep --deterministic"
+    assert all(flag in done.stdout for flag in flags.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--alpha", "0"], "alpha must be > 0"),
+        (["--alpha", "x"], "--alpha"),
+        (["--join-ratio", "1.5"], "join_ratio must be in (0, 1]"),
+        (["--weighting", "fedgv"], "did you mean 'fedvg'"),
+        (["--fedgv.eps", "1"], "did you mean --fedvg.eps"),
+        (["--rounds"], "--rounds"),
+        (["stray"], "unknown argument stray"),
+        (["--config", "/no/such.toml"], "/no/such.toml"),
+        (["--config"], "--config"),
+        (["--resume", "/no/such"], "/no/such is no run folder"),
+        (["--keep", "-1"], "keep must be >= 0"),
+        (["--export", "/no/such/m.safetensors"], "export /no/such/m.safetensors: no such folder"),
+        (["--rounds", "9" * 400], "rounds must be below 2**32"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(capsys, args, said):
+    assert sim.main(args) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--dataset", "cifar10"], "--data-dir"),
+        (["--dataset", "cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
+        (["--clients", "2000"], "fewer clients"),
+        (["--val-ratio", "0.001"], "validation"),
+        (["--model", "lenet5"], "--model tinycnn"),
+        (["--out", "/proc/no/such"], "--out"),
+        (["--out", "n" * 300], "name too long"),
+    ],
+)
+def test_what_only_the_data_can_tell_is_one_line_too(capfd, cache, args, said):
+    assert sim.main([*args, "--cache-dir", str(cache)]) == 2
+    errors = capfd.readouterr().err.splitlines()
+    assert len(errors) == 1 and said in errors[0]
+
+
+def test_an_unavailable_back_end_is_one_line(shell):
+    done = shell(*SHORT, JAX_PLATFORMS="nosuch")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
+
+
+def test_the_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('dataset = "cifar10"\nlr = 0.5\nrounds = 7\n[fedvg]\nnorm = "l2"\n')
+    made = sim.parse(["--config", str(file), "--rounds", "9"])
+    assert (made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm) == ("cifar10", 100, 0.5, 9, "l2")
+    assert sim.parse(["--dataset", "cifar10"]).clients == 100
+    assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
+
+
+def test_a_file_of_arrays_trains(shell, tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    x = (rng.integers(0, 60, (240, 16, 16, 1)) + 60 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    args = ["--dataset", "npz", "--data-dir", tmp_path, "--clients", "4", "--rounds", "2", "--eval-every", "2"]
+    more = ["--export", tmp_path / "model.safetensors", "--profile", tmp_path / "trace"]
+    done = shell(*args, "--model", "mlp", "--alpha", "1", "--out", tmp_path / "out", *more)
+    assert done.returncode == 0, done.stderr
+    size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
+    assert tensors["classifier.weight"]["shape"][0] == 3
+    assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
+    assert "mine: 240 images 16 x 16 x 1, 3 classes" in done.stdout
+
+
+def test_the_default_folder_is_named_by_time_and_method_and_never_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = history.default_folder(Config())
+    assert first.parent == Path("runs") and first.name.endswith("-fedavg-fedvg")
+    first.mkdir(parents=True)
+    assert history.default_folder(Config()) != first

@@ -1,0 +1,228 @@
+"""Settings: names, types, ranges, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import string
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvg_jax import config
+from fedvg_jax.config import Config, presets
+from fedvg_jax.core.types import UsageError
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+
+
+def test_the_defaults_are_in_range():
+    config.check(Config())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_is_read_and_in_range(path):
+    config.check(config.apply(Config(), config.read_toml(path), str(path)))
+
+
+@pytest.mark.parametrize("name", presets.DATASETS)
+def test_every_preset_is_in_range_and_every_data_set_has_one(name):
+    assert set(presets.DATASETS) == set(config.DATASETS)
+    config.check(config.apply(Config(dataset=name), presets.DATASETS[name], name))
+
+
+def test_the_digits_config_is_what_no_argument_runs():
+    assert config.apply(Config(), config.read_toml(ROOT / "configs/digits.toml"), "digits") == Config()
+
+
+def test_flatten_and_apply_are_inverse():
+    changed = config.apply(Config(), {"alpha": 3.0, "fedvg.norm": "l2", "lanes": 4, "out": "here"}, "test")
+    assert (changed.alpha, changed.fedvg.norm, changed.lanes, changed.out) == (3.0, "l2", "4", Path("here"))
+    assert config.apply(Config(), config.flatten(changed), "test") == changed
+
+
+def test_the_resolved_config_survives_json():
+    nested = json.loads(json.dumps(config.to_json(Config(out=Path("a/b")))))
+    assert nested["out"] == "a/b" and nested["fedvg"] == dataclasses.asdict(config.FedVG())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("alpha", v) for v in (0.0, -1.0, float("nan"), float("inf"))),
+        *(("join_ratio", v) for v in (0.0, 1.01, float("nan"))),
+        *((name, 0) for name in ("clients", "rounds", "local_epochs", "eval_every", "min_samples")),
+        ("batch_size", 1),
+        *((name, v) for name in ("seed", "partition_seed") for v in (-1, 2**32)),
+        *((name, v) for name in ("lr", "fedvg.eps") for v in (0.0, float("nan"))),
+        *((name, v) for name in ("test_ratio", "val_ratio") for v in (0.0, 1.0, 0.95)),
+        *(("lanes", v) for v in ("0", "some", "-1", "")),
+        *((name, "nosuch") for name in ("dataset", "model", "algorithm", "weighting", "partition", "conv")),
+        *((name, "nosuch") for name in ("min_samples_rule", "fedvg.norm", "fedvg.granularity", "fedvg.mode")),
+        *(("weighting", v) for v in ("samples+nosuch", "samples+", "uniform+samples+fedvg")),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_naming_the_setting(setting, value):
+    with pytest.raises(UsageError) as error:
+        config.check(config.apply(Config(), {setting: value}, "test"))
+    assert setting in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("alhpa = 1.0", "did you mean 'alpha'"),
+        ("[fedgv]\nnorm = 'l1'", "did you mean 'fedvg.norm'"),
+        ("alpha = 'x'", "alpha must be a float"),
+        ("rounds = 2.5", "rounds must be a int"),
+        ("rounds = true", "rounds must be a int"),
+        ("fedvg = 3", "unknown setting 'fedvg'"),
+        ("alpha = = 1", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_and_what_to_write(tmp_path, text, said):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        config.apply(Config(), config.read_toml(path), str(path))
+    assert said in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "not text"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content):
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"mine\.toml"):
+        config.read_toml(path)
+
+
+_KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=8) | st.sampled_from(list(config.flatten(Config())))
+_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@given(st.dictionaries(_KEYS, _VALUES, max_size=3))
+def test_any_settings_give_a_config_in_range_or_a_usage_error(settings):
+    try:
+        made = config.check(config.apply(Config(), settings, "test"))
+    except UsageError as error:
+        assert "\n" not in str(error).replace(repr(settings), "")
+    else:
+        assert config.apply(Config(), config.flatten(made), "test") == made
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_toml_or_a_usage_error(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "fuzz.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError:
+        with pytest.raises(UsageError):
+            config.read_toml(path)
+    else:
+        config.read_toml(path)
+
+
+@pytest.mark.parametrize(("clients", "ratio", "expected"), [(100, 0.1, 10), (20, 0.25, 5), (3, 0.1, 1), (7, 1.0, 7)])
+def test_the_cohort_is_the_floor_and_at_least_one(clients, ratio, expected):
+    assert config.cohort_size(Config(clients=clients, join_ratio=ratio)) == expected
+
+
+def test_every_setting_has_help_text():
+    source = "\n".join(path.read_text() for path in sorted((ROOT / "fedvg_jax/config").glob("*.py")))
+    for name in config.flatten(Config()):
+        declared = source.index(f"\n    {name.split('.')[-1]}: ")
+        assert source[source.index("\n", declared + 1) :].lstrip().startswith('"""'), name
+
+
+# --- names that are close, values of any content
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("learning_rate", "lr"), ("epochs", "local_epochs"), ("num_clients", "clients"), ("batch", "batch_size"),
+        ("num_rounds", "rounds"), ("optimizer", "optimiser"), ("normalize", "normalise"),
+        ("fraction", "join_ratio"),
+        ("mu", "fedprox.mu"), ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"),
+        ("wd", "weight_decay"),
+        ("eval_interval", "eval_every"), ("aggregation", "weighting"), ("strategy", "algorithm"), ("rouns", "rounds"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_suggests_the_closest(tmp_path, wrong, right):
+    with pytest.raises(UsageError) as error:
+        config.apply(Config(), {wrong: 1}, "mine.toml")
+    assert str(error.value) == f"mine.toml: unknown setting '{wrong}'; did you mean '{right}'?"
+
+
+def test_an_unknown_name_like_no_other_says_where_all_are_listed():
+    with pytest.raises(UsageError, match=r"unknown setting 'xyzzy'; python -m fedvg_jax\.sim --help lists all"):
+        config.apply(Config(), {"xyzzy": 1}, "mine.toml")
+
+
+def test_every_other_word_is_of_a_setting_and_none_is_a_setting():
+    names = config.flatten(Config())
+    words = [word for others in config.settings.OTHER_WORDS.values() for word in others]
+    assert set(config.settings.OTHER_WORDS) <= set(names) and not set(words) & set(names)
+    assert len(words) == len(set(words))
+
+
+@given(st.text(), st.sampled_from(["out", "dataset", "fedvg.include", "model", "lanes", "nosuch"]))
+def test_an_error_is_one_printable_line_whatever_a_value_holds(text, name):
+    try:
+        config.check(config.apply(Config(), {name: text}, "test"))
+    except UsageError as error:
+        assert str(error).isprintable() and str(error)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("devices", "9" * 5000), ("devices", "²"), ("lanes", "٣"), ("tuning.steps", 2**32 - 1),
+        ("fedvg.fit_steps", 2**32 - 1), ("out", "a\udcffb"), ("config", "a\udcffb.toml"),
+    ],
+)  # fmt: skip
+def test_a_value_that_nothing_can_use_is_refused_in_a_short_line(setting, value):
+    with pytest.raises(UsageError, match=setting) as error:
+        config.check(config.apply(Config(), {setting: value}, "test"))
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("name", config.ranges.SINGLE_PRECISION)
+def test_a_number_that_float32_cannot_hold_is_refused(name):
+    """1e-39 would be computed with as 0, 1e39 as infinity."""
+    for value in (1e-39, 1e39):
+        with pytest.raises(UsageError, match=name):
+            config.check(config.apply(Config(weighting="generalised"), {name: value}, "test"))
+
+
+def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
+    """Settings changed one at a time to a number of their own: those that move a traced scalar are in the list."""
+    from fedvg_jax.runs import simulation
+
+    for name, value in config.flatten(Config()).items():
+        if type(value) is float:
+            for algorithm in ("fedavgm", "fedadam"):
+                before = Config(algorithm=algorithm)
+                after = config.apply(before, {name: 0.34375}, "test")
+                old, new = (simulation.pieces.make_hyper(made) for made in (before, after))
+                assert all(old[h] == new[h] for h in old) or name in config.ranges.SINGLE_PRECISION, name
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000),
+        *(("fedvg.include", text) for text in ("(" * 3000, "a{99999999999}", "(" * 3000 + ")" * 3000)),
+        *(("fedvg.multipliers", f"{text}=1") for text in ("(" * 3000 + ")" * 3000, "a{99999999999}")),
+    ],
+)
+def test_a_text_that_exhausts_python_is_one_short_line(setting, value):
+    with pytest.raises(UsageError, match=setting) as error:
+        config.check(config.apply(Config(weighting="generalised"), {setting: value}, "test"))
+    assert len(str(error.value)) < 400

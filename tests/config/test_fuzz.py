@@ -1,0 +1,148 @@
+"""Whatever a file, a flag or an argument holds: it works, or it is a UsageError of one line."""
+
+import contextlib
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedvg_jax import config, data, sim
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.readers import cifar, npz
+from fedvg_jax.runs import history, resume
+
+NAMES = sorted(config.flatten(Config()))
+EXTREME = st.sampled_from(
+    [0, -1, 1, 2**31, 2**63, 10**400, 0.0, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf, ""]
+)
+VALUES = (
+    EXTREME | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+)
+
+
+@contextlib.contextmanager
+def or_one_line():
+    """A UsageError is an answer, too."""
+    try:
+        yield
+    except UsageError as error:
+        assert "\n" not in str(error).strip() and str(error)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@example(b"alpha = " + b"9" * 5000)  # beyond what Python turns into a number
+@example(b"alpha = " + b"9" * 400)
+@example(b"a = " + b"[" * 5000)
+def test_any_bytes_as_a_config_file(folder, content):
+    path = folder / "config.toml"
+    path.write_bytes(content)
+    with or_one_line():
+        config.check(config.apply(Config(), config.read_toml(path), "file"))
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=2))
+@example({"lr": 10**400})
+@example({"rounds": 10**400})
+@example({"lanes": "9" * 5000})
+@example({"out": "a\0b"})
+@example({"local_epochs": "9" * 5000})
+def test_any_value_of_any_setting(settings):
+    with or_one_line():
+        made = config.check(config.apply(Config(), settings, "test"))
+        assert resume.from_json(json.loads(json.dumps(config.to_json(made))), "json") == made or "nan" in str(made)
+
+
+FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--method", "--fidelity", "--", "-x"])
+
+
+@settings(max_examples=25)
+@given(st.lists(FLAGS | VALUES.map(str), max_size=4))
+def test_any_command_line(argv):
+    with or_one_line(), contextlib.redirect_stdout(io.StringIO()):
+        assert isinstance(sim.parse([word for word in argv if word not in ("-h", "--help")]), Config)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+@given(JSON)
+def test_any_json_as_the_settings_of_a_run(value):
+    with or_one_line():
+        config.check(resume.from_json(value, "config.json"))
+
+
+@given(st.binary(max_size=60))
+@example(b'{"round": 1}\n{"round": 2}\n{"rou')
+def test_any_bytes_as_a_history(folder, content):
+    (folder / "history.jsonl").write_bytes(content)
+    with or_one_line():
+        assert [r["round"] for r in history.read(folder)] == list(range(1, content.count(b"\n") + 1))
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=60),
+    st.sampled_from(["dirichlet", "official"]),
+    st.integers(-1, 9),
+    st.floats(1e-3, 1e6) | st.sampled_from([0.0, -1.0, 1e-300, 1e-8, 1e300, math.inf, math.nan]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+@example([0, 1] * 20, "dirichlet", 4, 1e-300, 0.25, 0.1)
+@example([0, 1] * 20, "official", 4, 1e-300, 0.25, 0.1)
+@example([0, 1] * 20, "official", 4, 1e300, 0.25, 0.1)
+@example([0, 1] * 20, "dirichlet", 4, 1e30, 0.25, 0.1)
+@example([0, 1] * 20, "official", 4, 1e30, 0.25, 0.1)
+def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
+    ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
+    with or_one_line():
+        made = partition.make(
+            np.array(labels, np.int32), kind=kind, num_clients=num_clients, alpha=alpha, min_samples=1,
+            rule="top_up", **ratios,
+        )  # fmt: skip
+        rows = np.concatenate([mine for part in made for mine in part])
+        assert np.array_equal(np.sort(rows), np.arange(len(labels)))
+        assert all(len(part) == num_clients for part in made)
+
+
+RECORD = 1 + cifar.PIXELS
+
+
+@given(st.lists(st.binary(max_size=8) | st.integers(0, 2).map(lambda n: bytes([n]) * RECORD), max_size=3))
+def test_any_bytes_as_a_cifar_file(folder, parts):
+    for name in cifar.FILES:
+        (folder / name).write_bytes(bytes(RECORD))
+    (folder / cifar.FILES[1]).write_bytes(b"".join(parts))
+    with or_one_line():
+        got = data.load("cifar10", folder)
+        assert got.x.shape == (len(got.y), 32, 32, 3) and set(got.y) <= set(range(10))
+
+
+ARRAYS = st.tuples(
+    st.sampled_from([np.uint8, np.int64, np.float32, bool, "U3", np.complex64, np.uint64]),
+    st.lists(st.integers(0, 3), max_size=5),
+    st.integers(0, 2**64 - 1),
+).map(lambda a: np.full(a[1], a[2] % 7 if a[2] % 2 else a[2]).astype(a[0]))
+
+
+@given(st.dictionaries(st.sampled_from([*npz.KEYS[0][0], *npz.KEYS[1][0], *npz.KEYS[2][0], "class_names"]), ARRAYS))
+def test_any_arrays_as_an_npz_file(folder, arrays):
+    np.savez(folder / "set.npz", **arrays)
+    with or_one_line():
+        got = data.load("npz", folder / "set.npz")
+        assert got.x.dtype == np.uint8 and got.x.ndim == 4 and len(got.x) == len(got.y) > 0
+        assert got.y.min() >= 0 and got.y.max() < len(got.class_names)

@@ -1,0 +1,155 @@
+"""Which settings a run uses: flags that it does not use are refused, those of a file are listed."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import pytest
+
+from fedvg_jax import config, sim
+from fedvg_jax.config import Config, checks, presets, uses
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import SOURCES
+from fedvg_jax.runs import simulation
+
+NAMES = list(config.flatten(Config()))
+CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
+VALUES = {
+    **{name: list(allowed) for name, allowed in checks._NAMES.items()},
+    "dataset": [*config.DATASETS, "tfds:mnist"],
+    "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
+    "momentum": [0.0, 0.9],
+    "keep": [0, 2],
+    "tuning.steps": [0, 1],
+    "validation.rho": [0.0, 0.5],
+}
+
+
+def some(made: Config, condition: uses.Condition, holds: bool) -> Config:
+    """`made` with a value of the deciding setting for which the condition holds, or does not."""
+    tried = (config.apply(made, {condition.setting: value}, "test") for value in VALUES[condition.setting])
+    return next(other for other in tried if condition.holds(other) is holds)
+
+
+def test_every_setting_is_unconditional_or_says_what_uses_it():
+    assert uses.UNCONDITIONAL | set(CONDITIONAL) == set(NAMES) and not uses.UNCONDITIONAL & set(CONDITIONAL)
+    known = {*NAMES, *(name.partition(".")[0] for name in NAMES)}
+    assert set(uses.CONDITIONS) <= known and {c.setting for n in CONDITIONAL for c in uses.conditions(n)} <= set(VALUES)
+
+
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others(name):
+    made = Config()
+    for condition in uses.conditions(name):
+        made = some(made, condition, holds=True)
+    assert uses.unused(made, [name]) == []
+    for condition in uses.conditions(name):
+        assert uses.unused(some(made, condition, holds=False), [name]) == [name]
+
+
+@pytest.mark.parametrize("model", ["mlp", "tinycnn", "cnn", "lenet5", "resnet18", "vit_s16"])
+def test_the_models_that_use_server_stats_are_those_with_running_statistics(model):
+    for norm in ("batch", "group") if model.startswith("resnet") else ("batch",):
+        options = {"norm": norm} if model.startswith("resnet") else {}
+        module = simulation.MODELS[model](3, "lax", **options)
+        init = functools.partial(module.init, train=False)
+        images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+        variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
+        made = Config(model=model, norm=norm)
+        assert ("batch_stats" in variables) == (uses.unused(made, ["server_stats"]) == []), model
+
+
+def test_the_data_sets_that_use_a_size_or_splits_are_those_whose_readers_take_them():
+    for setting, option in {"image_size": "size", "splits": "splits"}.items():
+        takers = {name for name, source in SOURCES.items() if option in source.takes}
+        assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
+        ("--method scaffold --feddyn.alpha 1", "--feddyn.alpha is not used by --algorithm scaffold"),
+        ("--robust.trim 0.4", "--robust.trim is not used by --robust.rule mean; it is used by trimmed_mean"),
+        ("--weighting samples --fedvg.norm=l1", "--fedvg.norm is not used by --weighting samples"),
+        ("--weighting samples --fedvg.no-per-element", "--fedvg.per-element is not used by --weighting samples"),
+        ("--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
+        ("--partition iid --alpha 1", "--alpha is not used by --partition iid"),
+        ("--attack.scale 3", "--attack.scale is not used by --attack.kind none"),
+        ("--tuning.lr 0.1", "--tuning.lr is not used by --tuning.steps 0"),
+        ("--conv gemm", "--conv is not used by --model mlp"),
+    ],
+)
+def test_a_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys, flags, said):
+    assert sim.main(flags.split()) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+@pytest.mark.parametrize("method", presets.METHODS)
+@pytest.mark.parametrize("fidelity", presets.FIDELITY)
+def test_shorthands_set_what_the_run_may_not_use(method, fidelity):
+    sim.parse(["--method", method, "--fidelity", fidelity])
+
+
+def test_a_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text("lr = 0.1\n[fedprox]\nmu = 0.01\n[scaffold]\neta_g = 7.0\n")
+    found = sim.read_command_line(["--config", str(path), "--algorithm", "scaffold"])
+    assert found.unused == ["fedprox.mu"] and found.config.scaffold.eta_g == 7.0
+    assert "fedprox.mu" in config.to_json(found.config)["unused"]
+    assert "scaffold.eta_g" not in config.to_json(found.config)["unused"]
+
+
+def test_the_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
+    path = tmp_path / "sweep.toml"
+    path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
+    flags = ["--config", str(path), "--out", str(tmp_path / "run"), "--cache-dir", str(tmp_path / "cache")]
+    assert sim.main(flags) == 0
+    assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert "fedprox.mu" in written["unused"] and written["fedprox"]["mu"] == 0.3
+    assert sim.parse(["--resume", str(tmp_path / "run")]).fedprox.mu == 0.3
+
+
+# --- settings given from Python
+
+
+def test_python_settings_are_those_of_a_file():
+    """A dict is a group, an int a float, a NumPy scalar its number."""
+    import numpy as np
+
+    made = config.check(Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2))
+    expected = dataclasses.replace(Config(), fedvg=config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
+    assert made == expected and type(made.clients) is int and type(made.alpha) is float
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": "abc"}, "lr must be a float; got 'abc'"),
+        ({"lr": None}, "lr must be a float"),
+        ({"clients": True}, "clients must be a int"),
+        ({"out": 3}, "out must be a Path"),
+        ({"resume": 5.0}, "resume must be a str"),
+        ({"fedvg": "l2"}, "fedvg must be a FedVG or a dict"),
+        ({"fedvg": {"nrom": "l2"}}, "did you mean 'fedvg.norm'"),
+        ({"fedvg": config.FedVG(eps="x")}, "fedvg.eps must be a float"),
+        ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
+    ],
+)
+def test_a_setting_of_another_type_is_one_line_from_python(settings, said):
+    import fedvg_jax
+
+    with pytest.raises(UsageError) as error:
+        fedvg_jax.run(Config(**settings))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits", 3])
+def test_a_config_that_is_none_is_one_line(given):
+    import fedvg_jax
+
+    with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
+        fedvg_jax.run(given)

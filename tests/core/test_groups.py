@@ -1,0 +1,231 @@
+"""What counts as a layer, which tensors count, and what their groups make of them."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.config import FedVG
+from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core.types import Report, Returns, UsageError
+from fedvg_jax.runs import simulation, weighting_registry
+from fedvg_jax.weightings import rules, signals
+
+K = 4
+WORLD = worlds.small()
+MODEL = worlds.variables()
+PATHS = tree.paths(MODEL.params)
+SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel": 15, "fc1/bias": 5, "fc1/kernel": 30}
+
+
+def make(**options):
+    return simulation.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
+
+
+def tensors(seed=0):
+    """Something like K clients' gradients."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(K, *x.shape))), worlds.variables().params)
+
+
+def measured(grads, norm="l1"):
+    return jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads)
+
+
+def weigh(rule, found, eps=0.0):
+    model = worlds.variables()
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
+    weights = rule.weigh({"eps": jnp.asarray(eps, float)}, found, returns)
+    return dict(zip(PATHS, jax.tree.leaves(weights.params), strict=True)), weights.stats
+
+
+def inverse(g):
+    return (1 / g) / (1 / g).sum()
+
+
+def concatenated(grads, module):
+    """[K, entries] of a module's tensors."""
+    found = dict(zip(PATHS, jax.tree.leaves(grads), strict=True))
+    return np.concatenate([found[path].reshape(K, -1) for path in PATHS if path.startswith(module + "/")], 1)
+
+
+# --- layers
+
+
+def test_the_modules_of_tensors():
+    assert [groups.module_of(path) for path in ("a/b/kernel", "fc/bias", "token")] == ["a/b", "fc", "token"]
+
+
+def test_by_default_every_tensor_is_a_layer():
+    assert [layer.tensors for layer in groups.layers(MODEL.params)] == [(path,) for path in PATHS]
+
+
+@pytest.mark.parametrize(
+    ("norm", "of"), [("l1", lambda x: np.abs(x).sum(1)), ("l2", lambda x: np.linalg.norm(x, axis=1))]
+)
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
+def test_a_module_s_norm_is_that_of_its_tensors_put_together(x64, norm, of, granularity):
+    """Modelwise the mean over modules is inverted, layerwise each module's own norm, for kernel and bias alike."""
+    grads = tensors()
+    weights, _ = weigh(make(norm=norm, layer="module", granularity=granularity), measured(grads, norm))
+    by_module = {module: of(concatenated(grads, module)) for module in ("bn1", "classifier", "fc1")}
+    overall = inverse(sum(by_module.values()) / 3)
+    for path, found in weights.items():
+        expected = overall if granularity == "modelwise" else inverse(by_module[groups.module_of(path)])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
+    grads = tensors()
+    rule = make(norm="spectral", layer="module")
+    kernels = [np.linalg.svd(grads[m]["kernel"], compute_uv=False)[:, 0] for m in ("classifier", "fc1")]
+    np.testing.assert_allclose(rule.score(measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("norm", "root"), [("l1", 1), ("l2", 2)])
+def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
+    found = measured(tensors(), norm)
+    by_path = dict(zip(PATHS, jax.tree.leaves(found), strict=True))
+    expected = sum(by_path[path] / SIZES[path] ** (1 / root) for path in PATHS) / len(PATHS)
+    np.testing.assert_allclose(make(norm=norm, per_element=True).score(found), expected, rtol=1e-12)
+
+
+def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
+    ones = jax.tree.map(jnp.ones_like, tensors())
+    for norm, layer in (("l1", "tensor"), ("l2", "tensor"), ("l1", "module"), ("l2", "module")):
+        rule = make(norm=norm, layer=layer, per_element=True)
+        np.testing.assert_allclose(rule.score(measured(ones, norm)), np.ones(K), rtol=1e-12)
+
+
+# --- which count
+
+
+def test_only_tensors_that_the_expression_is_found_in_count(x64):
+    """Modelwise the others take the client's weight all the same; layerwise and blockwise they are uniform."""
+    found = measured(tensors())
+    head = (found["classifier"]["kernel"] + found["classifier"]["bias"]) / 2
+    for granularity in ("modelwise", "blockwise"):
+        weights, _ = weigh(make(include="^classifier/", granularity=granularity), found)
+        other = inverse(head) if granularity == "modelwise" else np.full(K, 1 / K)
+        for path, w in weights.items():
+            np.testing.assert_allclose(w, inverse(head) if path.startswith("classifier") else other, rtol=1e-12)
+    weights, _ = weigh(make(include="kernel", granularity="layerwise"), found)
+    np.testing.assert_allclose(weights["fc1/kernel"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+    np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-12)
+
+
+def test_an_expression_without_a_tensor_is_refused_when_built():
+    with pytest.raises(UsageError, match="matches no tensor; there are bn1/bias"):
+        make(include="nosuch")
+
+
+def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):
+    found = measured(tensors(), "spectral")
+    expected = (found["classifier"]["kernel"] + found["fc1"]["kernel"]) / 2
+    np.testing.assert_allclose(make(norm="spectral").score(found), expected, rtol=1e-12)
+    weights, _ = weigh(make(norm="spectral", granularity="blockwise"), found)
+    np.testing.assert_allclose(weights["bn1/scale"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+
+
+def test_layerwise_a_vector_takes_the_weight_of_its_module_s_matrix(x64):
+    found = measured(tensors(), "spectral")
+    weights, _ = weigh(make(norm="spectral", granularity="layerwise", include="kernel|fc1/bias"), found)
+    np.testing.assert_allclose(weights["fc1/bias"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+    np.testing.assert_allclose(weights["bn1/scale"], np.full(K, 1 / K), rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"granularity": "layerwise"}, {"include": "bias"}], ids=str)
+def test_a_group_without_a_matrix_is_refused_when_built(options):
+    with pytest.raises(UsageError, match="needs a matrix in every group"):
+        make(norm="spectral", **options)
+
+
+def test_what_the_published_code_calls_spectral_has_a_weight_for_every_tensor(x64):
+    grads = tensors()
+    weights, _ = weigh(make(norm="spectral_l2", granularity="layerwise"), measured(grads, "spectral_l2"))
+    np.testing.assert_allclose(weights["fc1/bias"], inverse(np.linalg.norm(grads["fc1"]["bias"], axis=1)), rtol=1e-12)
+    kernel = np.linalg.svd(grads["fc1"]["kernel"], compute_uv=False)[:, 0]
+    np.testing.assert_allclose(weights["fc1/kernel"], inverse(kernel), rtol=1e-12)
+
+
+# --- statistics, noise, shares
+
+
+def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_layer(x64):
+    found = measured(tensors())
+    for stats in ("uniform", "layer"):
+        weights, of_stats = weigh(make(granularity="layerwise", stats=stats), found)
+        own = (weights["bn1/scale"] + weights["bn1/bias"]) / 2
+        for w in jax.tree.leaves(of_stats):
+            np.testing.assert_allclose(w, own if stats == "layer" else np.full(K, 1 / K), rtol=1e-12)
+
+
+@pytest.mark.parametrize("granularity", ["modelwise", "blockwise"])
+def test_with_a_weight_for_all_of_their_layer_statistics_follow_it_either_way(x64, granularity):
+    found = measured(tensors())
+    uniform, layer = (weigh(make(granularity=granularity, stats=stats), found)[1] for stats in ("uniform", "layer"))
+    worlds.assert_close(layer, uniform, 1e-12)
+
+
+def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
+    found = measured(tensors())
+    found = jax.tree.map(lambda x: x.astype(jnp.float32), found)
+    found["fc1"]["bias"] = jnp.array([1e-9, 3e-9, 0.0, 2e-8], jnp.float32)
+    weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
+    np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-6)
+    assert np.ptp(weights["fc1/kernel"]) > 0.01
+    modelwise, _ = weigh(make(), found, eps=1e-8)
+    assert np.ptp(modelwise["fc1/bias"]) > 0.01
+
+
+def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
+    found = {"a": jnp.ones(3), "b": jnp.array([1e-9, 1e-9, 1e-3])}
+    weights = rules.inverse_norm_weights(found, "layerwise")
+    assert weights["b"][2] < 1e-4
+
+
+def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
+    """A common shift of all examples leaves no trace behind a BatchNorm that takes the batch's own statistics."""
+    clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
+    signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
+    reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
+    found = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
+    weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
+    even = {path for path, w in weights.items() if np.ptp(w) < 1e-6}
+    assert even == {"fc1/bias"}
+
+
+def test_noise_has_no_slope_and_nothing_is_nan():
+    def f(bias):
+        weights = rules.inverse_norm_weights({"a": jnp.ones(3), "b": bias}, "layerwise", eps=0.0)
+        return weights["b"][0]
+
+    assert not jax.grad(f)(jnp.array([0.0, 1e-9, 2e-9])).any()
+    assert jax.grad(f)(jnp.array([0.1, 0.2, 0.3])).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"layer": "module"}, {"norm": "spectral"}, {"include": "bias"}], ids=str)
+def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
+    rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
+    found = measured(tensors(), options.get("norm", "l1"))
+    shares = rule.detail(found)["layer_shares"]
+    assert shares.shape == (K, len(weighting_registry.layer_names(settings, worlds.TASK)))
+    np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)
+
+
+def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
+    found = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
+    rule = rules.fedvg(None, groups.modelwise, lambda path: path)
+    assert rule.detail(found)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
+
+
+def test_only_fedvg_s_history_names_layers():
+    names = {
+        name: weighting_registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
+        for name in ("fedvg", "samples")
+    }
+    assert names == {"fedvg": PATHS, "samples": []}

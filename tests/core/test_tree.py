@@ -1,0 +1,34 @@
+"""Sums over clients and what they tell: against the equation, and wherever one bad number stands."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.core import tree
+
+
+@pytest.mark.parametrize("cohort", [1, 3, 16, 37])  # any number of them
+def test_a_weighted_sum_has_the_value_and_the_slopes_of_its_equation(cohort, x64):
+    rng = np.random.default_rng(cohort)
+    weights, stack, origin = (jnp.asarray(rng.normal(size=shape)) for shape in ((cohort,), (cohort, 2, 3), (2, 3)))
+
+    def equation(w, x, o):
+        return jnp.einsum("k,kij->ij", w, x - o[None])
+
+    def slopes(f):
+        return jax.jacrev(f, (0, 1, 2))(weights, stack, origin), jax.jacfwd(f, (0, 1, 2))(weights, stack, origin)
+
+    worlds.assert_close(tree.weighted_sum(weights, stack, origin), equation(weights, stack, origin), 1e-12)
+    worlds.assert_close(slopes(tree.weighted_sum), slopes(equation), 1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_client_with_one_number_that_is_not_finite_is_found_wherever_it_stands(size, bad):
+    places = sorted({0, size // 2, size - 1})
+    leaf = np.random.default_rng(0).normal(size=(1 + len(places), size)).astype(np.float32)
+    leaf[1 + np.arange(len(places)), places] = bad
+    found = worlds.jit(tree.is_finite)({"a": jnp.asarray(leaf), "none": jnp.zeros((len(leaf), 0))})
+    assert found.tolist() == [True] + len(places) * [False]

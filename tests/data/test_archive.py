@@ -1,0 +1,183 @@
+"""Sets read from their archives as they were fetched: the same rows as unpacked, or one line about the file."""
+
+import io
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import says, twice, write, write_folder, write_stl, write_tiny
+
+from fedvg_jax import data
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import archive
+from fedvg_jax.data.readers import stl10, tinyimagenet
+
+pytest.importorskip("PIL.Image", reason="images need Pillow")
+
+FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
+SETS = {  # -> (folder of the set, its archive, what writes the folder, the page in every error)
+    "stl10": (stl10.FOLDER, stl10.ARCHIVE, write_stl, "stanford.edu"),
+    "tinyimagenet": (tinyimagenet.FOLDER, tinyimagenet.ARCHIVE, write_tiny, "cs231n.stanford.edu"),
+    "covid19": ("Curated X-Rays", "any name.zip", lambda root: write_folder(root, FOUR), "10.17632/9xkhgts2s6"),
+}
+every_set = pytest.mark.parametrize("name", SETS)
+every_zip = pytest.mark.parametrize("name", ["tinyimagenet", "covid19"])
+
+
+def unpacked(root: Path, name: str) -> Path:
+    """A folder that holds the set's folder."""
+    folder, _, write_set, _ = SETS[name]
+    write_set(root / folder)
+    return root
+
+
+def pack(root: Path, name: str, into: Path, with_folders=True) -> Path:
+    """What is in `root` as the set's archive."""
+    into.mkdir(parents=True, exist_ok=True)
+    file = into / SETS[name][1]
+    if name == "stl10":
+        with tarfile.open(file, "w:gz") as tar:
+            for path in [*sorted(root.rglob("*.bin")), write(root / "unlabeled_X.bin", bytes(3_000_000))]:
+                tar.add(path, f"{stl10.FOLDER}/{path.name}")
+        return file
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() or with_folders:
+                packed.write(path, path.relative_to(root))
+    return file
+
+
+@every_set
+def test_an_archive_gives_what_its_folder_gives_and_is_not_unpacked(tmp_path, name):
+    folder = unpacked(tmp_path / "folder", name)
+    wanted, file = data.load(name, folder), pack(folder, name, tmp_path / "packed")
+    for where in (file.parent, file):
+        got = twice(name, where)
+        np.testing.assert_array_equal(got.x, wanted.x)
+        np.testing.assert_array_equal(got.y, wanted.y)
+        assert got[3:] == wanted[3:] and got.name == name
+    assert {path.name for path in file.parent.iterdir()} <= {file.name, "cache"}
+
+
+@every_zip
+def test_a_zip_needs_no_folders_of_its_own_and_what_desktops_add_is_passed_over(tmp_path, name):
+    folder = unpacked(tmp_path / "folder", name)
+    wanted = data.load(name, folder)
+    write(folder / "__MACOSX" / "._odd", b"not read")
+    write(folder / SETS[name][0] / ".DS_Store", b"not read")
+    got = data.load(name, pack(folder, name, tmp_path / "packed", with_folders=False))
+    np.testing.assert_array_equal(got.x, wanted.x)
+    assert got[3:] == wanted[3:]
+
+
+@every_set
+def test_a_set_that_is_unpacked_beside_its_archive_is_read_there(tmp_path, name):
+    folder = unpacked(tmp_path, name)
+    write(folder / SETS[name][1], b"half of an archive")
+    assert len(data.load(name, folder).y)
+
+
+@every_set
+def test_a_damaged_archive_is_told_or_harmless_and_never_cached(tmp_path, name):
+    """Cut anywhere it is told. A flipped bit may hit what nobody reads, such as a date; no pixel or label differs."""
+    folder = unpacked(tmp_path / "folder", name)
+    file = pack(folder, name, tmp_path / "packed")
+    good, wanted, told = file.read_bytes(), data.load(name, file), 0
+    for end in (0, 9, len(good) // 2, len(good) - 10):
+        file.write_bytes(good[:end])
+        with says(str(file), SETS[name][3]):
+            data.load(name, file, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    for at in range(0, len(good), len(good) // 60):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        try:
+            got = data.load(name, file, tmp_path / f"cache {at}")
+        except UsageError as error:
+            assert str(file) in str(error) and "\n" not in str(error) and not (tmp_path / f"cache {at}").exists()
+            told += 1
+        else:
+            np.testing.assert_array_equal(got.x, wanted.x)
+            np.testing.assert_array_equal(got.y, wanted.y)
+    assert told > 15
+    file.write_bytes(good)  # fetched again
+    np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, wanted.x)
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "parts"),
+    [
+        ("stl10", "stl10_binary/test_y.bin", ["does not hold test_y.bin"]),
+        ("tinyimagenet", "tiny-imagenet-200/wnids.txt", ["holds no wnids.txt"]),
+        (
+            "tinyimagenet",
+            "tiny-imagenet-200/train/n01/images/n01_2.JPEG",
+            ["n01", "2 images, but other classes have 3"],
+        ),
+        ("tinyimagenet", "tiny-imagenet-200/val/images/val_1.JPEG", ["val_annotations.txt", "val_1.JPEG"]),
+        ("tinyimagenet", "tiny-imagenet-200/val/val_annotations.txt", ["val_annotations.txt", "not in the archive"]),
+        ("covid19", "Curated X-Rays/Normal", ["3 folders (COVID-19, Pneumonia-Bacterial, Pneumonia-Viral)"]),
+    ],
+)
+def test_what_is_missing_in_an_archive_is_told_by_name(tmp_path, name, lost, parts):
+    folder = unpacked(tmp_path / "folder", name)
+    lost = folder / lost
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    file = pack(folder, name, tmp_path / "packed")
+    with says(str(file), *parts):
+        data.load(name, file.parent, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+@every_set
+def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch, name):
+    file = pack(unpacked(tmp_path / "folder", name), name, tmp_path / "packed")
+    monkeypatch.setattr(archive, "MAX_MEMBER", 4)
+    with says(str(file), "claims", "bytes", SETS[name][3]):
+        data.load(name, file)
+
+
+@every_set
+def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path, name):
+    file = tmp_path / "in" / SETS[name][1]
+    file.parent.mkdir()
+    if name == "stl10":
+        with tarfile.open(file, "w:gz") as tar:
+            for escaping in ("../../escaped.bin", "/escaped.bin"):
+                tar.addfile(tarfile.TarInfo(escaping), io.BytesIO(b""))
+    else:
+        with zipfile.ZipFile(file, "w") as packed:
+            for escaping in ("../../escaped.bin", "/escaped.bin"):
+                packed.writestr(escaping, b"")
+    with says(str(file), SETS[name][3]):
+        data.load(name, file.parent)
+    assert [path.name for path in tmp_path.rglob("*")] == ["in", file.name]
+
+
+def test_a_folder_with_several_zips_is_not_guessed_at(tmp_path):
+    for name in ("a.zip", "b.zip"):
+        write(tmp_path / name, b"")
+    with says(str(tmp_path), "holds 0 folders", "its only .zip"):
+        data.load("covid19", tmp_path)
+
+
+def test_reading_a_large_archive_tells_how_far_it_is(tmp_path):
+    """Of the 113,000 images of STL-10's archive, most of which have no label."""
+    file, told = pack(unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
+    data.load("stl10", file, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and {total for _, total in told} == {113_000} and 0 < told[-1][0] <= 113_000
+
+
+def test_a_label_altered_in_an_archive_is_told(tmp_path):
+    """Only the archive's own checksum knows."""
+    folder = unpacked(tmp_path / "folder", "tinyimagenet")
+    file = tmp_path / tinyimagenet.ARCHIVE
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+        for path in folder.rglob("*.*"):
+            packed.write(path, path.relative_to(folder))
+    assert file.read_bytes().count(b"val_0.JPEG\tn01") == 1
+    file.write_bytes(file.read_bytes().replace(b"val_0.JPEG\tn01", b"val_0.JPEG\tn02"))
+    with says(str(file), "val_annotations.txt cannot be read", "CRC"):
+        data.load("tinyimagenet", file)

@@ -1,0 +1,149 @@
+"""CIFAR-10 and CIFAR-100 in all their published forms, on tiny files written here."""
+
+import io
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import RNG, pixels, says, twice, write
+
+from fedvg_jax import data
+from fedvg_jax.data import archive
+from fedvg_jax.data.readers import cifar, pickles
+
+# --- CIFAR, in all its published forms
+
+
+def two_python_s_pickle(held: dict) -> bytes:
+    """As Python 2 with NumPy 1 wrote it: protocol 2, byte strings as keys, the old place of `_reconstruct`."""
+    written = pickle.dumps(held, protocol=2)
+    return written.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def write_cifar(root: Path, name: str, form: int, rows=2):
+    """The files of a form under its folder; returns the (x, y) they hold, in order."""
+    kind, num_classes = cifar.SETS[name].forms[form], len(cifar.SETS[name].class_names)
+    total = rows * len(kind.files)
+    x, y = pixels(total, 32, 32, 3), RNG.integers(0, num_classes, total).astype(np.uint8)
+    flat = x.transpose(0, 3, 1, 2).reshape(total, -1)
+    coarse = y[:, None] // 5
+    for i, file in enumerate(kind.files):
+        part = slice(i * rows, (i + 1) * rows)
+        if form == 0:
+            labels = [y[:, None]] if name == "cifar10" else [coarse, y[:, None]]
+            content = np.concatenate([*labels, flat], 1)[part].tobytes()
+        else:
+            key = b"labels" if name == "cifar10" else b"fine_labels"
+            held = {b"batch_label": b"x", key: y[part].tolist(), b"data": flat[part], b"filenames": [b"a.png"] * rows}
+            content = two_python_s_pickle(held)
+        write(root / kind.folder / file, content)
+    return x, y
+
+
+def pack(root: Path, name: str, form: int) -> Path:
+    """The folder as its official archive."""
+    kind = cifar.SETS[name].forms[form]
+    with tarfile.open(root / kind.archive, "w:gz") as tar:
+        tar.add(root / kind.folder, kind.folder)
+    return root / kind.archive
+
+
+every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar.SETS for f in (0, 1)])
+
+
+@every_form
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_every_form_of_cifar_is_read_train_then_test(tmp_path, name, form, packed):
+    x, y = write_cifar(tmp_path / "all", name, form)
+    where = tmp_path / "all"
+    if packed:
+        (tmp_path / "archive").mkdir()
+        where = pack(where, name, form).rename(tmp_path / "archive" / cifar.SETS[name].forms[form].archive).parent
+    got = twice(name, where)
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+    assert got.num_train == len(x) - 2 and got.class_names == cifar.SETS[name].class_names
+    if packed:  # nothing was unpacked, and the archive may be given by name
+        assert len(list(where.iterdir())) == 1
+        np.testing.assert_array_equal(data.load(name, next(where.iterdir())).x, x)
+
+
+def test_cifar_100_has_a_hundred_names_in_alphabetical_order():
+    assert len(set(cifar.CLASS_NAMES_100)) == 100 and list(cifar.CLASS_NAMES_100) == sorted(cifar.CLASS_NAMES_100)
+
+
+def test_a_cut_or_altered_archive_is_told(tmp_path):
+    write_cifar(tmp_path, "cifar10", 0)
+    file = pack(tmp_path, "cifar10", 0)
+    good = file.read_bytes()
+    middle = len(good) // 2
+    flipped = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
+    for damaged in (good[:9], good[:middle], good[:-10], flipped):
+        file.write_bytes(damaged)
+        with says(str(file), "cs.toronto.edu"):
+            data.load("cifar10", file, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path):
+    (tmp_path / "in").mkdir()
+    with tarfile.open(tmp_path / "in" / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        for name in ("../../escaped.bin", "/escaped.bin"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+    with says("cifar-10-binary.tar.gz", "does not hold", "data_batch_1.bin"):
+        data.load("cifar10", tmp_path / "in")
+    assert [path.name for path in tmp_path.rglob("*")] == ["in", "cifar-10-binary.tar.gz"]
+
+
+def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch):
+    write_cifar(tmp_path, "cifar10", 0)
+    monkeypatch.setattr(archive, "MAX_MEMBER", 1000)
+    with says("cifar-10-binary.tar.gz", "data_batch_1.bin claims 6,146 bytes"):
+        data.load("cifar10", pack(tmp_path, "cifar10", 0))
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps(Evil()),
+        pickle.dumps({b"data": Evil()}, 2),
+        b"",
+        b"no pickle",
+        pickle.dumps([1, 2])[:-3],
+        b"cos\nsystem\n.",
+    ],
+    ids=["call", "call within", "empty", "text", "cut", "name alone"],
+)
+def test_a_pickle_is_arrays_or_an_error_and_never_runs(tmp_path, capsys, content):
+    with says("batch"):
+        pickles.loads(content, "batch")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("held", "parts"),
+    [
+        ([1], ["'data'"]),
+        ({b"labels": [1]}, ["'data'"]),
+        ({b"data": np.zeros((1, 3072), np.float32), b"labels": [1]}, ["dtype 'f4'", "only 'u1'"]),
+        ({b"data": np.zeros((2, 1536), np.uint8), b"labels": [1, 1]}, ["uint8 [n, 3072]"]),
+        ({b"data": np.zeros((1, 3072), np.uint8)}, ["'labels'"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": ["cat"]}, ["'labels'"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, ["1 images but 2 labels"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, ["0..9, got 10"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, ["0..9, got -1"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**63]}, ["0..9, got 9223372036854775808"]),
+    ],
+)
+def test_a_python_file_that_is_none_is_told_by_name(tmp_path, held, parts):
+    write_cifar(tmp_path, "cifar10", 1)
+    write(tmp_path / "cifar-10-batches-py" / "data_batch_3", two_python_s_pickle(held))
+    with says("data_batch_3", *parts):
+        data.load("cifar10", tmp_path)

@@ -1,0 +1,197 @@
+"""Readers, on tiny files written here in the real formats."""
+
+import re
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvg_jax import data
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.readers import cifar, npz
+
+RNG = np.random.default_rng(0)
+
+
+def images(*shape):
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+def says(*parts):
+    """A UsageError of one line that contains `parts` in this order."""
+    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
+
+
+def write_bins(folder: Path, rows=3):
+    """The six official files; returns (x, y) as they should be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    x, y = images(6 * rows, 32, 32, 3), RNG.integers(0, 10, 6 * rows, np.uint8)
+    records = np.concatenate([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)], 1)
+    for name, part in zip(cifar.FILES, np.split(records, 6), strict=True):
+        (folder / name).write_bytes(part.tobytes())
+    return x, y
+
+
+def write_npz(file: Path, **members):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(file, **members)
+    return file
+
+
+def test_digits_are_scaled_to_bytes_and_need_no_folder():
+    digits = data.load("digits", Path("/nowhere"), None)
+    assert digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
+    assert digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
+    assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
+
+
+@pytest.mark.parametrize("where", [".", cifar.FOLDER])
+def test_cifar_binary_files_are_pooled_train_then_test(tmp_path, where):
+    x, y = write_bins(tmp_path / where)
+    for _ in range(2):  # decoded, then from the cache
+        got = data.load("cifar10", tmp_path, tmp_path / "cache")
+        np.testing.assert_array_equal(got.x, x)
+        np.testing.assert_array_equal(got.y, y)
+        assert (got.name, got.num_train, got.class_names) == ("cifar10", 15, cifar.CLASS_NAMES)
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_cifar_npz_is_read_with_the_built_in_class_names(tmp_path, as_file):
+    x, y = images(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)
+    file = write_npz(
+        tmp_path / "cifar10.npz", train_images=x[:3], train_labels=y[:3], test_images=x[3:], test_labels=y[3:]
+    )
+    got = data.load("cifar10", file if as_file else tmp_path)
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+    assert (got.num_train, got.class_names) == (3, cifar.CLASS_NAMES)
+
+
+@pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
+@pytest.mark.parametrize(("grey", "column", "dtype"), [(True, True, np.uint8), (False, False, np.int64)])
+def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtype):
+    x, y = images(2 * len(pairs), 4, 5, *(() if grey else (3,))), np.arange(2 * len(pairs), dtype=dtype)
+    members = {}
+    for i, (images_key, labels_key) in enumerate(pairs):
+        part = slice(2 * i, 2 * i + 2)
+        members |= {images_key: x[part], labels_key: y[part, None] if column else y[part]}
+    write_npz(tmp_path / "set.npz", **members, other=np.zeros(3))
+    got = data.load("npz", tmp_path, tmp_path / "cache")
+    np.testing.assert_array_equal(got.x, x[..., None] if grey else x)
+    np.testing.assert_array_equal(got.y, y)
+    assert got.y.dtype == np.int32 and got.name == "set"
+    assert got.num_train == 2 and got.class_names == tuple(map(str, range(2 * len(pairs))))
+
+
+def test_an_npz_may_name_its_classes_and_be_a_training_set_alone(tmp_path):
+    file = write_npz(
+        tmp_path / "a.npz",
+        train_images=images(2, 4, 4),
+        train_labels=np.array([0, 1]),
+        class_names=np.array([b"x", b"y"]),
+    )
+    assert data.load("npz", file).class_names == ("x", "y")
+
+
+def test_the_unknown_and_the_missing_are_told_with_what_to_do(tmp_path):
+    with says("digits, cifar10, ", "npz", "tfds:NAME", "'mnist'"):
+        data.load("mnist")
+    with says("cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"):
+        data.load("cifar10")
+    with says("npz needs --data-dir DIR", "train_images"):
+        data.load("npz")
+    for folder in (tmp_path, tmp_path / "none"):
+        with says(str(folder), "data_batch_1.bin", "test_batch.bin", "https://www.cs.toronto.edu/~kriz/cifar.html"):
+            data.load("cifar10", folder)
+        with says(str(folder), "train_images"):
+            data.load("npz", folder)
+
+
+def test_a_missing_cifar_file_is_named(tmp_path):
+    write_bins(tmp_path)
+    (tmp_path / "data_batch_4.bin").unlink()
+    with says(str(tmp_path), "data_batch_4.bin missing"):
+        data.load("cifar10", tmp_path)
+
+
+def test_a_folder_of_several_npz_files_is_ambiguous(tmp_path):
+    for name in ("a", "b"):
+        write_npz(tmp_path / f"{name}.npz", x=images(1, 2, 2), y=np.array([0]))
+    with says("a.npz, b.npz", "--data-dir FILE"):
+        data.load("npz", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(3072), bytes(3073 + 5)])
+def test_a_cut_cifar_file_is_told_by_its_bytes(tmp_path, content):
+    write_bins(tmp_path)
+    (tmp_path / "data_batch_2.bin").write_bytes(content)
+    with says("data_batch_2.bin", f"{len(content)} bytes", "3073"):
+        data.load("cifar10", tmp_path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cifar_label_out_of_range_is_told_by_its_file(tmp_path):
+    write_bins(tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
+    with says("test_batch.bin", "0..9", "10"):
+        data.load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_damaged_npz_never_ends_in_another_exception(tmp_path, method):
+    plain = write_npz(tmp_path / "plain.npz", x=images(20, 8, 8), y=np.arange(20) % 3)
+    file = tmp_path / "set.npz"
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(file, "w", method) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    good = file.read_bytes()
+    whole = data.load("npz", file)
+    cut = [good[:n] for n in (0, 1, 40, len(good) // 2, len(good) - 1)]
+    flipped = [good[:n] + bytes([good[n] ^ 0x55]) + good[n + 1 :] for n in range(0, len(good), 7)]
+    for damaged in cut + flipped:
+        file.write_bytes(damaged)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # zipfile's, of names told twice
+                got = data.load("npz", file)
+        except UsageError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+        else:  # a byte nobody reads, such as a time stamp
+            assert damaged in flipped and np.array_equal(got.x, whole.x) and np.array_equal(got.y, whole.y)
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    file = write_npz(tmp_path / "a.npz", x=images(1, 2, 2), y=np.array([0]), class_names=np.array(["a"], object))
+    with says("a.npz", "plain arrays"):
+        data.load("npz", file)
+
+
+X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("members", "parts"),
+    [
+        ({"x": X}, ["train_images", "got x"]),
+        ({"z": X}, ["got no array"]),
+        ({"train_images": X, "train_labels": Y, "test_images": X}, ["test_labels is missing"]),
+        ({"x": X, "y": Y[:2]}, ["3 images but 2 labels"]),
+        ({"x": X.astype(np.float32), "y": Y}, ["uint8", "float32"]),
+        ({"x": X[0], "y": Y}, ["uint8 [N, H, W]", "[4, 4]"]),
+        ({"x": X, "y": Y.astype(float)}, ["labels must be integers", "float64"]),
+        ({"x": X, "y": np.stack([Y, Y], 1)}, ["labels must be integers [N] or [N, 1]", "[3, 2]"]),
+        ({"x": X, "y": np.uint8(3)}, ["labels must be integers [N]"]),
+        ({"x": X, "y": Y - 1}, ["labels must be 0..1", "-1"]),
+        ({"x": X, "y": Y, "class_names": np.array(["a", "b"])}, ["labels must be 0..1", "0..2"]),
+        ({"x": X, "y": np.array([0, 1, 2**40])}, ["labels must be 0..65535", str(2**40)]),
+        ({"x": X[:0], "y": Y[:0]}, ["empty"]),
+        ({"x": X[:, :, :0], "y": Y}, ["empty"]),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, 1:], "y_test": Y}, ["one size", "(3, 4, 1)", "(4, 4, 1)"]),
+    ],
+)
+def test_malformed_arrays_are_told_in_one_line_naming_the_file(tmp_path, members, parts):
+    file = write_npz(tmp_path / "bad.npz", **members)
+    with says(str(file), *parts):
+        data.load("npz", file)

@@ -1,0 +1,260 @@
+"""The cache of decoded sets: keyed by content, published whole, never trusted when damaged."""
+
+import io
+import json
+import os
+import tarfile
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import pixels, png, write
+
+from fedvg_jax import data
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.readers import stl10
+from fedvg_jax.runs import provenance
+
+Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+
+ARRAYS = Arrays("set", np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1), np.array([0, 1, 0], np.int32), ("a", "b"), 2)
+
+
+class Decoder:
+    """Counts how often the source was decoded."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return ARRAYS
+
+
+@pytest.fixture
+def source(tmp_path):
+    file = tmp_path / "source.bin"
+    file.write_bytes(b"one")
+    return file
+
+
+@pytest.fixture
+def decode():
+    return Decoder()
+
+
+def load(source, decode, reader="reader"):
+    got = cache.cached(reader, [source], decode, source.parent / "cache")
+    np.testing.assert_array_equal(got.x, ARRAYS.x)
+    np.testing.assert_array_equal(got.y, ARRAYS.y)
+    assert got.y.dtype == np.int32 and (got.name, got.class_names, got.num_train) == ("set", ("a", "b"), 2)
+    return got
+
+
+def entry_of(source):
+    (entry,) = (source.parent / "cache").iterdir()
+    return entry
+
+
+def test_a_set_is_decoded_once_and_then_mapped_read_only(source, decode):
+    for _ in range(3):
+        got = load(source, decode)
+        assert isinstance(got.x, np.memmap) and not got.x.flags.writeable
+    assert decode.calls == 1
+
+
+def test_an_entry_is_named_by_place_content_and_reader_not_by_time(source, decode):
+    load(source, decode)
+    os.utime(source, (0, 0))
+    load(source, decode)
+    link = source.with_name("link.bin")
+    link.symlink_to(source)
+    load(link, decode)
+    assert decode.calls == 1
+    load(source, decode, reader="other")
+    assert decode.calls == 2
+    moved = source.rename(source.with_name("moved.bin"))
+    load(moved, decode)
+    assert decode.calls == 3
+    moved.write_bytes(b"two")
+    load(moved, decode)
+    assert decode.calls == 4
+
+
+def test_a_source_that_changes_while_it_is_decoded_is_not_kept(source):
+    def decode():
+        source.write_bytes(b"two")
+        return ARRAYS
+
+    cache.cached("reader", [source], decode, source.parent / "cache")
+    assert not (source.parent / "cache").exists()
+
+
+def write_images(root: Path, x) -> Path:
+    """Two classes as stored PNGs: files of one size, whatever the pixels."""
+    for name, image in zip(("a/0.png", "b/0.png"), x, strict=True):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "PNG", compress_level=0)
+        write(root / name, file.getvalue())
+    return root
+
+
+def write_x_rays(root: Path, x) -> Path:
+    for name in ("c", "d"):
+        write(root / name / "0.png", png(np.zeros((8, 8, 3), np.uint8)))
+    return write_images(root, x)
+
+
+def write_tiny_with(root: Path, x) -> Path:
+    write(root / "wnids.txt", b"a\nb\n")
+    write(root / "val" / "val_annotations.txt", b"0.png\ta\n")
+    write(root / "val" / "images" / "0.png", png(np.zeros((8, 8, 3), np.uint8)))
+    write_images(root / "train", x)
+    return root
+
+
+def write_stl_archive(root: Path, x) -> Path:
+    """The archive uncompressed, so that its size does not depend on the pixels; of two images, x."""
+    root.mkdir(parents=True, exist_ok=True)
+    images = b"".join(np.resize(image, (3, 96, 96)).tobytes() for image in x)
+    with tarfile.open(root / "stl10_binary.tar.gz", "w") as tar:
+        for name, content in zip(stl10.FILES, (images, b"\1\2") * 2, strict=True):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return root
+
+
+WRITERS = {
+    "folder": write_images,
+    "covid19": write_x_rays,
+    "tinyimagenet": write_tiny_with,
+    "stl10": write_stl_archive,
+    "npz": lambda root, x: np.savez(write(root / "set.npz", b""), x=x, y=np.array([0, 1])) or root,
+}
+
+
+@pytest.mark.parametrize("where", ["two folders", "one folder"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_sets_of_equal_names_sizes_and_times_never_share_an_entry(tmp_path, name, where):
+    """The same law for two folders, and for one whose files were exchanged (another container, a mounted disk)."""
+    digests, contents = [], [pixels(2, 8, 8, 3) for _ in range(2)]
+    stats = []
+    for i, x in enumerate(contents):
+        root = tmp_path / ("set" if where == "one folder" else f"{i}/set")
+        WRITERS[name](root, x)
+        for file in sorted(root.rglob("*")):
+            os.utime(file, (1, 1))
+        stats.append([(f.relative_to(root), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(root.rglob("*"))])
+        for _ in range(2):  # decoded, then from the cache
+            got = data.load(name, root, tmp_path / "cache", size=(8, 8) if name == "covid19" else None)
+            digests.append(provenance.sources(got, ([], [], []))["data"])
+        fresh = data.load(name, root, size=(8, 8) if name == "covid19" else None)
+        np.testing.assert_array_equal(got.x, fresh.x)
+    assert stats[0] == stats[1]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+
+
+@pytest.mark.parametrize("name", ["x.npy", "y.npy", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
+def test_a_damaged_entry_is_rebuilt(source, decode, name, damage):
+    load(source, decode)
+    file = entry_of(source) / name
+    good = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        bad = {"cut": good[:-1], "flipped": good[:-1] + b"\x55", "empty": b""}[damage]
+        file.write_bytes(bad)
+    load(source, decode)
+    assert decode.calls == 2 and (entry_of(source) / name).read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "3", '{"files": {}}', '{"files": {"x.npy": 1}}', '{"files": null}', "[" * 100_000]
+)
+def test_a_manifest_of_another_shape_is_not_trusted(source, decode, text):
+    load(source, decode)
+    (entry_of(source) / "manifest.json").write_text(text)
+    load(source, decode)
+    assert decode.calls == 2 and json.loads((entry_of(source) / "manifest.json").read_text())["num_train"] == 2
+
+
+def test_a_manifest_with_another_name_of_a_class_is_not_trusted(source, decode):
+    load(source, decode)
+    manifest = entry_of(source) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('["a", "b"]', '["a", "c"]'))
+    load(source, decode)
+    assert decode.calls == 2
+
+
+def test_an_entry_is_made_where_only_its_user_may_enter(source, decode):
+    load(source, decode)
+    assert (source.parent / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_writer_leaves_is_ignored_and_removed_after_a_day(source, decode):
+    load(source, decode)
+    entry = entry_of(source)
+    young, old = (entry.with_name(f".{entry.name}.{name}") for name in ("young", "old"))
+    entry.rename(entry.with_name("away"))
+    for scratch in (young, old):
+        (scratch / entry.name).mkdir(parents=True)
+        (scratch / entry.name / "x.npy").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    load(source, decode)
+    assert decode.calls == 2 and young.exists() and not old.exists()
+
+
+def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
+    def write(draft):
+        draft.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.publish(tmp_path / "cache" / "file", write)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_told_in_one_line_and_done_without(source, decode):
+    (source.parent / "cache").write_bytes(b"a file where the folder should be")
+    with pytest.warns(UserWarning, match=r"\A[^\n]*cache.*without it\Z"):
+        load(source, decode)
+    assert decode.calls == 1
+
+
+def test_no_cache_folder_means_no_cache(source, decode):
+    assert cache.cached("reader", [source], decode, None) is ARRAYS
+    assert [file.name for file in source.parent.iterdir()] == ["source.bin"]
+
+
+def test_concurrent_writers_of_one_entry_agree(source, decode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        errors = []
+
+        def work():
+            try:
+                for _ in range(20):
+                    entry = source.parent / "cache" / "entry"
+                    cache.publish(entry, lambda draft: cache._save(ARRAYS, draft))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert [path.name for path in (source.parent / "cache").iterdir()] == ["entry"]
+    assert cache._load(source.parent / "cache" / "entry") is not None
+
+
+def test_a_source_that_cannot_be_read_is_the_users_mistake(tmp_path, decode):
+    with pytest.raises(UsageError, match=r"gone\.bin: cannot be read"):
+        cache.cached("reader", [tmp_path / "gone.bin"], decode, tmp_path / "cache")

@@ -1,0 +1,120 @@
+"""Data and partitions from Python: any rank and dtype, and one clear line for what cannot work."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import given
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.runs import history, simulation
+from fedvg_jax.views import display, plots
+
+FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
+LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
+PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 2, 2, 2, 2)])
+def test_any_rank_and_dtype_is_taken_as_it_is(dtype, shape):
+    x = np.ones(shape, dtype)
+    found = given.arrays((x, x))
+    assert found.x is x and found.name == "data"
+    is_label = len(shape) == 1 and dtype in ("uint8", "int64")
+    assert found.class_names == (("0", "1") if is_label else ())
+
+
+def test_labels_are_widened_so_that_nothing_overflows():
+    assert given.arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (FLOATS, "pair .* got ndarray"),
+        ((FLOATS,), "got a tuple of 1"),
+        ((FLOATS, TARGETS[1:]), "x has 6 rows and y 5"),
+        ((FLOATS[:0], TARGETS[:0]), "1 or more"),
+        ((FLOATS.astype(str), TARGETS), "x must be an array"),
+        ((np.float32(1), TARGETS), r"x must be an array .*; got float32 \[\]"),
+        ((FLOATS, TARGETS.astype(complex)), "y must be an array"),
+        ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
+        (Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
+        (Arrays("mine", FLOATS, TARGETS, ("a", "b"), 6), "leave class_names empty"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_are_one_line(data, said):
+    with pytest.raises(UsageError, match=said) as error:
+        given.arrays(data)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "said"),
+    [
+        ((FLOATS, TARGETS), {}, "model mlp needs class labels.*linen_task"),
+        ((FLOATS, LABELS), {"model": "resnet18"}, r"takes images \[T, H, W, D\], x is float64 \[6, 3\]; use mlp"),
+        ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
+        ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
+        ((np.zeros((6, 8, 8, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "1 or 3 channels"),
+        ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
+    ],
+)
+def test_settings_that_the_data_do_not_allow_are_one_line(tmp_path, data, settings, said):
+    settings = {"clients": 2, "join_ratio": 1.0, "cache_dir": tmp_path} | settings
+    with pytest.raises(UsageError, match=said) as error:
+        simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
+    assert "\n" not in str(error.value)
+
+
+# --- runs that are judged by a loss
+
+RECORDS = [
+    {"round": 1, "clients": [0], "weights": [1.0], "val_loss": 2.0, "test_loss": 1.0, "seconds": 1.0},
+    {"round": 2, "clients": [0], "weights": [1.0], "seconds": 1.0},
+    {"round": 3, "clients": [0], "weights": [1.0], "val_loss": 0.5, "test_loss": 1.5, "seconds": 1.0},
+    {"round": 4, "clients": [0], "weights": [1.0], "val_loss": None, "test_loss": None, "seconds": 1.0},
+]
+
+
+def test_without_accuracy_a_run_is_summarised_by_its_loss():
+    assert history.summarise(RECORDS) == {
+        "test_loss_final": None,
+        "test_loss_at_best_val": 1.5,
+        "best_val_round": 3,
+        "test_loss_min": 1.0,
+    }
+    assert history.summarise([RECORDS[1]]) == {}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [({"accuracy": 1.0}, "must give loss, whatever else; got accuracy"), ({}, "got nothing"),
+     ({"loss": 1.0, "each": np.ones(3)}, r"must give numbers, shape \[\]; got \[3\] for each")],
+)  # fmt: skip
+def test_metrics_that_no_history_can_hold_are_one_line(metrics, said):
+    with pytest.raises(UsageError, match=said):
+        history.evaluation("val", metrics)
+
+
+def test_without_accuracy_the_loss_is_shown(capsys):
+    from rich.console import Console
+
+    with display.rounds(Console(), 4) as show:
+        for record in RECORDS:
+            show([record])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", about")[0] for line in lines] == [
+        "round 1/4  test loss 1.000, validation loss 2.000",
+        "round 3/4  test loss 1.500, validation loss 0.500",
+        "round 4/4  test loss not finite, validation loss not finite",
+    ]
+
+
+def test_without_accuracy_the_loss_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    plots.write(tmp_path, RECORDS, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}

@@ -1,0 +1,352 @@
+"""Every kind of partition: laws for all, then what each promises; files and arrays of rows; statistics."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedvg_jax import config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import equal_size, from_rows, label_limits, partition, quantity, statistics
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
+EVEN = np.repeat(np.arange(10), 100)
+GROUPS = np.random.default_rng(1).integers(0, 40, len(LABELS))
+EQUAL = ("dirichlet_equal", "balanced_client", "iid")
+
+
+def make(labels=LABELS, **changes):
+    return partition.make(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
+
+
+def held(parts):
+    """All rows of every client."""
+    return [np.concatenate(mine) for mine in zip(*parts, strict=True)]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+
+
+def says(*parts):
+    """A UsageError of one line that contains `parts` in this order."""
+    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
+
+
+# --- laws of every kind
+
+
+@pytest.mark.parametrize("kind", partition.KINDS)
+@pytest.mark.parametrize("num_clients", [3, 8, 13])
+@pytest.mark.parametrize("held_out", ["client", "global", "stratified"])
+def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held_out):
+    parts = make(kind=kind, num_clients=num_clients, held_out=held_out)
+    every = np.concatenate([mine for part in parts for mine in part])
+    assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
+    assert len(parts.train) == num_clients
+    if held_out == "client":
+        assert min(map(len, held(parts))) >= 10
+    else:
+        assert min(map(len, parts.train)) >= 10
+        assert [len(part) for part in parts[1:]] == [1, 1]
+        assert [len(part[0]) for part in parts[1:]] == [70, 175]  # a tenth and a quarter of 700
+
+
+@pytest.mark.parametrize("kind", partition.KINDS)
+def test_every_kind_is_fixed_by_its_arguments_and_seed_and_kept(kind, tmp_path):
+    first = make(kind=kind)
+    assert same(first, make(kind=kind))
+    assert not same(first, make(kind=kind, seed=43))
+    kept = make(kind=kind, cache_dir=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    before = entry.stat().st_mtime_ns
+    assert same(first, kept) and same(first, make(kind=kind, cache_dir=tmp_path))
+    assert entry.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("held_out", ["global", "stratified"])
+def test_a_global_split_is_kept_too(held_out, tmp_path):
+    first = make(held_out=held_out, cache_dir=tmp_path)
+    assert same(first, make(held_out=held_out, cache_dir=tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_every_argument_is_part_of_the_name_it_is_kept_under(tmp_path):
+    changes = [
+        {"kind": kind, **more}
+        for kind, more in [
+            ("shards", {}),
+            ("shards", {"shards_per_client": 3}),
+            ("classes", {}),
+            ("classes", {"classes_per_client": 3}),
+            ("group", {}),
+            ("group", {"groups": GROUPS[::-1]}),
+            ("iid", {}),
+            ("iid", {"held_out": "global"}),
+            ("iid", {"held_out": "stratified"}),
+            ("iid", {"min_samples": 5}),
+            ("iid", {"num_clients": 7}),
+            ("iid", {"test_ratio": 0.3}),
+        ]
+    ]
+    for change in changes:
+        make(cache_dir=tmp_path, **change)
+    assert len(list(tmp_path.iterdir())) == len(changes)
+
+
+def test_the_config_names_the_kinds_there_are():
+    assert set(config.PARTITIONS) == {*partition.KINDS, "file"}
+
+
+# --- what each kind promises
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+@pytest.mark.parametrize("num_clients", [2, 8, 9, 13, 70])
+@pytest.mark.parametrize("alpha", [1e-6, 0.05, 100.0])
+def test_equal_sizes_differ_by_at_most_one(kind, num_clients, alpha):
+    size = [len(mine) for mine in held(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))]
+    assert max(size) - min(size) <= 1
+
+
+def test_equal_clients_are_as_skewed_as_alpha_says():
+    """At alpha 1e-6 a client wants one class only; ten clients of as many rows as a class get no more than what is
+    left to them, so most hold nearly one class; at 1e6 all hold the pool's."""
+
+    def effective(alpha):
+        found = equal_size.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
+        counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
+        return statistics.skew(counts)["mean_effective_classes"]
+
+    assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
+
+
+def test_a_class_that_only_one_client_wants_is_that_clients():
+    """Two classes, two clients, an alpha so small that each class goes to one client whole: where they are different
+    clients, each holds its class alone; where one wants both, the other gets what it leaves."""
+    labels = np.repeat([0, 1], 50)
+    pure = 0
+    for seed in range(20):
+        counts = [
+            np.bincount(labels[m], minlength=2) for m in equal_size.dirichlet_equal(labels, 2, 1e-6, _stream(seed))
+        ]
+        assert np.sum(counts, 0).tolist() == [50, 50] and np.sum(counts, 1).tolist() == [50, 50]
+        pure += sorted(counts[0].tolist()) == [0, 50]
+    assert 4 <= pure <= 16  # about half
+
+
+def test_a_client_wants_a_rare_class_rarely():
+    """Of 900 and 100 rows, at an alpha so large that all want the same, each of 200 clients of 5 rows wants the rare
+    class with probability 1/10: two or more with 0.081, 16 clients, of a deviation below 4."""
+    labels = np.repeat([0, 1], [900, 100])
+    rare = [labels[mine].sum() for mine in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
+
+
+def test_the_balanced_client_holds_equally_many_of_every_class_and_the_others_do_not():
+    found = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
+    counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
+    assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
+    with says("balanced client of 350 rows", "of class 3", "80", "more clients"):
+        equal_size.balanced_client(LABELS, 2, 0.05, _stream(1))
+
+
+@pytest.mark.parametrize("rule", ["redraw", "top_up"])
+@pytest.mark.parametrize("alpha", [0.3, 5.0])
+def test_quantity_skew_keeps_label_proportions(rule, alpha):
+    """A row of class c has its place in (0, 1) within 1 / n_c of its rank among them; a prefix of the order at place k
+    thus holds n_c k rows of c, give or take 1, and all T k, give or take C; a client is the difference of two."""
+    found = quantity.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
+    shares = np.bincount(LABELS) / len(LABELS)
+    for mine in found:
+        assert np.all(np.abs(np.bincount(LABELS[mine], minlength=4) - len(mine) * shares) <= 2 * (1 + 4 * shares))
+    assert statistics.gini(np.array([len(mine) for mine in found])) > (0.4 if alpha < 1 else 0.05)
+
+
+def test_the_proportional_order_is_random_and_a_permutation():
+    first, second = (quantity.proportional_order(LABELS, _stream(seed)) for seed in (0, 1))
+    assert np.array_equal(np.sort(first), np.arange(len(LABELS))) and not np.array_equal(first, second)
+
+
+def test_a_stratified_split_holds_every_class_in_proportion():
+    parts = make(held_out="stratified")
+    for part, share in ((parts.val, 0.1), (parts.test, 0.25)):
+        counts = np.bincount(LABELS[part[0]], minlength=4)
+        expected = np.bincount(LABELS) * share
+        assert np.all(np.abs(counts - expected) <= 2 * (1 + 4 * np.bincount(LABELS) / len(LABELS)))
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 5])
+def test_clients_of_one_class_shards_hold_at_most_as_many_classes(per_client):
+    """1,000 rows in 10 x s shards of 100 / s: none crosses a border of classes of 100."""
+    found = label_limits.shards(EVEN, 10, per_client, _stream(0))
+    assert all(len(np.unique(EVEN[mine])) <= per_client and len(mine) == 100 for mine in found)
+
+
+@pytest.mark.parametrize("per_client", [1, 2, 3, 4])
+def test_every_client_holds_so_many_classes_shared_equally(per_client):
+    found = label_limits.classes(LABELS, 8, per_client, _stream(0))
+    counts = np.array([np.bincount(LABELS[mine], minlength=4) for mine in found])
+    assert np.all((counts > 0).sum(1) == per_client)
+    assert np.ptp((counts > 0).sum(0)) <= 1  # holders of each class
+    for of_class in counts.T:
+        assert np.ptp(of_class[of_class > 0]) <= 1
+
+
+def test_groups_stay_together_and_are_dealt_evenly():
+    found = held(make(kind="group"))
+    members = [set(GROUPS[mine]) for mine in found]
+    assert sum(map(len, members)) == 40 == len(set.union(*members))
+    assert {len(mine) for mine in members} == {5}
+    assert members != [set(GROUPS[mine]) for mine in held(make(kind="group", seed=43))]
+    ids = held(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
+    assert all(set(mine % 7) == {k} for k, mine in enumerate(ids))  # client i is group i
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"kind": "group", "groups": None}, ["groups column", "none", "`groups` [T]"]),
+        ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
+        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "holds", "--min-samples is 17", "fewer"]),
+        ({"kind": "classes", "classes_per_client": 5}, ["1..4", "got 5"]),
+        ({"kind": "classes", "num_clients": 3, "classes_per_client": 1}, ["2..4", "all 4", "got 1"]),
+        ({"kind": "balanced_client", "num_clients": 1}, ["at least 2 clients"]),
+        ({"kind": "shards", "shards_per_client": 0}, ["shards_per_client must be >= 1, got 0"]),
+        ({"classes_per_client": 0}, ["classes_per_client must be >= 1, got 0"]),
+        ({"held_out": "outside"}, ["client, global or stratified", "'outside'"]),
+        ({"held_out": "global", "num_clients": 46}, ["46 clients", "need 460", "the dataset has 455"]),
+    ],
+)
+def test_what_cannot_be_drawn_is_told_in_one_line(changes, parts):
+    with says(*parts):
+        make(**changes)
+
+
+def _stream(seed):
+    return np.random.default_rng(seed)
+
+
+# --- given partitions
+
+
+GIVEN = [[0, 3, 5, 6, 7, 8], [1, 2, 9, 10]]
+
+
+def check(given, **changes):
+    settings = {"num_samples": 12, "num_clients": 2, "source": "here", "test_ratio": 0.34, "val_ratio": 0.25}
+    return from_rows.check(given, **settings | changes)
+
+
+@pytest.mark.parametrize("layout", ["list.json", "parts.json", "owner.npz", "parts.npz"])
+def test_every_layout_of_a_file_is_read(tmp_path, layout):
+    file, parts = tmp_path / layout, check([np.array(mine) for mine in GIVEN])
+    assert [len(mine) for mine in parts.test] == [2, 1] and [len(mine) for mine in parts.val] == [1, 1]
+    assert [sorted(mine.tolist()) for mine in held(parts)] == GIVEN
+    owner = np.full(12, -1)
+    for client, mine in enumerate(GIVEN):
+        owner[mine] = client
+    if layout == "list.json":
+        file.write_text(json.dumps(GIVEN))
+    elif layout == "parts.json":
+        file.write_text(json.dumps({name: [m.tolist() for m in part] for name, part in parts._asdict().items()}))
+    elif layout == "owner.npz":
+        np.savez(file, client=owner)
+    else:
+        partition.save(parts, file)
+    assert same(check(from_rows.read(file)), parts)
+
+
+def test_validation_and_test_rows_may_be_nobodys():
+    parts = check(([[0], [1]], [[2, 3]], [[4], []]))
+    assert [len(part) for part in parts] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ([[0, 1]], ["here", "train holds 1 clients", "clients is 2"]),
+        (([[0], [1]], [[2], [3], [4]], [[5]]), ["val holds 3 clients"]),
+        ([[0, 1], [1, 2]], ["row 1", "2 times"]),
+        ([[0, 1], [2, 12]], ["0..11", "0..12"]),
+        ([[0, 1], [2, -1]], ["0..11", "-1..2"]),
+        ([[0.5, 1], [2, 3]], ["integers [n]", "float64 [2]"]),
+        ([[[0, 1]], [2, 3]], ["integers [n]", "[1, 2]"]),
+        ([["a"], [2]], ["integers [n]"]),
+        (([[0], [1]], [[2], [3]]), ["(train, val, test)"]),
+        (3, ["(train, val, test)"]),
+        ([[2**40], [1]], ["0..11", str(2**40)]),
+    ],
+)
+def test_a_partition_that_is_none_is_refused_in_one_line(given, parts):
+    with says(*parts):
+        check(given)
+
+
+def test_a_given_client_below_the_minimum_is_refused():
+    with says("here", "client 1 holds 4", "--min-samples is 5"):
+        check(GIVEN, min_samples=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.npz", b""),
+        ("a.npz", b"PK\x03\x04 cut short"),
+        ("a.json", b"[[1, 2"),
+        ("a.json", b"\xff"),
+        ("a.json", b"3"),
+        ("a.json", b"{}"),
+        ("a.json", b'{"train": [[1]], "val": [[2]]}'),
+        ("a.json", b"[3]"),
+        ("a.json", b"[[[1], [2, 3]]]"),
+        ("a.json", None),
+    ],
+)
+def test_a_file_that_holds_no_partition_is_named_with_what_it_must_hold(tmp_path, name, content):
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    with says(str(file), "must hold", "`client` [T]"):
+        from_rows.read(file)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"other": np.arange(3)},
+        {"client": np.zeros((2, 2), int)},
+        {"client": np.array([0.5])},
+        {"client": np.array([0, 10**12])},
+        {"train": np.arange(3), "train_sizes": np.array([2]), "val": np.arange(0), "val_sizes": np.array([0])},
+    ],
+)
+def test_an_archive_without_a_partition_is_too(tmp_path, members):
+    np.savez(tmp_path / "a.npz", **members)
+    with says("a.npz", "must hold"):
+        from_rows.read(tmp_path / "a.npz")
+
+
+# --- statistics
+
+
+def test_statistics_of_a_partition_worked_by_hand():
+    labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
+    parts = partition.Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
+    told = statistics.describe(labels, ("a", "b", "c"), parts)
+    assert told["samples"] == [4, 1] and told["val_samples"] == [2] and told["test_samples"] == [1]
+    assert told["counts"] == [[2, 2, 0], [0, 1, 0]] and told["classes"] == [2, 1] and told["mean_classes"] == 1.5
+    assert told["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
+    assert told["mean_effective_classes"] == 1.5  # 2 and 1
+    # the union is 2/5, 3/5: distances (1/10 + 1/10) / 2 and (4/10 + 4/10) / 2
+    assert told["mean_label_distance"] == 0.25
+    assert told["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_statistics_of_data_without_classes_are_its_sizes():
+    parts = partition.Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
+    for labels, names in ((np.linspace(0, 1, 5), ("a",)), (np.arange(5), ())):
+        told = statistics.describe(labels, names, parts)
+        assert told["samples"] == [3] and "counts" not in told

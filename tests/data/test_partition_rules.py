@@ -1,0 +1,84 @@
+"""The rules that draw partitions: bulk draws against the published ones, extreme alphas, repair, bounds."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import dirichlet, partition
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
+
+
+@pytest.mark.parametrize(("num_clients", "alpha", "minimum"), [(9, 0.3, 2), (7, 2.0, 0)])
+def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha, minimum):
+    """Means and mean squares of the ordered sizes, and of single clients', within 4.5 standard errors: over the 40
+    comparisons of a run, chance alone exceeds that about once in 3,000 choices of seeds."""
+    labels = np.repeat(np.arange(3), 60)
+
+    def sample(kind, rule):
+        def one(seed):
+            rows = rule(labels, num_clients, alpha, partition.stream(kind, seed), minimum).rows
+            size = np.array([len(mine) for mine in rows], float)
+            return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
+
+        return np.array([one(seed) for seed in range(500)])
+
+    bulk, official = sample("dirichlet", dirichlet.bulk), sample("official", dirichlet.official)
+    error = np.sqrt((bulk.var(0) + official.var(0)) / len(bulk)) + 1e-9
+    assert np.all(np.abs(bulk.mean(0) - official.mean(0)) < 4.5 * error)
+
+
+def test_bulk_draws_fail_as_often_as_published_ones():
+    """Attempts are geometric, so the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
+    labels, n = np.repeat(np.arange(3), 40), 300
+    tries = [
+        [rule(labels, 8, 0.5, partition.stream(kind, seed), 5).attempts for seed in range(n)]
+        for kind, rule in (("dirichlet", dirichlet.bulk), ("official", dirichlet.official))
+    ]
+    a, b = np.mean(tries, 1)
+    assert min(a, b) > 2 and abs(a - b) < 4.5 * np.hypot(a, b) / np.sqrt(n)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-30, 1e-7, 1e-3, 1e8])
+def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts = partition.make(LABELS, num_clients=8, alpha=alpha, rule="top_up")
+    size = np.sum([[len(rows) for rows in part] for part in parts], 0)
+    assert size.sum() == len(LABELS) and size.min() >= 10
+    if alpha < 1e-2:  # a label goes to one client, so all the others are topped up
+        assert np.sum(size == 10) >= 4
+    if alpha > 1e6:
+        assert np.ptp(size) <= 8  # one row per label and client by truncation, and a little noise
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
+def test_each_client_gets_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(kind, rule):
+    draw = rule(np.zeros(1000, int), 4, 100.0, partition.stream(kind, 0))
+    assert draw.attempts == 1
+    for rows in draw.rows:  # mean of n of 0..999 without replacement: at most 1000 / sqrt(12 n) off, as standard error
+        assert abs(rows.mean() - 499.5) < 4.5 * 1000 / np.sqrt(12 * len(rows))
+
+
+def test_top_up_takes_from_the_largest_and_leaves_the_rest():
+    stream = np.random.default_rng(0)
+    rows = np.split(np.arange(40), [2, 10, 15])  # sizes 2, 8, 5, 25
+    got = dirichlet.top_up(rows, 6, stream)
+    assert [len(mine) for mine in got] == [6, 8, 6, 20]
+    assert set(rows[0]) <= set(got[0]) and set(rows[1]) == set(got[1])
+    assert np.array_equal(np.sort(np.concatenate(got)), np.arange(40))
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
+def test_a_minimum_no_draw_meets_is_told_with_every_way_out(kind, rule):
+    with pytest.raises(UsageError, match=r"500 draws.*0\.05.*60 clients.*10 samples.*fewer.*larger.*smaller.*top_up"):
+        rule(LABELS, 60, 0.05, partition.stream(kind, 0), 10, 500)
+
+
+def test_progress_is_told_up_to_the_bound():
+    seen = []
+    with pytest.raises(UsageError):
+        dirichlet.bulk(LABELS, 60, 0.05, partition.stream("dirichlet", 0), 10, 5000, lambda *at: seen.append(at))
+    assert seen[-1] == (5000, 5000) and seen == sorted(seen)

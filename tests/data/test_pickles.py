@@ -1,0 +1,145 @@
+"""The reader of pickled byte arrays: what it reads, and that no forged or mutated pickle gets past it."""
+
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import says
+
+from fedvg_jax.data.readers import pickles
+
+HELD = {
+    "data": np.arange(12, dtype=np.uint8).reshape(3, 4),
+    "order": np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)),
+    b"labels": [0, 1, 2**40, -1, True, None, 0.5, (1,), (1, 2, 3, 4)],
+    b"names": [b"a.png", "b\u00fc", b"\xff\x00"],
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_arrays_text_numbers_and_containers_are_read_as_python_reads_them(protocol):
+    found = pickles.loads(pickle.dumps(HELD, protocol), "file")
+    assert list(found) == list(HELD)
+    for name in ("data", "order"):
+        assert found[name].dtype == np.uint8
+        np.testing.assert_array_equal(found[name], HELD[name])
+    assert found[b"labels"] == HELD[b"labels"] and found[b"names"] == HELD[b"names"]
+
+
+def test_an_array_held_twice_is_one_array():
+    array = np.arange(5, dtype=np.uint8)
+    first, second = pickles.loads(pickle.dumps([array, array], 2), "file")
+    assert first is second and first.tolist() == array.tolist()
+
+
+def forged(shape, dtype="u1", state="N", content="U\x04abcd") -> bytes:
+    """An array's pickle with parts of its state replaced, by hand."""
+    text = (
+        "\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+        f"{shape}cnumpy\ndtype\nU{chr(len(dtype))}{dtype}K\x00K\x01\x87R(K\x03U\x01|{state}NNJ\xff\xff\xff\xff"
+        f"J\xff\xff\xff\xffK\x00tb\x89{content}tb."
+    )
+    return text.encode("latin1")
+
+
+SHAPE = "K\x02K\x02\x86"
+
+
+def test_the_forger_forges_arrays():
+    assert pickles.loads(forged(SHAPE), "file").tobytes() == b"abcd"
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (forged("K\x02K\x03\x86"), ["[2, 3]", "do not fit"]),
+        (forged("J\xff\xff\xff\xffJ\xfc\xff\xff\xff\x86"), ["odd shape"]),
+        (forged("\x88K\x04\x86"), ["odd shape"]),
+        (forged("\x8a\x08" + "\xff" * 7 + "\x7fK\x00\x86"), ["odd shape"]),
+        (forged(")"), ["odd shape"]),
+        (forged("N"), ["odd shape"]),
+        (forged("(" + "K\x01" * 70 + "t"), ["odd shape"]),
+        (forged(SHAPE, dtype="O8"), ["'O8'", "only 'u1'"]),
+        (forged(SHAPE, dtype="V4"), ["'V4'"]),
+        (forged(SHAPE, dtype="i1,O"), ["'i1,O'"]),
+        (forged(SHAPE, state="U\x01xX\x00\x00\x00\x00\x86"), ["fields"]),
+        (forged(SHAPE, content="N"), ["do not fit"]),
+        (forged(SHAPE, content="]"), ["do not fit"]),
+        (forged(SHAPE).replace(b"K\x01K\x02", b"K\x02"), ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\nndarray\n)R.", ["odd way"]),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", ["NEWOBJ"]),
+        (b"\x80\x02cnumpy\ndtype\nNb.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
+        (b"\x80\x02]}b.", ["not a complete pickle"]),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
+        (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
+        (b"\x80\x04\x8c\x0fnumpy.core.test\x8c\x01x\x93.", ["numpy.core.test"]),
+        (b"\x80\x02}K\x01K\x01s.", ["not a complete pickle"]),
+        (b"\x80\x02}]]s.", ["not a complete pickle"]),
+        (b"\x80\x02" + b"(" * 1000 + b".", ["not a complete pickle"]),
+        (b"\x80\x02j\xff\xff\xff\xff.", ["not a complete pickle"]),
+        (b"\x80\x02T\xff\xff\xff\x7fa.", ["not a complete pickle"]),
+        (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fa.", ["not a complete pickle"]),
+        (b"\x80\x02\x8b\xff\xff\x00\x00" + b"\x7f" * 65535 + b".", ["more than 64 bits"]),
+        (b"\x80\x02S'a'\n.", ["STRING"]),
+        (b"\x80\x02N", ["not a complete pickle"]),
+        (b"\x80\x02NN.", ["not a complete pickle"]),
+        (b".", ["not a complete pickle"]),
+    ],
+)
+def test_a_forged_pickle_is_refused_in_one_line(content, parts):
+    with says("file: ", *parts, "fetch it again"):
+        pickles.loads(content, "file")
+
+
+def test_deep_nesting_is_read_and_freed_without_recursion():
+    depth = 200_000
+    assert len(pickles.loads(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".", "file")) == 1
+    pickles.loads(b"\x80\x02)" + b"\x85" * depth + b".", "file")
+
+
+def test_one_place_of_the_memo_costs_one_place():
+    tracemalloc.start()
+    try:
+        pickles.loads(b"\x80\x02Nr\xff\xff\xff\xff.", "file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_cannot_be_multiplied():
+    once = b"X\x10\x27\x00\x00" + b"a" * 10_000 + b"q\x00"
+    again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    with says("more text than bytes"):
+        pickles.loads(b"\x80\x02](" + once + again * 1000 + b"e.", "file")
+
+
+def test_a_pickle_too_large_or_too_long_is_refused(monkeypatch):
+    content = pickle.dumps(list(range(100)), 2)
+    monkeypatch.setattr(pickles, "MAX_OPCODES", 99)
+    with says("more than 99 opcodes"):
+        pickles.loads(content, "file")
+    monkeypatch.setattr(pickles, "MAX_BYTES", 99)
+    with says(f"{len(content)} bytes", "at most 99"):
+        pickles.loads(content, "file")
+
+
+def campaign(examples: int) -> None:
+    """In a process of its own, so that one which crashes fails the test."""
+    environment = {"PYTHONPATH": str(Path(pickles.__file__).parents[3]), "PATH": "", "HOME": "/nonexistent"}
+    command = [sys.executable, Path(__file__).with_name("campaign_pickles.py"), str(examples)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_few_mutated_pickles_are_read_or_refused():
+    campaign(300)
+
+
+@pytest.mark.slow
+def test_very_many_mutated_pickles_are_read_or_refused():
+    campaign(30_000)

@@ -1,0 +1,260 @@
+"""Readers of the paper's sets, on tiny files written here in the real formats; and what all readers promise."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import RNG, pixels, says, twice, write, write_folder, write_stl, write_tiny
+
+from fedvg_jax import data
+from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
+
+Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+
+
+# --- STL-10
+
+
+@pytest.mark.parametrize("where", [".", stl10.FOLDER])
+def test_stl_10_is_turned_upright_and_counted_from_nought(tmp_path, where):
+    x, y = write_stl(tmp_path / where)
+    got = twice("stl10", tmp_path)
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+    assert got.num_train == 3 and got.class_names[8] == "ship"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "parts"),
+    [
+        ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
+        ("test_y.bin", bytes([1]), ["test_y.bin", "1 labels for 2 images"]),
+        ("train_y.bin", bytes([1, 0, 2]), ["train_y.bin", "1..10, got 0"]),
+        ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
+        ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
+    ],
+)
+def test_a_damaged_stl_file_is_told_by_name(tmp_path, file, content, parts):
+    write_stl(tmp_path)
+    (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
+    with says(*parts):
+        data.load("stl10", tmp_path)
+
+
+# --- MedMNIST
+
+
+def write_medmnist(file: Path, side: int, depth: tuple = (), counts=(4, 2, 3)):
+    arrays = {}
+    for split, count in zip(("train", "val", "test"), counts, strict=True):
+        arrays |= {
+            f"{split}_images": pixels(count, side, side, *depth),
+            f"{split}_labels": RNG.integers(0, 7, (count, 1)),
+        }
+    np.savez_compressed(file, **arrays)
+    return arrays
+
+
+def test_medmnist_is_pooled_whole_at_the_paper_s_size_and_at_any_other(tmp_path):
+    for name, side, depth in (("organamnist", 28, ()), ("dermamnist", 224, (3,))):
+        arrays = write_medmnist(tmp_path / medmnist.file_name(name, side), side, depth)
+        write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, depth)
+        got = twice(name, tmp_path)
+        assert got.x.shape == (9, side, side, *(depth or (1,))) and got.num_train == 4
+        assert got.y.tolist() == [int(v) for s in ("train", "val", "test") for v in arrays[f"{s}_labels"][:, 0]]
+        assert len(got.class_names) == {"organamnist": 11, "dermamnist": 7}[name]
+        assert data.load(name, tmp_path, size=(64, 64)).x.shape[1:3] == (64, 64)
+        assert data.load(name, tmp_path / medmnist.file_name(name, 64)).x.shape[1:3] == (64, 64)
+
+
+def test_the_official_pool_has_no_validation_split(tmp_path):
+    arrays = write_medmnist(tmp_path / "dermamnist_224.npz", 2, (3,))
+    for _ in range(2):  # the two pools have cache entries of their own
+        whole, official = (data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official"))
+        assert (len(whole.y), len(official.y), official.num_train) == (9, 7, 4)
+    np.testing.assert_array_equal(official.x[4:], arrays["test_images"])
+
+
+def test_what_medmnist_does_not_have_is_told(tmp_path):
+    with says(str(tmp_path), "dermamnist_224.npz", "medmnist.com"):
+        data.load("dermamnist", tmp_path)
+    write_medmnist(tmp_path / "dermamnist.npz", 28, (3,))
+    with says("dermamnist_224.npz", "holds dermamnist.npz", "--image-size"):
+        data.load("dermamnist", tmp_path)
+    with says("28, 64, 128, 224", "(30, 30)"):
+        data.load("dermamnist", tmp_path, size=(30, 30))
+    (tmp_path / "dermamnist.npz").rename(tmp_path / "dermamnist_64.npz")
+    with says("dermamnist_64.npz", "28 x 28", "64 x 64"):
+        data.load("dermamnist", tmp_path, size=(64, 64))
+
+
+# --- COVID-19
+
+
+FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
+
+
+@pytest.mark.parametrize("around", [".", "Curated X-Ray Dataset"])
+@pytest.mark.parametrize("inner", ["", "images"])
+def test_the_x_rays_are_four_folders_resized_to_the_published_size(tmp_path, around, inner):
+    _, y = write_folder(tmp_path / "in" / around, FOUR, inner=inner)
+    if inner:  # lung masks beside the images, as in the Radiography Database
+        write(tmp_path / "in" / around / "Normal" / "masks" / "0.png", b"not read")
+    got = twice("covid19", tmp_path / "in")
+    assert got.x.shape == (6, 244, 224, 3) and got.class_names == tuple(FOUR) and got.y.tolist() == y.tolist()
+    assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
+
+
+def test_another_number_of_folders_is_told_with_their_names(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1, "c": 1})
+    with says(str(tmp_path), "3 folders (a, b, c)", "10.17632/9xkhgts2s6"):
+        data.load("covid19", tmp_path)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("kind", ["bytes", "numbers 0..255", "numbers 0..1"])
+def test_the_published_arrays_are_read_as_bytes(tmp_path, first, kind):
+    x, y = pixels(300, 5, 4, 3), np.arange(300) % 4
+    x[0, 0, 0] = 255
+    held = {"bytes": x, "numbers 0..255": x.astype(np.float32), "numbers 0..1": (x / 255).astype(np.float32)}[kind]
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "xdata.npy", held.transpose(0, 3, 1, 2) if first else held)
+    np.save(tmp_path / "in" / "ydata.npy", y.astype(np.float64)[:, None] if first else y)
+    got = twice("covid19", tmp_path / "in")
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+
+
+def test_organamnist_may_be_the_published_arrays_too(tmp_path):
+    x = pixels(3, 28, 28)
+    np.save(tmp_path / "xdata.npy", x)
+    np.save(tmp_path / "ydata.npy", np.array([0, 10, 3]))
+    np.testing.assert_array_equal(data.load("organamnist", tmp_path).x[..., 0], x)
+
+
+X = np.zeros((2, 3, 3, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "parts"),
+    [
+        (X, None, ["ydata.npy missing"]),
+        (X, [0], ["2 images but 1 labels"]),
+        (X, [0, 4], ["0..3", "0..4"]),
+        (X, [0.5, 1], ["ydata.npy", "whole numbers"]),
+        (X, [np.nan, 1], ["ydata.npy", "whole numbers"]),
+        (X[0, 0], [0, 1], ["xdata.npy", "[T, H, W, D]"]),
+        (X[:0], [], ["xdata.npy", "[T, H, W, D]"]),
+        (X - 1.0, [0, 1], ["xdata.npy", "0..255 or 0..1", "-1"]),
+        (X + np.nan, [0, 1], ["xdata.npy", "nan"]),
+        (X.astype(np.int32) + 256, [0, 1], ["xdata.npy", "256"]),
+        (np.array([{}, {}], object), [0, 1], ["xdata.npy", "plain array"]),
+    ],
+)
+def test_malformed_published_arrays_are_told_by_file(tmp_path, x, y, parts):
+    np.save(tmp_path / "xdata.npy", x, allow_pickle=True)
+    if y is not None:
+        np.save(tmp_path / "ydata.npy", np.array(y))
+    with says(*parts):
+        data.load("covid19", tmp_path)
+
+
+def test_a_cut_npy_file_is_told(tmp_path):
+    for name in ("xdata.npy", "ydata.npy"):
+        write(tmp_path / name, b"\x93NUMPY\x01\x00")
+    with says("xdata.npy", "not a complete .npy"):
+        data.load("covid19", tmp_path)
+
+
+# --- Tiny ImageNet
+
+
+@pytest.mark.parametrize("where", [".", tinyimagenet.FOLDER])
+def test_tiny_imagenet_is_in_the_order_of_its_lists_and_names(tmp_path, where):
+    x, y = write_tiny(tmp_path / "in" / where)
+    got = twice("tinyimagenet", tmp_path / "in")
+    np.testing.assert_array_equal(got.x, x)
+    np.testing.assert_array_equal(got.y, y)
+    assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
+
+
+def test_classes_that_share_a_word_are_told_apart(tmp_path):
+    write_tiny(tmp_path)
+    write(tmp_path / "words.txt", b"n01\tcrane, bird\nn02\tcrane\n")
+    assert data.load("tinyimagenet", tmp_path).class_names == ("crane (n02)", "crane (n01)")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "parts"),
+    [
+        ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
+        ("wnids.txt", b"", ["wnids.txt", "empty"]),
+        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "no text file"]),
+        ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
+        ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
+        ("train/n01/images/n01_2.JPEG", b"half", ["n01_2.JPEG", "not a complete image"]),
+        ("val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
+        ("val/val_annotations.txt", b"val_0.JPEG\tn07", ["val_annotations.txt", "'n07'"]),
+        ("val/val_annotations.txt", b"val_0.JPEG", ["val_annotations.txt", "class ''"]),
+        ("val/val_annotations.txt", None, ["val_annotations.txt", "cannot be read"]),
+    ],
+)
+def test_a_tree_at_odds_with_its_lists_is_told_by_file(tmp_path, file, content, parts):
+    write_tiny(tmp_path)
+    (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
+    with says(*parts):
+        data.load("tinyimagenet", tmp_path)
+
+
+# --- all of them
+
+
+FROM_FILES = [name for name in data.NAMES if name != "digits"]
+
+
+@pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
+def test_a_user_with_nothing_is_told_once_what_goes_where(tmp_path, name):
+    with says(f"dataset {name} needs --data-dir DIR"):
+        data.load(name)
+    file = write(tmp_path / "a file", b"not it")
+    for where in (tmp_path / "none", tmp_path, file):
+        with says(str(where)):
+            data.load(name, where, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+PAGES = {
+    "cifar10": "cs.toronto.edu",
+    "cifar100": "cs.toronto.edu",
+    "stl10": "stanford.edu",
+    "organamnist": "medmnist.com",
+    "dermamnist": "medmnist.com",
+    "tinyimagenet": "stanford.edu",
+    "covid19": "doi.org",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_public_set_is_named_with_its_official_page(tmp_path, name):
+    assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder"}
+    for where in (None, tmp_path / "none", tmp_path):
+        with says(PAGES[name]):
+            data.load(name, where)
+
+
+@pytest.mark.parametrize("name", data.NAMES)
+def test_an_option_a_set_does_not_have_is_an_error_and_not_ignored(tmp_path, name):
+    options = {"size": (8, 8), "splits": "official"}
+    lacking = set(options) - set(data.SOURCES[name].takes if name != "digits" else ())
+    assert lacking or name == "dermamnist"
+    for option in lacking:
+        with says(f"dataset {name} has no --", "leave it out"):
+            data.load(name, tmp_path, **{option: options[option]})
+
+
+def test_a_bomb_of_an_npz_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
+    with says("bomb.npz", "GiB"):
+        data.load("npz", tmp_path)

@@ -1,0 +1,232 @@
+"""The shared validation set: whose rows, external sets and their maps, subsets, imbalance, noise."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import external, validation
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.readers.cifar import CLASS_NAMES
+
+RNG = np.random.default_rng(0)
+ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60),
+                CLASS_NAMES, 600)  # fmt: skip
+PARTS = partition.make(ARRAYS.y, num_clients=8, alpha=5.0)
+
+
+def shared(share=1.0, seed=42):
+    return validation.from_clients(ARRAYS, PARTS, share, 0.1, seed)
+
+
+def says(*parts):
+    """A UsageError of one line that contains `parts` in this order."""
+    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
+
+
+def everything(rows):
+    """D_val as it would be if it were all of these rows."""
+    return validation.Shared(ARRAYS.x, ARRAYS.y, np.asarray(rows, np.int32), len(rows), None)
+
+
+# --- whose rows
+
+
+def test_it_is_the_clients_parts_in_client_order_as_published():
+    found = shared()
+    np.testing.assert_array_equal(found.rows, np.concatenate(PARTS.val))
+    assert found.x is ARRAYS.x and found.y is ARRAYS.y and found.most == 60 and found.clients is None
+
+
+def test_it_may_be_the_rows_of_a_few_clients_chosen_by_seed():
+    found = shared(0.3)
+    assert len(found.clients) == 2  # 0.3 of 8, rounded
+    np.testing.assert_array_equal(found.rows, np.concatenate([PARTS.val[k] for k in found.clients]))
+    assert len({tuple(shared(0.3, seed).clients) for seed in range(9)}) > 3
+    assert len(shared(1e-9).clients) == 1
+
+
+def test_clients_without_validation_rows_are_refused():
+    none = PARTS._replace(val=[mine[:0] for mine in PARTS.val])
+    for share, who in ((1.0, "the partition"), (0.3, "clients")):
+        with says(who, "no validation row", "--val-ratio"):
+            validation.from_clients(ARRAYS, none, share, 0.1, 0)
+    with says("nobody's"):
+        validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
+
+
+# --- external sets
+
+
+def test_the_published_order_has_the_published_counts():
+    """The paper's 4,950 for STL-10: nine classes of 500 and 50 of each again; 3,650 for CIFAR-100: seven of 500, and 50
+    again of each of three classes, 1,050 / 1,550 / 1,050; and never more than 5,000."""
+    stl = np.repeat(np.delete(np.arange(10), 6), 500)
+    cifar = np.repeat([1, 3, 5], [1000, 1500, 1000])
+    for labels, per_class in ((stl, [550] * 9), (cifar, [1050, 1550, 1050])):
+        found = external.order(labels, "official", np.random.default_rng(0))
+        times = np.bincount(found, minlength=len(labels))
+        assert [int(n) for n in np.bincount(labels[found]) if n] == per_class and set(times) == {1, 2}
+        first = labels[found[: 50 * len(per_class)]]
+        assert np.array_equal(first, np.repeat(np.unique(labels), 50))  # class after class, then all at random
+        once = external.order(labels, "none", np.random.default_rng(0))
+        assert np.array_equal(np.sort(once), np.arange(len(labels)))
+    assert len(external.order(np.repeat([0, 1], 4000), "official", np.random.default_rng(0))) == 5000
+    assert len(external.order(np.zeros(20, int), "official", np.random.default_rng(0))) == 40
+
+
+FINE = ("bus", "fox", "leopard", "lion", "motorcycle", "pickup_truck", "tiger", "tractor", "wolf")
+STL = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+
+
+SEVEN = {"bus": 1, "motorcycle": 1, "leopard": 3, "lion": 3, "tiger": 3, "wolf": 5, "fox": 5}
+NINE = {"airplane": 0, "car": 1, "bird": 2, "cat": 3, "deer": 4, "dog": 5, "horse": 7, "ship": 8, "truck": 9}
+"""Labels of CIFAR-10: automobile is 1, cat 3, dog 5."""
+
+
+def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
+    """An external set of three training images a class and some test images, in place of any reader."""
+    y = np.repeat(np.arange(len(names), dtype=np.int32), 3)
+    x = RNG.integers(0, 256, (len(y) + test_rows, size, size, channels), np.uint8)
+    found = Arrays("outside", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
+    monkeypatch.setattr(external.datasets, "load", lambda *asked: found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "classes", "expected"),
+    [
+        ("cifar100", FINE, "paper", SEVEN),
+        ("cifar100", FINE, "all", SEVEN | {"pickup_truck": 9}),
+        ("stl10", STL, "paper", NINE),
+        ("npz", ("frog", "toad", "cat"), "paper", {"frog": 6, "cat": 3}),
+        ("npz", ("0", "1", "2"), "paper", {"0": 0, "1": 1, "2": 2}),
+    ],
+    ids=["cifar100", "cifar100 all", "stl10", "by name", "by number"],
+)
+def test_classes_are_mapped_by_name_and_the_rest_left_out(monkeypatch, source, names, classes, expected):
+    found = outside(monkeypatch, names)
+    x, y = external.load(source, "dir", ARRAYS, classes)
+    kept = [i for i in range(found.num_train) if names[found.y[i]] in expected]
+    np.testing.assert_array_equal(y, [expected[names[found.y[i]]] for i in kept])
+    np.testing.assert_array_equal(x, found.x[kept])
+
+
+def test_a_set_that_has_nothing_in_common_is_refused(monkeypatch):
+    digits = ARRAYS._replace(name="digits", class_names=tuple("0123456789"))
+    outside(monkeypatch, FINE)
+    with says("validation.source cifar100", "automobile", "digits has 0"):
+        external.load("cifar100", "dir", digits)
+    with says("validation.source npz", "bus", "ten has airplane"):
+        external.load("npz", "dir", ARRAYS)
+    outside(monkeypatch, tuple(map(str, range(11))))
+    with says("validation.source npz", "10", "ten has airplane"):
+        external.load("npz", "dir", ARRAYS)
+
+
+def test_a_reader_set_without_a_mapped_image_is_refused(monkeypatch):
+    outside(monkeypatch, ("tractor", "rose"))
+    with says("dir", "no training image of", "bus"):
+        external.load("cifar100", "dir", ARRAYS)
+
+
+def test_larger_images_are_averaged_down_and_grey_ones_coloured(monkeypatch):
+    """Pillow's bilinear filter is a triangle two target pixels wide: it leaves constant images as they are, and keeps
+    the mean of a ramp's inside."""
+    found = outside(monkeypatch, STL, size=12, channels=1)
+    found.x[:] = np.arange(len(found.x), dtype=np.uint8)[:, None, None, None]
+    x, y = external.load("stl10", "dir", ARRAYS)
+    assert x.shape == (27, 4, 4, 3) and len(y) == 27
+    kept = [i for i in range(30) if STL[found.y[i]] != "monkey"]
+    np.testing.assert_array_equal(x, np.broadcast_to(np.array(kept)[:, None, None, None], x.shape))
+    ramp = np.broadcast_to(np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3))
+    small = external.resized(ramp, (4, 4, 3), "here")
+    np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160
+
+
+def test_colour_cannot_become_grey():
+    with says("here", "3 channels", "have 1"):
+        external.resized(np.zeros((1, 4, 4, 3), np.uint8), (4, 4, 1), "here")
+
+
+def test_external_images_stand_behind_the_pool_whatever_the_seed():
+    x, y = RNG.integers(0, 256, (30, 4, 4, 3), np.uint8), np.repeat([1, 3, 5], 10).astype(np.int32)
+    first, second = (validation.from_outside(ARRAYS, x, y, "official", seed) for seed in (0, 1))
+    assert first.x.shape == second.x.shape == (630, 4, 4, 3) and first.most == len(first.rows) == len(second.rows) == 60
+    np.testing.assert_array_equal(np.bincount(first.rows - 600), [2] * 30)  # ten of a class, all within the 50
+    assert not np.array_equal(first.rows, second.rows)
+    np.testing.assert_array_equal(first.y[first.rows], y[first.rows - 600])
+    assert first.rows.dtype == np.int32 and first.y.dtype == np.int32
+
+
+# --- subsets
+
+
+def test_a_subset_is_random_keeps_the_order_and_is_part_of_every_larger_one():
+    whole = everything(RNG.permutation(600))
+    last = set()
+    for size in (2, 10, 100, 600):
+        found = validation.subset(whole, size, 1.0, 42).rows
+        assert len(found) == size and last <= set(found)
+        place = {row: i for i, row in enumerate(whole.rows)}
+        assert np.all(np.diff([place[row] for row in found]) > 0)
+        last = set(found)
+    assert len(validation.subset(whole, 0, 0.1, 42).rows) == 60
+    assert set(validation.subset(whole, 100, 1.0, 1).rows) != set(validation.subset(whole, 100, 1.0, 42).rows)
+
+
+def test_more_images_than_there_are_is_refused():
+    with says("validation.size", "at most the 600", "601"):
+        validation.subset(everything(np.arange(600)), 601, 1.0, 0)
+
+
+# --- imbalance
+
+
+@pytest.mark.parametrize(("rho", "total"), [(1.0, 2970), (0.75, 2780), (0.5, 1930), (0.25, 1337)])
+def test_imbalance_has_the_published_totals(rho, total):
+    """Of the published code for 5,957 validation images of ten classes of nearly equal size: N' = 2,978."""
+    labels = np.repeat(np.arange(10, dtype=np.int32), [596] * 7 + [595] * 3)
+    whole = validation.Shared(np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None)
+    found = validation.imbalanced(whole, rho, 10, 0)
+    assert len(found.rows) == total == len(np.unique(found.rows))
+    wanted = np.floor(rho ** np.arange(10) / (rho ** np.arange(10)).sum() * 2978).astype(int)
+    np.testing.assert_array_equal(
+        np.bincount(labels[found.rows], minlength=10), np.minimum(wanted, np.bincount(labels))
+    )
+
+
+def test_imbalance_keeps_the_order_or_sorts_by_class_and_drops_the_last_batch():
+    whole = everything(RNG.permutation(600))
+    kept = validation.imbalanced(whole, 0.5, 10, 0).rows
+    place = {row: i for i, row in enumerate(whole.rows)}
+    assert np.all(np.diff([place[row] for row in kept]) > 0)
+    official = validation.imbalanced(whole, 0.5, 10, 0, batch_size=32).rows
+    assert len(official) == len(kept) // 32 * 32 and set(official) <= set(kept)
+    assert np.all(np.diff(ARRAYS.y[official]) >= 0)
+
+
+def test_imbalance_needs_every_class_and_something_left():
+    with says("validation.rho", "every class", "none of 0, 9", "rho 0"):
+        validation.imbalanced(everything(np.arange(60, 540)), 0.5, 10, 0)
+    with says("validation.rho 0.9", "leaves", "of 10"):
+        validation.imbalanced(everything(np.arange(0, 600, 60)), 0.9, 10, 0)
+
+
+# --- noise
+
+
+def test_noise_touches_the_validation_rows_and_nothing_else():
+    whole = shared()
+    found = validation.noisy(whole, 0.5, 0.4, 10, 0)
+    others = np.setdiff1d(np.arange(600), whole.rows)
+    np.testing.assert_array_equal(found.x[others], ARRAYS.x[others])
+    np.testing.assert_array_equal(found.y[others], ARRAYS.y[others])
+    np.testing.assert_array_equal(found.rows, whole.rows)
+    changed = (found.y != ARRAYS.y)[whole.rows]
+    assert changed.sum() == int(0.4 * len(whole.rows)) and found.y.max() < 10 and found.y.min() >= 0
+    assert (found.x != ARRAYS.x)[whole.rows].mean() > 0.9
+    clean = validation.noisy(whole, 0.0, 0.0, 10, 0)
+    assert clean.x is ARRAYS.x and clean.y is ARRAYS.y

@@ -1,0 +1,182 @@
+"""Corrupt clients return what the formulas say, and honest ones what they trained."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.engine import attacks, executors, federated_round, local_training
+from fedvg_jax.weightings import rules
+
+N = 12
+CORRUPT = np.array([2, 3, 11])
+IDS = jnp.array([5, 3, 0, 11, 7, 2], jnp.int32)
+BAD = [1, 3, 5]  # where the corrupt ones are in this cohort
+ATTACKS = {"sign_flip": attacks.sign_flip, "scaling": attacks.scaling, "noise": attacks.noise}
+KEY = jax.random.key(3)
+
+
+def returns(shape=(4, 3)):
+    rng = np.random.default_rng(0)
+    model = Variables({"w": jnp.asarray(rng.normal(size=shape)), "b": jnp.ones(3)}, {"var": jnp.ones(2)})
+    return model, jax.tree.map(lambda x: x[None] + jnp.asarray(rng.normal(size=(len(IDS), *x.shape))), model)
+
+
+def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
+    disturb = attacks.BY_KIND[kind](CORRUPT, N)
+    return worlds.jit(disturb)(worlds.hyper(attack_scale=scale), key, ids, model, clients)
+
+
+@pytest.mark.parametrize("kind", attacks.BY_KIND)
+def test_honest_clients_and_statistics_stay_as_they_are(kind):
+    model, clients = returns()
+    found = disturbed(kind, model, clients)
+    honest = [k for k in range(len(IDS)) if k not in BAD]
+    for before, after in zip(*(jax.tree.leaves(c.params) for c in (clients, found)), strict=True):
+        np.testing.assert_array_equal(before[jnp.array(honest)], after[jnp.array(honest)])
+        assert (np.asarray(before[jnp.array(BAD)]) != np.asarray(after[jnp.array(BAD)])).all() == (kind != "none")
+    jax.tree.map(np.testing.assert_array_equal, found.stats, clients.stats)
+
+
+@pytest.mark.parametrize(("kind", "c"), [("sign_flip", -1.5), ("scaling", 1.5)])
+def test_a_corrupt_client_returns_the_model_less_c_times_its_update(x64, kind, c):
+    model, clients = returns()
+    found = disturbed(kind, model, clients)
+    for theta, client, after in zip(*(jax.tree.leaves(v.params) for v in (model, clients, found)), strict=True):
+        for k in BAD:
+            np.testing.assert_allclose(after[k], theta - c * (theta - client[k]), rtol=0, atol=1e-12)
+
+
+def test_noise_is_about_as_long_as_the_update_and_has_nothing_to_do_with_it(x64):
+    """Of n normal numbers the mean of squares is within 5 sqrt(2 / n) of the variance, but for once in a million; so is
+    the cosine of two independent directions within 5 / sqrt(n) of 0."""
+    model, clients = returns((500, 40))
+    found, n = disturbed("noise", model, clients, scale=0.5), 20_003
+
+    def update(variables, k):
+        parts = jax.tree.map(lambda theta, c: np.asarray(theta - c[k]).ravel(), model.params, variables.params)
+        return np.concatenate(jax.tree.leaves(parts))
+
+    made = [update(found, k) for k in BAD]
+    for k, noise in zip(BAD, made, strict=True):
+        honest = update(clients, k)
+        assert abs((noise @ noise) / (0.25 * honest @ honest) - 1) < 5 * math.sqrt(2 / n)
+        assert abs(noise @ honest) < 5 / math.sqrt(n) * np.linalg.norm(noise) * np.linalg.norm(honest)
+    assert abs(made[0] @ made[1]) < 5 / math.sqrt(n) * np.linalg.norm(made[0]) * np.linalg.norm(made[1])
+
+
+def test_a_clients_noise_depends_on_its_id_and_not_on_its_place():
+    model, clients = returns()
+    order = jnp.array([3, 5, 0, 1, 2, 4])
+    found = disturbed("noise", model, clients)
+    moved = disturbed("noise", model, jax.tree.map(lambda x: x[order], clients), ids=IDS[order])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[order], b, rtol=1e-6), found, moved)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_client_that_learned_nothing_has_nothing_to_attack_with(attack):
+    model, _ = returns()
+    found = attack(jnp.float32(2.0), KEY, model.params, jax.tree.map(jnp.zeros_like, model.params))
+    jax.tree.map(np.testing.assert_array_equal, found, model.params)
+
+
+# --- who
+
+
+def test_the_corrupt_are_a_fixed_choice_of_the_seed():
+    drawn = [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
+    assert drawn == [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
+    assert all(len(set(ids)) == 4 and ids == sorted(ids) and set(ids) <= set(range(20)) for ids in drawn)
+    # 200 seats over 20 clients: 10 each, with a binomial deviation of sqrt(50 x 0.2 x 0.8) = 2.8
+    assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 10).max() < 5 * 2.8
+
+
+@pytest.mark.parametrize(
+    ("share", "kind", "count"), [(0.2, "noise", 4), (0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)]
+)
+def test_their_number_is_the_share_of_all_clients(share, kind, count):
+    settings = config.apply(config.Config(), {"attack.kind": kind, "attack.clients": share}, "test")
+    assert config.num_corrupt(config.check(settings)) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"attack.kind": "flip"}, "unknown attack.kind 'flip'"),
+        ({"attack.kind": "noise", "attack.clients": 0.02}, "0.02 of 20 is nobody; use > 0.025"),
+        *(({"attack.clients": value}, "attack.clients") for value in (0.0, 1.1)),
+        ({"attack.scale": -1.0}, "attack.scale must be >= 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(settings, reason):
+    with pytest.raises(UsageError, match=reason):
+        config.check(config.apply(config.Config(), settings, "test"))
+
+
+def test_every_kind_of_the_settings_is_built():
+    assert set(config.ATTACKS) == set(attacks.BY_KIND)
+
+
+# --- in rounds
+
+WORLD = worlds.small()
+
+
+@functools.cache
+def round_step(**hooks):
+    """FedAvg's, compiled once."""
+    parts = (
+        worlds.TASK,
+        worlds.algorithm("fedavg"),
+        rules.samples(),
+        executors.lanes(1),
+        local_training.sgd,
+        len(WORLD.train),
+    )
+    return worlds.jit(federated_round.make_round(*parts, **hooks))
+
+
+def after(seed=0, scale=1.0, **hooks):
+    """State and metrics after one round of FedAvg."""
+    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper(attack_scale=scale)
+    return round_step(**hooks)(worlds.state(WORLD, algorithm), WORLD.schedule(0, seed=seed), WORLD.data(), hyper)
+
+
+EVERYONE = np.arange(len(WORLD.train))
+
+
+def test_where_all_turn_round_the_model_goes_the_other_way(x64):
+    start = worlds.variables().params
+    honest, turned = after(), after(disturb=attacks.by(attacks.sign_flip, EVERYONE, len(EVERYONE)))
+    forth, back = (jax.tree.map(jnp.subtract, state.variables.params, start) for state, _ in (honest, turned))
+    assert max(np.abs(x).max() for x in jax.tree.leaves(forth)) > 0.01
+    worlds.assert_close(back, jax.tree.map(jnp.negative, forth), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "hooks", [{"disturb": attacks.none}, {"disturb": attacks.by(attacks.noise, [], len(EVERYONE))}]
+)
+def test_without_corrupt_clients_a_round_is_as_it_was_to_the_bit(hooks):
+    jax.tree.map(np.testing.assert_array_equal, after(), after(**hooks))
+
+
+def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
+    hooks = {"disturb": attacks.by(attacks.noise, EVERYONE, len(EVERYONE))}
+    first, again, other = (after(seed, **hooks) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.array_equal(*(s.variables.params["fc1"]["kernel"] for s, _ in (first, other)))
+
+
+def test_an_update_past_all_numbers_is_screened_like_any_diverged_client():
+    schedule = WORLD.schedule(0)
+    bad = schedule.num_steps.argmax()
+    disturb = attacks.by(attacks.scaling, schedule.clients[[bad]], len(EVERYONE))
+    state, metrics = after(scale=math.inf, disturb=disturb)
+    assert np.flatnonzero(~metrics.finite).tolist() == [bad] and metrics.weights[bad] == 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))

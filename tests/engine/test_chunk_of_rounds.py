@@ -1,0 +1,146 @@
+"""Rounds in chunks: the same numbers however they are cut, and one program for everything that is data."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.config import Config
+from fedvg_jax.core import groups, norms
+from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import simulation
+from fedvg_jax.weightings import rules, signals
+
+WORLD = worlds.small()
+MAX_ROUNDS = 5
+ALGORITHM = worlds.busybody()
+
+
+@pytest.fixture(scope="module")
+def round_step():
+    signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
+    rule = rules.fedvg(signal, groups.modelwise, worlds.TASK.block_of)
+    return federated_round.make_round(
+        worlds.TASK, ALGORITHM, rule, executors.lanes(2), local_training.sgd, len(WORLD.train)
+    )
+
+
+@pytest.fixture(scope="module")
+def chunk(round_step):
+    return worlds.jit(federated_round.make_chunk(round_step))
+
+
+def schedule_of(number, **changes):
+    return WORLD.schedule(number, 2, probe_ratio=0.9, dropout=0.3, **changes)
+
+
+def in_chunks(chunk, sizes):
+    """The final state, and the metrics of all rounds [R, K]."""
+    state, told, done = worlds.state(WORLD, ALGORITHM), [], 0
+    for size in sizes:
+        rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
+        state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
+        leaves = jax.tree.leaves(metrics)
+        assert not any(leaf[size:].any() for leaf in leaves)
+        told.append([np.asarray(leaf[:size]) for leaf in leaves])
+        done += size
+    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*told, strict=True)]))
+
+
+@pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
+def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
+    found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
+    assert found[0].round == 4
+    jax.tree.map(np.testing.assert_array_equal, found, alone)
+
+
+def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
+    step = worlds.jit(round_step)
+    state, told = worlds.state(WORLD, ALGORITHM), []
+    for number in range(3):
+        state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
+        told.append(jax.tree.leaves(metrics))
+    expected = state, [np.stack(leaf) for leaf in zip(*told, strict=True)]
+    worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
+
+
+def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_path):
+    """Every other run's data, schedules and hyper-parameters are given to the programs of the first."""
+    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0)
+    first = simulation.simulation(config)
+    changes = [{}, {"alpha": 0.3}, {"partition_seed": 7}, {"seed": 1}, {"lr": 0.01}]
+    sizes = set()
+    for change in changes:
+        other = replace(config, **change)
+        parts = simulation.make_partition(other, first.arrays)
+        sizes.add(tuple(len(rows) for rows in parts.train))
+        data, hyper = simulation.make_data(other, first.arrays, parts), simulation.make_hyper(other)
+        of_round = simulation.make_schedule(other, first.arrays, parts, simulation.make_executor(other))
+        state = jax.tree.map(jnp.copy, first.state)  # the chunk takes its argument's memory
+        for done, count in ((0, 1), (1, 2)):
+            rounds = schedules.stack([of_round(done + i) for i in range(count)], simulation.MAX_ROUNDS)
+            state, _ = first.chunk(state, np.int32(count), rounds, data, hyper)
+        assert state.round == 3
+        for rows in (data.val, data.test):
+            first.evaluate(state.variables, data.pool, rows)
+    assert len(sizes) == 3  # three partitions indeed
+    assert first.chunk._cache_size() == 1
+    assert first.evaluate._cache_size() == 2  # one for each table
+
+
+PRINTS_ITS_PROGRAMS = """
+import hashlib, sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from fedvg_jax import Config, build, schedule
+sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=Path(sys.argv[1])))
+rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
+print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)))
+"""
+
+
+def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compilation_cache(tmp_path):
+    """Whatever Python hashes strings by."""
+    command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
+    first, second = (
+        subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for seed in ("1", "2")
+    )
+    assert first == second and len(set(first)) == 2
+
+
+@pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
+def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_clients, width):
+    """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
+    config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
+    arrays = simulation.load_data(config)
+    parts = simulation.make_partition(config, arrays)
+    found = simulation.make_schedule(config, arrays, parts, simulation.make_executor(config))(0)
+    assert found.rows.shape[1] == width
+    for place, (client, first, count) in enumerate(zip(found.clients, found.start, found.num_steps, strict=True)):
+        rows = found.rows[first : first + count]
+        epochs = np.sort(rows[rows >= 0].reshape(config.local_epochs, -1), axis=1)
+        assert found.num_samples[place] == len(parts.train[client])
+        np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
+
+
+def test_two_simulations_live_in_one_process(tmp_path):
+    """Both built at the same place of the same program, as a sweep or a notebook does."""
+    config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
+    for seed in range(2):
+        sim = simulation.simulation(replace(config, seed=seed))
+        chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+        assert state.round == 1

@@ -1,0 +1,297 @@
+"""A round that visits its cohort in blocks is the round that holds it whole, in the memory of a block."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config, sim
+from fedvg_jax.core import groups, tree
+from fedvg_jax.core.types import Batch, Returns, UsageError
+from fedvg_jax.engine import attacks, contracts, differentiable, executors, federated_round, local_training, robust
+from fedvg_jax.models import mlp
+from fedvg_jax.models import task as tasks
+from fedvg_jax.runs import history, simulation
+from fedvg_jax.views import dry_run
+from fedvg_jax.weightings import baselines
+from fedvg_jax.weightings import rules as weighting
+
+TASK, K = worlds.QUADRATIC, 5
+RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_loss")
+QUICK = ("samples+fedvg",)
+"""Two terms; each rule that crosses the floor has two more."""
+
+
+@functools.cache
+def world():
+    """Six quadratics of 4 to 8 rows, one without a step; five play. The data of client 3 are not finite."""
+    rng = np.random.default_rng(0)
+    made = worlds.quadratics(rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K)
+    for leaf in jax.tree.leaves(made.pool[1]):
+        leaf[made.train[3]] = np.nan
+    return made
+
+
+def schedule_of(number, size=None, num_lanes=2):
+    """One client drops out besides the one that diverges."""
+    made = world().schedule(number, num_lanes, probe_ratio=0.5, block_size=size)
+    return made._replace(heard=np.arange(K) != 3 * number)
+
+
+def falls(count):
+    """Norms of which the right group is above the floor until the client of 8 rows is seen."""
+    return {"left": {"x": jnp.where(count == 8, 1e9, count)}, "right": {"x": 1 / (1 + count)}}
+
+
+def rises(count):
+    """Norms of which the right group is above the floor from then on."""
+    return {"left": {"x": count}, "right": {"x": jnp.where(count == 8, 5.0, 1e-7 * (1 + count))}}
+
+
+def crossing(norms_of):
+    """FedVG by tensor, of which a group changes sides between blocks."""
+
+    def signal(hyper, report, data):
+        return norms_of(report.num_samples.astype(float))
+
+    return weighting.fedvg(signal, groups.layerwise, TASK.block_of)
+
+
+def menu(algorithm, rules):
+    """All rules in one program, and the two that cross the floor."""
+    named = [worlds.weighting(rule, algorithm) for rule in rules]
+    return worlds.any_of([*named, crossing(falls), crossing(rises)])
+
+
+def after_two_rounds(step, state, size, hyper):
+    told = []
+    for number in range(2):
+        state, metrics = step(state, schedule_of(number, size), world().data(), hyper)
+        told.append(metrics)
+    return state, told
+
+
+def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3, K)):
+    """With momentum that is kept for every client."""
+    optimiser = simulation.make_optimiser(config.Config(momentum=0.5))
+    hyper = worlds.hyper(momentum=0.5)
+    step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
+    start = worlds.state(world(), algorithm, TASK)
+    kept = optimiser(hyper, jnp.int32(0)).init(start.variables.params)
+    start = start._replace(optimisers=tree.repeat(kept, 6))
+    for number in range(len(rules) + 2):
+        hyper |= {"rule": jnp.int32(number)}
+        expected = after_two_rounds(step, start, None, hyper)
+        assert expected[1][0].finite.sum() == K - 1  # one diverged, one dropped out
+        assert (expected[1][0].weights > 0).sum() >= 2
+        for size in sizes:
+            worlds.assert_close(after_two_rounds(step, start, size, hyper), expected, 1e-9)
+
+
+def test_blocks_of_any_size_are_the_whole_cohort(x64):
+    """Of an algorithm that remembers, probes, and sends both kinds of messages."""
+    assert_blocks_are_whole(worlds.busybody(), QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", simulation.ALGORITHMS)
+def test_blocks_are_the_whole_cohort_for_every_algorithm_under_every_rule(x64, name):
+    assert_blocks_are_whole(worlds.algorithm(name), RULES)
+
+
+@pytest.mark.parametrize(("norms_of", "first"), [(falls, True), (rises, False)])
+def test_a_group_changes_sides_between_blocks(norms_of, first):
+    """The world has the corner it is there for."""
+    counts = schedule_of(0).num_samples
+    assert counts[:3].max() < 8 and schedule_of(0).heard[np.argmax(counts == 8)]
+    for seen, is_loud in ((3, first), (K, not first)):
+        returns = Returns(TASK.init(None), None, None, None, jnp.arange(K) < seen)
+        share = crossing(norms_of).terms[0].share({}, norms_of(counts.astype(np.float32)), returns).params
+        assert share["left"]["x"] == 1 and bool(share["right"]["x"]) == is_loud
+
+
+ON_EXECUTORS = [
+    (executors.sharded(2, 1), True),
+    pytest.param(executors.sharded(2, 2), False, marks=pytest.mark.slow),
+    pytest.param(executors.vmapped(), True, marks=pytest.mark.slow),
+    pytest.param(executors.vmapped(), False, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("executor", "stats_too"), ON_EXECUTORS)
+def test_blocks_are_the_whole_cohort_on_any_executor_with_running_statistics(x64, executor, stats_too):
+    """Corrupt clients return noise of their own in both; FedVG by tensor leaves statistics uniform weights."""
+    net, algorithm = worlds.small(), worlds.algorithm("feddyn")
+    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, net.batch_size, granularity="layerwise", norm="delta")
+    options = {"disturb": attacks.by(attacks.noise, np.array([0, 2, 5]), 7), "stats_too": stats_too}
+    start, hyper = worlds.state(net, algorithm, stats_too=stats_too), worlds.hyper(attack_scale=0.5)
+
+    def after(executor, size):
+        step = federated_round.make_round(worlds.TASK, algorithm, rule, executor, local_training.sgd, 7, **options)
+        plan = net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)
+        return worlds.jit(step)(start, plan, net.data(), hyper)
+
+    worlds.assert_close(after(executor, 2), after(executors.lanes(1), None), 1e-9)
+
+
+@pytest.mark.slow
+def test_slopes_through_blocks_are_those_through_the_whole_cohort(x64):
+    net, algorithm = worlds.uneven(cohort_size=5), worlds.algorithm("scaffold")
+    executor = differentiable.unrolled(net.most_steps())
+    rule = worlds.weighting("samples+fedvg", algorithm)
+    step = federated_round.make_round(TASK, algorithm, rule, executor, local_training.sgd, 5)
+
+    start, data = worlds.state(net, algorithm, TASK), net.data()
+
+    def total(hyper, plan):
+        state, _ = step(start, plan, data, hyper)
+        return sum(leaf.sum() for leaf in jax.tree.leaves(state.variables))
+
+    whole, cut = (worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size)) for size in (None, 2))
+    worlds.assert_close(cut, whole, 1e-9)
+
+
+# --- memory
+
+
+def scratch(cohort, size, algorithm="fedavg"):
+    """Bytes of scratch of a compiled round on a network of 1e6 parameters, in models."""
+    image = (40, 40, 3)
+    task = tasks.classification(mlp.MLP(10), 10, image)
+    net = worlds.world([4] * 100, batch_size=4, cohort_size=cohort, local_epochs=1)
+    net = net._replace(pool=Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
+    algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
+    rule = worlds.weighting("fedvg", algorithm, task, 4)
+    step = federated_round.make_round(task, algorithm, rule, executors.lanes(1), local_training.sgd, 100)
+    state = jax.eval_shape(lambda: federated_round.init(task, algorithm, 100, jax.random.key(0), hyper))
+    plan = net.schedule(0, capacity=100, block_size=size)
+    compiled = jax.jit(step).lower(state, plan, net.data(), hyper).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / (4 * tree.size(state.variables))
+
+
+def test_memory_is_that_of_a_block_and_not_of_the_cohort():
+    """A block of five takes two models a client, and a few more; a cohort of a hundred would take two hundred."""
+    ten, hundred = scratch(10, 5), scratch(100, 5)
+    assert hundred == pytest.approx(ten, rel=0.1)
+    assert 5 < ten < 20
+
+
+# --- what cannot come in blocks
+
+
+def run_config(**changes):
+    return replace(config.Config(clients=4, hold=1), **changes)
+
+
+REFUSED = {
+    "placebo": ({"weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 takes weights"),
+    "half a placebo": ({"weighting": "samples+permuted(fedvg)"}, "got samples+permuted(fedvg)"),
+    "fltrust": ({"weighting": "fltrust"}, "use --hold 0 or one of these"),
+    "fitted": ({"weighting": "fitted"}, "samples, uniform, fedvg"),
+    "generalised": ({"weighting": "generalised"}, "got generalised"),
+    "own statistics": ({"fedvg": config.FedVG(granularity="layerwise", stats="layer")}, "fedvg.stats layer"),
+    "median": ({"weighting": "uniform", "robust": config.Robust(rule="median")}, "--robust.rule mean"),
+    "negative": ({"hold": -1}, "hold must be >= 0; got -1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_all_models_at_once_is_refused_in_one_line(name):
+    changes, said = REFUSED[name]
+    with pytest.raises(UsageError) as found:
+        config.check(run_config(**changes))
+    assert said in str(found.value) and "\n" not in str(found.value)
+    if name != "negative":
+        for hold in (0, 2, 3):  # the cohort is one block
+            config.check(run_config(**changes | {"hold": hold}))
+
+
+@pytest.mark.parametrize("name", config.WEIGHTINGS)
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_the_names_allowed_are_the_rules_with_terms(name, granularity):
+    made = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
+    assert bool(made.terms) == config.streams(name)
+    assert bool(weighting.mix(weighting.samples(), made).terms) == config.streams(f"samples+{name}")
+    assert not baselines.permuted(made).terms and not weighting.with_own_statistics(made).terms
+
+
+def test_a_round_of_one_s_own_is_refused_as_it_is_traced():
+    start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
+    for options, said in (
+        ({"rule": baselines.permuted(weighting.samples())}, "this weighting has no terms"),
+        ({"rule": weighting.samples(), "aggregate": robust.median}, "a robust rule needs all models at once"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            jax.eval_shape(
+                worlds.round_step(world(), algorithm, **options), start, schedule_of(0, 3), world().data(), {}
+            )
+
+
+def of_terms(*terms):
+    return weighting.samples()._replace(terms=terms)
+
+
+def unlike(hyper, count, returns):
+    """The weights of all, whoever is there."""
+    return weighting.everywhere(count / count.sum(), returns)
+
+
+WHOLE = weighting.samples().terms[0]
+WRONG = {
+    "none": ((), "weighting.terms is empty"),
+    "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
+    "the absent": ((WHOLE._replace(weigh=unlike),), "expected the same ratios, and 0 for who is not present"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
+    found, said = WRONG[mistake]
+    with pytest.raises(UsageError) as error:
+        contracts.check_terms(of_terms(*found), TASK, world().data(), worlds.hyper())
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_has_terms_passes():
+    rule = worlds.any_of([worlds.weighting(rule, worlds.algorithm("fedavg")) for rule in RULES])
+    contracts.check_terms(rule, TASK, world().data(), worlds.hyper())
+
+
+# --- runs
+
+
+@pytest.mark.parametrize(
+    ("cohort", "hold", "size"),
+    [(10, 0, 10), (10, 10, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1), (7, 3, 3)],
+)
+def test_blocks_are_as_few_and_as_even_as_can_be(cohort, hold, size):
+    assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
+
+
+def test_a_run_in_blocks_is_a_run(tmp_path):
+    """Its records name the cohort and nobody else, with the weights n_k / n."""
+    flags = "--clients 5 --join-ratio 1 --rounds 2 --local-epochs 1 --alpha 1 --weighting samples --hold 2 --keep 0"
+    assert sim.main([*flags.split(), "--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]) == 0
+    records = history.read(tmp_path / "run")
+    assert [len(set(record["clients"])) for record in records] == [5, 5]
+    for record in records:
+        counts = np.array(record["num_samples"])
+        np.testing.assert_allclose(record["weights"], counts / counts.sum(), rtol=1e-5)
+        assert record["train_loss"] > 0
+
+
+def test_the_command_line_refuses_in_one_line(capsys):
+    assert sim.main(["--hold", "3", "--weighting", "fltrust"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "--hold 0" in said and "hold 3 of a cohort of 10" in said.replace("\n", " ")
+
+
+def test_a_dry_run_cuts_the_plans_of_blocks():
+    schedule = schedule_of(0, 3)
+    cut = dry_run._Sample(None, None, schedule).cut(1)
+    assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes
+    assert cut.num_steps.tolist() == [1, 1, 0, 1, 1] and dry_run._longest_lane(cut) == 2

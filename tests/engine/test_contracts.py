@@ -1,0 +1,217 @@
+"""A mistake in a user's own model, weighting or metric is said in one line that names the leaf and the shape."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax.core import checks
+from fedvg_jax.core.types import Metrics, UsageError, Variables
+from fedvg_jax.engine import contracts
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import history, loop, simulation
+from fedvg_jax.weightings import rules
+
+WORLD = worlds.small()
+TASK = worlds.TASK
+
+
+def integers(key):
+    model = TASK.init(key)
+    params = model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}}
+    return model._replace(params=params)
+
+
+MODELS = {
+    "no floats": ({"init": integers}, "task.init: params leaf 'fc1/bias' is int32 of shape (5,); expected floats"),
+    "a plain dict": (
+        {"init": lambda key: TASK.init(key).params},
+        "returned dict; expected fedvg_jax.core.types.Variables",
+    ),
+    "nothing": ({"init": lambda key: Variables({}, {})}, "params without a leaf"),
+    "a loss per row": (
+        {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},
+        "a loss float32 of shape (3,); expected one float, of shape ()",
+    ),
+    "no pair": ({"loss": lambda *args: TASK.loss(*args)[0]}, "expected the pair (loss, stats)"),
+    "other statistics": (
+        {"loss": lambda *args: (TASK.loss(*args)[0], {})},
+        "task.loss: stats has no leaf 'bn1/mean'; expected the structure of task.init's stats",
+    ),
+    "a row less": (
+        {"predict": lambda *args: TASK.predict(*args)[:2]},
+        "task.predict: output has shape (2, 3); expected (3, ...), for 3 rows of the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MODELS)
+def test_a_mistake_in_a_model_is_named(mistake):
+    changes, said = MODELS[mistake]
+    with pytest.raises(UsageError) as found:
+        contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
+    assert said in str(found.value) and "\n" not in str(found.value)
+
+
+def by(weigh=None, **changes):
+    rule = rules.uniform()
+    return rule._replace(**({"weigh": weigh} if weigh else {}), **changes)
+
+
+def everywhere(weights_of):
+    return by(lambda hyper, ones, returns: rules.everywhere(weights_of(ones), returns))
+
+
+RULES = {
+    "a sum of 3": (everywhere(lambda ones: ones), "leaf 'params/bn1/bias' of shape (3,) sums to 3; expected 1"),
+    "negative": (everywhere(lambda ones: ones.at[0].set(-1)), "leaf 'params/bn1/bias' is [-1.  1.  1.]"),
+    "nan": (everywhere(lambda ones: ones / 0), "leaf 'params/bn1/bias' is [inf inf inf]; expected (3,) numbers"),
+    "two clients": (everywhere(lambda ones: ones[:2] / 2), "has shape (2,); expected (3,), from K = 3 clients"),
+    "integers": (everywhere(lambda ones: jnp.array([1, 0, 0])), "'params/bn1/bias' is int32 of shape (3,)"),
+    "params only": (
+        by(lambda hyper, ones, returns: rules.everywhere(ones / 3, returns).params),
+        "has no leaf 'params/bn1/bias'; expected the structure of the model's variables",
+    ),
+    "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
+    "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
+    "one detail": (
+        by(detail=lambda ones: {"own": ones.sum()}),
+        "weighting.detail leaf 'own' has shape (); expected (3",
+    ),
+    "a list of details": (by(detail=lambda ones: [ones]), "weighting.detail returned list; expected a dict, name ->"),
+    "nested details": (by(detail=lambda ones: {"own": {"a": ones}}), "weighting.detail 'own' is dict; expected a"),
+    "a detail's number": (by(detail=lambda ones: {1: ones}), "weighting.detail '1' is a name of type int; expected a"),
+    "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
+    "a metric's detail": (by(detail=lambda ones: {"test_loss": ones}), "'test_loss' would hide the history's own"),
+    "complex details": (
+        by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}),
+        "leaf 'own' is complex64; expected real numbers",
+    ),
+    "complex scores": (
+        by(score=lambda ones: ones.astype(jnp.complex64)),
+        "weighting.score is complex64; expected real numbers",
+    ),
+    "nan where one is absent": (
+        by(
+            lambda hyper, ones, returns: rules.everywhere(
+                jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
+            )
+        ),
+        "weighting.weigh: with the first client absent, weights leaf 'params/bn1/bias' is [ 0. nan nan]",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", RULES)
+def test_a_mistake_in_a_weighting_is_named(mistake):
+    rule, said = RULES[mistake]
+    with pytest.raises(UsageError) as found:
+        contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    assert said in str(found.value) and "\n" not in str(found.value)
+
+
+DETAILS = {
+    "[K]": lambda ones: jnp.array([1.5, 2.5, 3.5]),
+    "[K, 2]": lambda ones: ones[:, None] * jnp.ones((1, 2)),
+    "[K, 2, 2]": lambda ones: ones[:, None, None] * jnp.ones((1, 2, 2)),
+    "[K, 0]": lambda ones: ones[:, None] * jnp.ones((1, 0)),
+    "integers": lambda ones: jnp.arange(3),
+    "booleans": lambda ones: ones > 0,
+    "not finite": lambda ones: ones / 0,
+}
+
+
+@pytest.mark.parametrize("shape", DETAILS)
+def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
+    rule = by(detail=lambda ones: {"own": DETAILS[shape](ones)})
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    value = np.asarray(DETAILS[shape](jnp.ones(3)))
+    metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), {"own": value})
+    schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
+    found = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))["own"]
+    assert found == (3 * [None] if shape == "not finite" else value.tolist())
+
+
+def test_a_run_records_a_detail_of_one_number_per_client(tmp_path):
+    """In its first chunk of one round and in a second of more."""
+    rule = by(detail=lambda ones: {"own": jnp.arange(len(ones), dtype=jnp.float32)})
+    settings = fedvg_jax.Config(clients=4, join_ratio=1.0, rounds=3, local_epochs=1, cache_dir=tmp_path, lanes="1")
+    records = fedvg_jax.run(settings, weighting=rule).records
+    assert [record["own"] for record in records] == 3 * [[0, 1, 2, 3]]
+
+
+def test_what_is_right_passes():
+    rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"), TASK, 4)
+    contracts.check_task(TASK, WORLD.data().pool)
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+
+
+def test_a_run_refuses_before_it_compiles(monkeypatch):
+    monkeypatch.setattr(loop, "compile_programs", lambda sim: pytest.fail("too late"))
+    with pytest.raises(UsageError, match="sums to 3; expected 1"):
+        fedvg_jax.run(fedvg_jax.Config(clients=4), weighting=RULES["a sum of 3"][0])
+    with pytest.raises(UsageError, match="'fc1/bias' is int32"):
+        fedvg_jax.run(fedvg_jax.Config(clients=4), task=TASK._replace(init=integers))
+
+
+def test_two_leaves_swapped_are_named():
+    """Same names, another order of containers."""
+    with pytest.raises(UsageError, match="expected the structure of b, as it is"):
+        checks.same_structure({"w": (1.0,)}, {"w": [1.0]}, "a", "b")
+
+
+# --- a user's metric, and tables
+
+
+@pytest.mark.parametrize("name", ["round", "weights", "test_mine"])
+def test_a_metric_may_not_hide_the_history_s_own(name):
+    with pytest.raises(UsageError, match=f"metric '{name}' would hide the history's own"):
+        fedvg_jax.run(metrics={name: lambda model, data: 0})
+
+
+def evaluated(metric):
+    """The record of an evaluation, with one metric; the two models' sums are the test's own."""
+    sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}
+    nothing = simulation.Simulation(*[None] * 11)
+    sim = nothing._replace(task=TASK, data=WORLD.data(), metrics={"mine": metric})
+    programs = loop.Programs(None, lambda *args: sums, 0.0)
+    return loop.evaluated(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
+
+
+def test_a_metric_sees_the_model_and_the_data_at_every_evaluation():
+    found = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
+    size = jax.tree.leaves(worlds.variables())[0].size
+    assert found["mine"] == size + 100 * len(WORLD.pool.y) and found["test_accuracy"] == 1
+
+
+def test_a_metric_that_is_no_number_is_named():
+    with pytest.raises(UsageError, match=r"metric 'mine' returned shape \(3,\); expected one number, of shape \(\)"):
+        evaluated(lambda model, data: jnp.ones(3))
+    assert evaluated(lambda model, data: jnp.nan)["mine"] is None
+
+
+RECORDS = [
+    {"round": 1, "clients": [4, 2], "weights": [0.25, 0.75], "scores": [3.0, 1.0], "num_samples": [5, 6], "loss": 0.5},
+    {"round": 2, "clients": [0], "weights": [1.0], "scores": [2.0], "num_samples": [7], "loss": 0.25, "test_loss": 1.0},
+]
+
+
+def test_a_history_is_two_tables():
+    pytest.importorskip("pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs")
+    found = history.History(RECORDS, {}, None, None)
+    rounds, clients = found.to_pandas(), found.to_pandas("client")
+    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["loss", "test_loss"]
+    assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
+    assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
+    with pytest.raises(UsageError, match="per must be round or client; got layer"):
+        found.to_pandas("layer")
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(UsageError, match=r"needs pandas; pip install 'fedvg_jax\[pandas\]'"):
+        history.History(RECORDS, {}, None, None).to_pandas()

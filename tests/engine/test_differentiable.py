@@ -1,0 +1,338 @@
+"""Slopes of whole rounds are those of finite differences, for every algorithm, and the rounds are the fast ones."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax.core import groups, norms
+from fedvg_jax.core.types import Batch, Task, UsageError, Variables
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
+from fedvg_jax.runs import simulation
+
+ROUNDS = 3
+ALGORITHMS = tuple(simulation.ALGORITHMS)
+IN, OUT = 6, 4
+
+
+def predict(params, stats, batch):
+    return batch.x @ params["w"] + params["b"][None]
+
+
+def loss(params, stats, batch, mask, train):
+    """Of logistic regression, which is smooth, and has but two tensors to compile for."""
+    losses = -jnp.take_along_axis(jax.nn.log_softmax(predict(params, stats, batch)), batch.y[:, None], 1)[:, 0]
+    return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1).astype(losses.dtype), stats
+
+
+def model():
+    rng = np.random.default_rng(0)
+    return {"w": jnp.asarray(rng.normal(size=(IN, OUT))), "b": jnp.asarray(rng.normal(size=OUT))}
+
+
+TASK = Task(lambda key: Variables(model(), {}), loss, predict, None, None, lambda path: path)
+
+
+@functools.cache
+def world():
+    """Four clients, one without a row, three a round."""
+    rng, sizes, val = np.random.default_rng(1), [5, 0, 3, 4], 6
+    size = sum(sizes) + val
+    pool = Batch(rng.normal(size=(size, IN)), rng.integers(0, OUT, size, np.int32))
+    *train, rest = np.split(np.arange(size, dtype=np.int32), np.cumsum(sizes))
+    return worlds.World(pool, train, schedule.table(rest, 2, 4), rest, 2, 3, 2)
+
+
+def planned(num_lanes=1):
+    return [world().schedule(number, num_lanes, probe_ratio=0.5) for number in range(ROUNDS)]
+
+
+def round_step(name, executor, weighting="fedvg", optimiser=local_training.sgd):
+    algorithm = worlds.algorithm(name)
+    rule = worlds.weighting(weighting, algorithm, TASK)
+    return federated_round.make_round(TASK, algorithm, rule, executor, optimiser, len(world().train))
+
+
+def with_number(step):
+    """A round that tells one number of its model."""
+
+    def numbered(state, *rest):
+        state, _ = step(state, *rest)
+        leaves = jax.tree.leaves(state.variables.params)
+        return state, sum(jnp.sin((i + 1) * x).sum() for i, x in enumerate(leaves))
+
+    return numbered
+
+
+def numbers(name, executor, remat=True, horizon=None, weighting="fedvg"):
+    """(hyper, initial parameters) -> [R] a number of every round's model."""
+    rounds = differentiable.over_rounds(
+        with_number(round_step(name, executor, weighting)), remat=remat, horizon=horizon
+    )
+    schedules, data = differentiable.stack(planned(executor.num_lanes)), world().data()
+
+    def f(hyper, params):
+        state = federated_round.init(TASK, worlds.algorithm(name), len(world().train), jax.random.key(0), hyper)
+        return rounds(state._replace(variables=Variables(params, {})), schedules, data, hyper)[1]
+
+    return f
+
+
+def unrolled(**options):
+    return differentiable.unrolled(differentiable.most_steps(planned()), **options)
+
+
+def chosen(f):
+    """Value and slopes of the mean of f's numbers with the given weights, compiled once for all of them."""
+
+    def run(at, which):
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes its own counters in
+            return compiled(at, which)
+
+    compiled = worlds.jit(jax.value_and_grad(lambda at, which: which @ f(*at)))
+    return run
+
+
+def direction(at):
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)) * jnp.where(jnp.abs(x) > 0, 0.1, 0), at)
+
+
+def along(slopes, direction):
+    return sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), slopes, direction)))
+
+
+QUICK = ("scaffold",)
+"""With memories on both sides, messages and a displacement."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ALGORITHMS])
+def test_slopes_through_one_and_three_rounds_are_those_of_finite_differences(x64, name):
+    """Along a random direction of all hyper-parameters and the initial model; nothing is NaN although a client has no
+    rows; and the rounds are those of the fast executor."""
+    at = worlds.hyper(), model()
+    f, d, step = chosen(numbers(name, unrolled(epochs=2, num_lanes=2))), direction(at), 1e-5
+    there, back = (jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d) for sign in (1, -1))
+    for which in (jnp.array([1.0, 0, 0]), jnp.array([0, 0, 1.0])):
+        _, slopes = f(at, which)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
+        expected = (f(there, which)[0] - f(back, which)[0]) / (2 * step)
+        np.testing.assert_allclose(along(slopes, d), expected, rtol=1e-6, atol=1e-8)
+
+
+def fast_equals_unrolled(name, weighting="fedvg"):
+    at = worlds.hyper(), model()
+    found, expected = (
+        worlds.jit(numbers(name, executor, weighting=weighting))(*at)
+        for executor in (unrolled(epochs=2), executors.lanes(2))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_rounds_are_those_of_the_fast_executor(x64):
+    """With Elastic, which probes; that any algorithm trains alike is the law of executors."""
+    fast_equals_unrolled("elastic")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_s_rounds_are_those_of_the_fast_executor(x64, name):
+    fast_equals_unrolled(name)
+
+
+@functools.cache
+def scalar_rounds(**options):
+    """The loop alone: x <- a x, as often as it is told."""
+    loop = differentiable.unrolled(8, **options).loop
+    return lambda a, count, x: loop(count, lambda i, x: a * x + i.astype(x.dtype), x)
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 3}, {"epochs": 8, "remat": False}, {"epochs": 100}], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 5, 8])
+def test_the_loop_takes_as_many_steps_as_it_is_told(x64, options, count):
+    f = scalar_rounds(**options)
+    expected, slope, x = 0.7, 0.0, 0.7
+    for i in range(count):
+        slope, x = x + 1.1 * slope, 1.1 * x + i
+    value, found = jax.value_and_grad(f)(1.1, jnp.int32(count), 0.7)
+    np.testing.assert_allclose((value, found), (x if count else expected, slope), rtol=1e-12)
+
+
+def test_a_loop_too_short_says_nan(x64):
+    assert np.isnan(scalar_rounds()(1.1, jnp.int32(9), 0.7))
+
+
+QUADRATIC = worlds.uneven()
+
+
+def of_quadratics(horizon=None, executor=None, num_rounds=2):
+    """(lr, x) -> the models after two rounds of FedAvg by equal weights, where every loss is sum a x^2 / 2 - b x."""
+    plans = [QUADRATIC.schedule(number) for number in range(num_rounds)]
+    executor = executor or differentiable.unrolled(differentiable.most_steps(plans))
+    algorithm = worlds.algorithm("fedavg")
+    rule = worlds.weighting("uniform", algorithm)
+    step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, local_training.sgd, 5)
+    rounds = differentiable.over_rounds(step, horizon=horizon)
+    start = worlds.state(QUADRATIC, algorithm, worlds.QUADRATIC)
+
+    def f(lr, params):
+        state, _ = rounds(
+            start._replace(variables=Variables(params, {})),
+            differentiable.stack(plans),
+            QUADRATIC.data(),
+            worlds.hyper() | {"lr": lr},
+        )
+        return sum(x.sum() for x in jax.tree.leaves(state.variables.params))
+
+    return f, plans
+
+
+def contraction(lr):
+    """schedule -> [3] what a round multiplies the model by: the mean over its clients of (1 - lr a)^steps."""
+    a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
+    own = np.stack([a[rows[0]] for rows in QUADRATIC.train])
+
+    def of(plan):
+        return np.mean((1 - lr * own[plan.clients]) ** plan.num_steps[:, None], 0)
+
+    return of
+
+
+@pytest.mark.parametrize(("horizon", "through"), [(None, (0, 1)), (5, (0, 1)), (1, ())])
+def test_a_horizon_cuts_what_came_before(x64, horizon, through):
+    """The slope of a quadratic's model with respect to the initial one is the product of the rounds' contractions; a
+    horizon of one round leaves no path to it."""
+    f, plans = of_quadratics(horizon)
+    start = worlds.QUADRATIC.init(None).params
+    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
+    expected = np.prod([contraction(0.3)(plans[i]) for i in through], 0) if through else np.zeros(3)
+    np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, rtol=1e-12)
+
+
+def test_a_client_s_horizon_keeps_its_last_steps(x64):
+    """With a horizon of one step, the initial model has a slope through the clients with a single step, 1 - lr a each,
+    and through no other; the values are as ever."""
+    plans = [QUADRATIC.schedule(0)]
+    most = differentiable.most_steps(plans)
+    f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)
+    whole, _ = of_quadratics(executor=differentiable.unrolled(most), num_rounds=1)
+    start = worlds.QUADRATIC.init(None).params
+    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
+    a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
+    single = [c for c, n in zip(plans[0].clients, plans[0].num_steps, strict=True) if n <= 1]
+    expected = sum((1 - 0.3 * a[QUADRATIC.train[c][0]] for c in single), np.zeros(3)) / 3
+    np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, atol=1e-12)
+    np.testing.assert_allclose(f(0.3, start), whole(0.3, start), rtol=1e-12)
+
+
+def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
+    start = worlds.QUADRATIC.init(None).params
+    found = []
+    for mode, executor in (("reverse", None), ("forward", executors.lanes(1))):
+        f, _ = of_quadratics(executor=executor)
+        objective = lambda hyper, f=f: f(hyper["lr"] * hyper["eps"], start)  # noqa: E731
+        hyper = {"lr": jnp.float64(0.3), "eps": jnp.float64(1.0), "mu": jnp.float64(0)}
+        found.append(differentiable.hypergradient(objective, hyper, ["lr", "eps"], mode=mode))
+    worlds.assert_close(found[1], found[0], 1e-12)
+    assert set(found[0][1]) == {"lr", "eps"} and abs(found[0][1]["lr"]) > 1e-3
+
+
+def test_no_hyper_parameter_forces_a_recompile():
+    f = worlds.jit(of_quadratics()[0])
+    start = worlds.QUADRATIC.init(None).params
+    for lr in (0.1, 0.2, 0.0):
+        f(jnp.float32(lr), jax.tree.map(jnp.float32, start))
+    assert f._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: differentiable.unrolled(0), "num_steps must be >= 1; got 0"),
+        (lambda: differentiable.unrolled(3, epochs=0), "epochs must be >= 1"),
+        (lambda: differentiable.unrolled(3, horizon=0), "horizon must be >= 1"),
+        (lambda: differentiable.over_rounds(None, horizon=-1), "horizon must be >= 1; got -1"),
+        (lambda: differentiable.stack([]), "at least one schedule"),
+        (lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["mu"]), "no hyper-parameter 'mu'.* there are lr"),
+        (
+            lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["lr"], mode="both"),
+            "mode must be reverse or forward",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(make, said):
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+# --- from validation gradients to the aggregated model
+
+PAIRS = [(norm, granularity) for norm in norms.BY_NAME for granularity in groups.BY_NAME]
+
+
+def aggregated(clients, val, eps):
+    """[pairs] a number of the model aggregated by every norm and granularity."""
+    theta = jax.tree.map(lambda x: 0.9 * x, model())
+    grads = fedvg_jax.validation_gradients(lambda p, b: loss(p, {}, b, jnp.ones(2, bool), True)[0], clients, val)
+    found = []
+    for norm, granularity in PAIRS:
+        weights = fedvg_jax.inverse_norm_weights(fedvg_jax.gradient_norms(grads, norm), granularity, eps)
+        found.append(sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(theta, clients, weights))))
+    return jnp.stack(found)
+
+
+def scored(num_clients=3):
+    rng = np.random.default_rng(4)
+    clients = jax.tree.map(lambda x: x[None] + 0.5 * jnp.asarray(rng.normal(size=(num_clients, *x.shape))), model())
+    return clients, Batch(jnp.asarray(rng.normal(size=(2, 2, IN))), jnp.array([[0, 1], [3, 1]], jnp.int32))
+
+
+def test_slopes_from_validation_gradients_to_the_model_are_those_of_finite_differences(x64):
+    """For every norm and granularity at once: forward mode against central differences along one direction, reverse
+    mode against forward mode; with respect to the clients, the validation images and eps."""
+    clients, val = scored()
+    at = clients, val.x, jnp.float64(0.1)
+    d, step = direction(at), 1e-5
+
+    def f(clients, x, eps):
+        return aggregated(clients, val._replace(x=x), eps)
+
+    @worlds.jit
+    def both(at, direction, cotangent):
+        value, pushed = jax.jvp(f, at, direction)
+        return value, pushed, jax.vjp(f, *at)[1](cotangent)
+
+    cotangent = jnp.asarray(np.random.default_rng(5).normal(size=len(PAIRS)))
+    _, pushed, pulled = both(at, d, cotangent)
+    moved = (jax.tree.map(lambda x, d, s=s: x + s * step * d, at, d) for s in (1, -1))
+    there, back = (both(at, d, cotangent)[0] for at in moved)
+    np.testing.assert_allclose(pushed, (there - back) / (2 * step), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(along(pulled, d), cotangent @ pushed, rtol=1e-9)
+
+
+CORNERS = {
+    "zero norms": lambda clients, val: (clients, val._replace(x=jnp.zeros_like(val.x))),
+    "equal clients": lambda clients, val: (jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), clients), val),
+    "one client": lambda clients, val: (jax.tree.map(lambda x: x[:1], clients), val),
+}
+
+
+@functools.cache
+def slopes():
+    def f(clients, x, eps, y):
+        return aggregated(clients, Batch(x, y), eps).sum()
+
+    return worlds.jit(jax.grad(f, (0, 1, 2)))
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_no_slope_is_nan_at_a_corner(corner):
+    """Images of zeros leave the weights of the network without a gradient."""
+    clients, val = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype != jnp.int32 else x, scored())
+    clients, val = CORNERS[corner](clients, val)
+    found = slopes()(clients, val.x, jnp.float32(1e-8), val.y)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))

@@ -1,0 +1,118 @@
+"""Every function takes Python's and NumPy's numbers in place of JAX's, without jit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.core import groups, tree
+from fedvg_jax.core.types import Data, Task, Variables
+from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.weightings import family
+
+ROWS = np.arange(4, dtype=np.int32).reshape(2, 2)
+
+
+def loss(params, stats, batch, mask, train):
+    squares = jnp.where(mask[:, None], (params["w"][None] - batch[:, None]) ** 2 / 2, 0)
+    return squares.sum() / len(batch), stats
+
+
+TASK = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
+SETTINGS = {"seed": 0, "cohort_size": 2, "local_epochs": (2, 2), "batch_size": 2, "num_lanes": 1, "capacity": 4}
+
+
+def one_round(lr, as_array):
+    """The model after a round without jit, of two clients with rows 1, 3 and 5, 7; `as_array` makes all inputs."""
+    rule = worlds.weighting("samples+fedvg", fedavg.fedavg(), TASK)
+    step = federated_round.make_round(
+        TASK, fedavg.fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2
+    )
+    hyper = {"lr": lr, "eps": 1e-8}
+    state = federated_round.init(TASK, fedavg.fedavg(), 2, jax.random.key(0), hyper)
+    data = Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
+    schedule = schedules.make(0, ROWS, **SETTINGS)
+    state, schedule, data = jax.tree.map(as_array, (state, schedule, data))
+    state, told = step(state, schedule, data, hyper)
+    return state.variables, told.weights
+
+
+@pytest.mark.parametrize("lr", [0.5, np.float64(0.5), np.float32(0.5), np.array(0.5), jnp.asarray(0.5)], ids=repr)
+def test_a_round_takes_numbers_and_tables_of_python_and_numpy(lr):
+    expected = one_round(jnp.float32(0.5), jnp.asarray)
+    worlds.assert_close(one_round(lr, np.asarray), expected, 1e-6)
+
+
+def test_a_round_takes_a_whole_number_as_a_learning_rate():
+    worlds.assert_close(one_round(1, np.asarray), one_round(jnp.float32(1), jnp.asarray), 1e-6)
+
+
+def test_whole_numbers_inside_jit_take_the_model_s_dtype():
+    found = jax.jit(lambda hyper: tree.arrays(hyper, jnp.float32))({"lr": 1, "rule": jnp.int32(1)})
+    assert (found["lr"].dtype, found["rule"].dtype) == (jnp.float32, jnp.int32)
+
+
+PLAIN = {"w": np.array([1.0, 3.0, 3.0]), "b": np.array([0.5, 0.5, 2.0])}
+FUNCTIONS = {
+    "inverse_norm_weights": (fedvg_jax.inverse_norm_weights, PLAIN),
+    "generalised_weights": (family.generalised_weights, PLAIN),
+    "gradient_norms": (fedvg_jax.gradient_norms, {"w": np.ones((3, 2, 2)), "b": np.ones((3, 4))}),
+    "aggregate": (
+        lambda part: fedvg_jax.aggregate(part["theta"], part["clients"], part["weights"]),
+        {"theta": np.zeros(2), "clients": np.arange(6.0).reshape(3, 2), "weights": np.array([0.5, 0.25, 0.25])},
+    ),
+    "validation_gradients": (
+        lambda part: fedvg_jax.validation_gradients(lambda p, x: (p * x).mean(), part["clients"], part["batches"]),
+        {"clients": np.arange(3.0), "batches": np.arange(4.0).reshape(2, 2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numpy_arrays_give_what_jax_arrays_give(name):
+    function, plain = FUNCTIONS[name]
+    worlds.assert_close(function(plain), function(jax.tree.map(jnp.asarray, plain)), 1e-6)
+
+
+# --- half precision
+
+WEIGH = {
+    "inverse_norm_weights": fedvg_jax.inverse_norm_weights,
+    "inverse": family.generalised_weights,
+    "softmax": lambda *args, **options: family.generalised_weights(*args, link="softmax", **options),
+}
+NORMS = {
+    "one is 0": [0.0, 1.0, 3.0],
+    "all are 0": [0.0, 0.0, 0.0],
+    "tiny": [1e-7, 2e-7, 4e-7],  # float16 has nothing but multiples of 6e-8 there
+    "huge": [6e4, 3e4, 6e4],
+}
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("which", NORMS)
+@pytest.mark.parametrize("function", WEIGH)
+def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_precision(
+    function, which, dtype, granularity
+):
+    norms = {"a": {"w": jnp.asarray(NORMS[which], dtype)}, "b": {"w": jnp.asarray(NORMS[which], dtype)}}
+    found = WEIGH[function](norms, granularity=granularity)
+    expected = WEIGH[function](jax.tree.map(lambda x: x.astype(jnp.float32), norms), granularity=granularity)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+    tolerance = float(jnp.finfo(dtype).eps)
+    worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), found), expected, tolerance)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@pytest.mark.parametrize("function", WEIGH)
+def test_a_norm_of_0_gives_finite_weights_and_gradients(function, eps):
+    def first(norms):
+        return WEIGH[function](norms, eps=eps)["w"][0]
+
+    value, slope = jax.value_and_grad(first)({"w": jnp.array([0.0, 1.0, 3.0])})
+    assert np.isfinite(value) and np.isfinite(slope["w"]).all()

@@ -1,0 +1,46 @@
+"""Evaluation is a sum over rows, however they are batched."""
+
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+
+from fedvg_jax.engine import evaluate, executors, schedule
+
+WORLD = worlds.small()
+
+
+@pytest.fixture(scope="module", params=[None, executors.sharded(3, 1)], ids=["", "3 devices"])
+def run(request):
+    return worlds.jit(evaluate.make_evaluate(worlds.TASK, request.param))
+
+
+def summed(run, rows):
+    variables = worlds.variables()
+    return run(variables, WORLD.data().pool, jnp.asarray(rows)), variables
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+@pytest.mark.parametrize("spare", [0, 2], ids=["", "with empty batches"])
+def test_evaluation_equals_a_loop_over_rows_for_any_batch_size(x64, run, batch_size, spare):
+    capacity = -(-len(WORLD.test) // batch_size) + spare
+    sums, variables = summed(run, schedule.table(WORLD.test, batch_size, capacity))
+    loss, confusion = oracle.evaluate(*map(worlds.by_path, variables), WORLD.pool, WORLD.test)
+    np.testing.assert_allclose(sums["loss"], loss, rtol=1e-9)
+    np.testing.assert_array_equal(sums["confusion"], confusion.reshape(-1))
+
+
+def test_padding_may_stand_anywhere_in_a_batch(run):
+    """Row 0 stands in for a missing row; it must not be counted."""
+    rows = np.full((2, 4), -1, np.int32)
+    rows[0, 1], rows[1, 3] = WORLD.test[:2]
+    found, _ = summed(run, rows)
+    expected, _ = summed(run, WORLD.test[:2].reshape(2, 1))
+    np.testing.assert_array_equal(found["confusion"], expected["confusion"])
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+
+
+def test_no_rows_sum_to_nothing(run):
+    found, _ = summed(run, np.full((2, 4), -1, np.int32))
+    assert found["loss"] == 0 and not found["confusion"].any()

@@ -1,0 +1,423 @@
+"""The round where clients drop out, diverge or straggle, and the clients' optimisers."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import worlds
+
+from fedvg_jax import config, data
+from fedvg_jax.config import Config
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import UsageError, Weighting
+from fedvg_jax.engine import local_training
+from fedvg_jax.runs import loop
+from fedvg_jax.runs import simulation as build
+from fedvg_jax.weightings import rules as weighting
+
+WORLD = worlds.uneven(cohort_size=5)
+TASK = worlds.QUADRATIC
+RULES = ["samples", "uniform", "fedvg", "samples+fedvg", "fedvg+uniform"]
+MEMORIES = ("scaffold", "feddyn")
+every_algorithm = pytest.mark.parametrize("name", build.ALGORITHMS)
+
+
+def schedule_of(number, **changes):
+    return WORLD.schedule(number, 2, probe_ratio=0.5, **changes)
+
+
+def one_round(algorithm, schedule, rule="samples", state=None, world=WORLD, **options):
+    """(state, metrics) after one round, by default from the start."""
+    step = worlds.make_round(world, algorithm, rule, **options)
+    state = worlds.state(world, algorithm, TASK) if state is None else state
+    return step(state, schedule, world.data(), worlds.hyper())
+
+
+def without(schedule, absent):
+    """`schedule` where the clients at some positions drop out."""
+    return schedule._replace(heard=~np.isin(np.arange(len(schedule.clients)), absent))
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# --- clients that drop out
+
+
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
+@pytest.mark.parametrize("rule", RULES)
+def test_who_drops_out_counts_as_if_it_had_not_played(x64, rule, granularity):
+    algorithm, schedule = worlds.algorithm("fedavg"), schedule_of(0)
+    present = [0, 2, 3]
+    rules = worlds.weighting(rule, algorithm, granularity=granularity)
+    found, told = one_round(algorithm, without(schedule, [1, 4]), rules)
+    others = schedule_of(0, clients=schedule.clients[present], cohort_size=3)
+    expected, expected_told = one_round(algorithm, others, rules)
+    worlds.assert_close(found.variables, expected.variables, 1e-12)
+    np.testing.assert_allclose(told.weights[jnp.array(present)], expected_told.weights, rtol=1e-12)
+    assert told.weights[1] == told.weights[4] == 0 and told.finite.all()
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
+    """Of all that the server knows, the others' part is as if N stayed the same and they alone had played."""
+    algorithm, schedule = worlds.algorithm(name), schedule_of(1)
+    state, _ = one_round(algorithm, schedule_of(0))
+    found, _ = one_round(algorithm, without(schedule, [1, 4]), "uniform", state)
+    others = schedule_of(1, clients=schedule.clients[[0, 2, 3]], cohort_size=3)
+    expected, _ = one_round(algorithm, others, "uniform", state)
+    worlds.assert_close(found, expected, 1e-12)
+    absent = schedule.clients[[1, 4]]
+    assert_same(*(jax.tree.map(lambda x: x[absent], s.clients) for s in (found, state)))
+    changed = jax.tree.map(lambda new, old: int((new != old).any(1).sum()), found.clients, state.clients)
+    assert set(jax.tree.leaves(changed)) == {3}
+
+
+@pytest.mark.parametrize("sensitivity", ["output", "official"])
+def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
+    """Elastic's sensitivities are relative to the largest."""
+    algorithm, schedule = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity=sensitivity)), schedule_of(0)
+    step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
+    for absent in range(5):
+        present = [k for k in range(5) if k != absent]
+        found, _ = step(start, without(schedule, [absent]), WORLD.data(), worlds.hyper())
+        others = schedule_of(0, clients=schedule.clients[present], cohort_size=4)
+        expected, _ = step(start, others, WORLD.data(), worlds.hyper())
+        worlds.assert_close(found.variables, expected.variables, 1e-12)
+
+
+@every_algorithm
+def test_a_round_nobody_is_heard_of_leaves_the_model_where_it_is(x64, name):
+    algorithm = worlds.algorithm(name)
+    before = worlds.state(WORLD, algorithm, TASK)
+    after, told = one_round(algorithm, without(schedule_of(0), range(5)))
+    worlds.assert_close(after.variables, before.variables, 1e-12)
+    assert_same(after.clients, before.clients)
+    assert not told.weights.any()
+
+
+# --- clients that diverge
+
+
+def with_nan(client):
+    """A world in which one client's data are not finite."""
+    pool = jax.tree.map(np.copy, WORLD.pool)
+    for leaf in jax.tree.leaves(pool[1]):
+        leaf[WORLD.train[client]] = np.nan
+    return WORLD._replace(pool=pool)
+
+
+@every_algorithm
+def test_who_diverges_counts_as_if_it_had_dropped_out(x64, name):
+    """In every bit, the memories included; and it is told of."""
+    algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
+    step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
+    expected, expected_told = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
+    found, told = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
+    assert_same(found, expected)
+    assert_same(told.weights, expected_told.weights)
+    assert told.weights[bad] == 0 and told.weights.sum() == pytest.approx(1)
+    assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
+
+
+def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
+    """Of a loss -b x with b = 1e30 at x = 1e10, in single precision."""
+    world = worlds.quadratics(np.zeros((2, 3)), np.array([[1e30] * 3, [1.0] * 3]), [2, 2], 2)
+    algorithm = worlds.algorithm("fedavg")
+    state = worlds.state(world, algorithm, TASK)
+    far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
+    step, schedule = worlds.make_round(world, algorithm), world.schedule(0, 2)
+    _, told = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
+    assert told.finite.tolist() == [client != 0 for client in schedule.clients]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["signal", "weight"])
+def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x64, where, bad):
+    """The one of most rows, whose model and loss are finite; in every bit as if it had dropped out."""
+    schedule, algorithm = schedule_of(0), worlds.algorithm("scaffold")
+    position = int(np.argmax(schedule.num_samples))
+    most = int(schedule.num_samples[position])
+
+    def signal(hyper, report, data):
+        rows = report.num_samples.astype(float)
+        return jnp.where((report.num_samples == most) & (where == "signal"), bad, rows)
+
+    def weigh(hyper, raw, returns):
+        found = weighting.everywhere(weighting.shares(raw, returns.present), returns)
+        spoilt = (jnp.arange(5) == position) & returns.present & (where == "weight")
+        return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
+
+    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
+    found, told = one_round(algorithm, schedule, rule)
+    expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
+    worlds.assert_close(found, expected, 1e-12)
+    np.testing.assert_allclose(told.weights, expected_told.weights, rtol=1e-12)
+    assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory):
+    """Two rounds on digits; the loss is NaN on one white image, which one client of the first round trains on."""
+    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
+    settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
+    arrays = data.load("digits")
+    parts = build.make_partition(settings, arrays)
+    who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
+    arrays.x[parts.train[who][0]] = 255
+    task = build.make_task(settings, arrays)
+
+    def loss(params, stats, batch, mask, train):
+        value, stats = task.loss(params, stats, batch, mask, train)
+        white = ((batch.x == 255).all((1, 2, 3)) & mask).any()
+        return jnp.where(white, jnp.nan, value), stats
+
+    def simulation(nonfinite):
+        changed = replace(settings, nonfinite=nonfinite)
+        return build.simulation(changed, data=arrays, partition=parts, task=task._replace(loss=loss))
+
+    return simulation, int(who)
+
+
+def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned, tmp_path):
+    """And what went wrong is told before it stops."""
+    (simulation, who), told = poisoned, []
+    out = tmp_path / "run"
+    made = simulation("raise")
+    with pytest.raises(UsageError) as error:
+        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
+    assert [record["diverged"] for record in told] == [[who]] and error.value.history.records == told
+    said = str(error.value)
+    assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
+
+
+def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
+    simulation, who = poisoned
+    records = loop.drive(simulation("skip")).records
+    assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
+    first = dict(zip(records[0]["clients"], records[0]["weights"], strict=True))
+    assert first[who] == 0 and sum(first.values()) == pytest.approx(1, abs=1e-6)
+    assert np.isfinite(records[1]["test_loss"])
+
+
+NAN_ROW = 41
+"""Of D_val."""
+
+
+def run_with_a_nan_validation_row(cache_dir, **changes):
+    """Two rounds of three clients; one number of one validation row is NaN."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    x[NAN_ROW, 2] = np.nan
+    train, val, test = (np.split(np.arange(*part), 3) for part in ((0, 30), (30, 45), (45, 60)))
+    settings = Config(clients=3, join_ratio=1.0, rounds=2, local_epochs=1, lanes="1", cache_dir=cache_dir, eval_every=9)
+    settings = replace(settings, **changes)
+    lines = []
+    sim = build.simulation(settings, data=(x, y), partition=(train, val, test))
+    return loop.drive(sim, tell=lines.append).records, lines
+
+
+def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate(tmp_path):
+    with pytest.raises(UsageError) as error:
+        run_with_a_nan_validation_row(tmp_path)
+    said = str(error.value)
+    assert "round 1" in said and "validation set holds NaN or infinity in 1 of its rows (of the data: 41)" in said
+    assert "--lr" not in said and "\n" not in said
+
+
+def test_a_learning_rate_that_is_too_large_is_still_blamed_with_such_a_row(tmp_path):
+    """The scores of sample counts do not depend on D_val."""
+    with pytest.raises(UsageError, match="smaller --lr"):
+        run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
+
+
+def test_rounds_that_average_no_client_are_warned_of_once_and_counted_at_the_end(tmp_path):
+    records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
+    assert len(records) == 3 and not any(any(r["weights"]) for r in records)
+    assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
+    assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
+
+
+def test_rounds_that_average_somebody_are_not_warned_of(tmp_path):
+    records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
+    assert len(records) == 2 and lines == []
+
+
+# --- the clients' optimiser
+
+
+@pytest.mark.parametrize("lr_schedule", local_training.LR_SCHEDULES)
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.125), (0.5, 0.125)])
+def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64, momentum, weight_decay, lr_schedule):
+    """v <- momentum v + g + decay x and x <- x - lr_r v, with v = 0 at the start of every round r."""
+    settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)
+    rates = {
+        "constant": lambda r: 0.25,
+        "exponential": lambda r: 0.25 * 0.75**r,
+        "cosine": lambda r: 0.25 * (1 + np.cos(np.pi * r / 4)) / 2,
+    }
+    a, b = np.array([[0.5, 1.0, 2.0]]), np.array([[1.0, -1.0, 3.0]])
+    world, algorithm = worlds.quadratics(a, b, [6], 1), worlds.algorithm("fedavg")
+    step = worlds.make_round(world, algorithm, optimiser=build.make_optimiser(settings))
+    hyper = worlds.hyper(lr=0.25, momentum=momentum, weight_decay=weight_decay, lr_decay=0.75, rounds=4)
+    state = worlds.state(world, algorithm, TASK)
+    x = np.concatenate(jax.tree.leaves(state.variables))
+    for number in range(4):
+        state, _ = step(state, world.schedule(number, 2), world.data(), hyper)
+        v = np.zeros(3)
+        for _ in range(3):
+            v = momentum * v + a[0] * x - b[0] + weight_decay * x
+            x = x - rates[lr_schedule](number) * v
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
+def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
+    """m <- .9 m + .1 g, v <- .999 v + .001 g^2, x <- x - lr m^ / (sqrt v^ + 1e-8), corrected by 1 - b^t; adam adds the
+    decay d x to g, adamw (Loshchilov and Hutter 2019) lr d x to the step."""
+    settings = Config(optimiser=optimiser, weight_decay=decay)
+    a, b = np.array([[0.5, 1.0, 2.0]]), np.array([[1.0, -1.0, 3.0]])
+    world, algorithm = worlds.quadratics(a, b, [6], 1), worlds.algorithm("fedavg")
+    step = worlds.make_round(world, algorithm, optimiser=build.make_optimiser(settings))
+    hyper, state = worlds.hyper(lr=0.25, weight_decay=decay), worlds.state(world, algorithm, TASK)
+    x = np.concatenate(jax.tree.leaves(state.variables))
+    for number in range(2):
+        state, _ = step(state, world.schedule(number, 2), world.data(), hyper)
+        m, v = np.zeros(3), np.zeros(3)
+        for t in (1, 2, 3):
+            g = a[0] * x - b[0] + decay * x * (optimiser == "adam")
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            moved = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            x = x - 0.25 * (moved + decay * x * (optimiser == "adamw"))
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
+
+
+def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
+    """v <- v / 2 + g over all of a client's rounds; it stays as it was for who is not in the cohort, or drops out."""
+    settings = Config(momentum=0.5, optimiser_state="kept")
+    a, b = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
+    world, algorithm, optimiser = (
+        worlds.quadratics(a, b, [4, 4, 4], 2),
+        worlds.algorithm("fedavg"),
+        build.make_optimiser(settings),
+    )
+    step, hyper = worlds.make_round(world, algorithm, optimiser=optimiser), worlds.hyper(lr=0.25, momentum=0.5)
+    kept = optimiser(hyper, jnp.int32(0)).init(worlds.state(world, algorithm, TASK).variables.params)
+    state = worlds.state(world, algorithm, TASK)._replace(optimisers=tree.repeat(kept, 3))
+    x, v, seen = np.concatenate(jax.tree.leaves(state.variables)), np.zeros((3, 3)), set()
+    for number in range(6):
+        schedule = world.schedule(number, 2)._replace(heard=np.array([True, number != 2]))
+        state, _ = step(state, schedule, world.data(), hyper)
+        models = []
+        for client, steps, heard in zip(schedule.clients, schedule.num_steps, schedule.heard, strict=True):
+            mine, moving = x, v[client]
+            for _ in range(steps):
+                moving = 0.5 * moving + a[client] * mine - b[client]
+                mine = mine - 0.25 * moving
+            if heard:
+                models.append(mine)
+                v[client] = moving
+                seen.add(int(client))
+        x = np.mean(models, 0)
+        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
+        found = jax.tree.leaves(state.optimisers)
+        np.testing.assert_allclose(np.concatenate(found, -1), v, rtol=1e-12)
+    assert seen == {0, 1, 2}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 7])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
+    """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
+    for plain SGD steps x lr."""
+
+    def optimiser(hyper, round):
+        return optax.sgd(hyper["lr"], hyper["momentum"])
+
+    hyper, number = worlds.hyper(momentum=beta), jnp.int32(3)
+    expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
+    found = local_training.displacement(optimiser, hyper, number, jnp.int32(steps))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    if beta == 0:
+        plain = local_training.displacement(local_training.sgd, hyper, number, jnp.int32(steps))
+        np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
+
+
+def test_algorithms_are_told_the_displacement_of_their_round(x64):
+    """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
+    optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
+    algorithm, hyper = worlds.busybody(), worlds.hyper(lr_decay=0.5)
+    step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
+    moved = []
+    for number in range(2):
+        state, _ = step(state, schedule_of(number), WORLD.data(), hyper)
+        moved.append(np.asarray(state.clients["moved"]))
+    steps = np.array([2, 4, 1, 3, 1])
+    np.testing.assert_allclose(moved, [0.3 * steps, 0.45 * steps], rtol=1e-12)
+    assert state.clients["rounds"].tolist() == [2] * 5
+
+
+# --- what the server does with the average
+
+
+def test_an_algorithm_works_on_whatever_average_is_taken(x64):
+    """u is the distance to it: FedAvgM's first step is (1 + beta) u at rate 1."""
+
+    def median(hyper, key, variables, clients, weights):
+        return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
+
+    plain, _ = one_round(worlds.algorithm("fedavg"), schedule_of(0), aggregate=median)
+    mean, _ = one_round(worlds.algorithm("fedavg"), schedule_of(0))
+    algorithm = worlds.algorithm("fedavgm")
+    start = worlds.state(WORLD, algorithm, TASK).variables
+    step = worlds.make_round(WORLD, algorithm, aggregate=median)
+    hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
+    found, _ = step(worlds.state(WORLD, algorithm, TASK), schedule_of(0), WORLD.data(), hyper)
+    expected = jax.tree.map(lambda old, new: old + 1.9 * (new - old), start, plain.variables)
+    worlds.assert_close(found.variables, expected, 1e-12)
+    assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain.variables, mean.variables)), strict=True))
+
+
+@every_algorithm
+def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x64, name):
+    """Elastic has a sensitivity for statistics in the published form only."""
+    settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
+    algorithm, found = worlds.algorithm(name, **settings), []
+    for stats_too in (False, True):
+        step = worlds.make_round(WORLD, algorithm, stats_too=stats_too)
+        state = worlds.state(WORLD, algorithm, TASK, stats_too=stats_too)
+        for number in range(2):
+            state, _ = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
+        found.append(state.variables)
+    worlds.assert_close(*found, 1e-12)
+
+
+def test_elastic_without_a_sensitivity_for_running_statistics_is_not_to_act_on_them():
+    with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
+        config.check(Config(algorithm="elastic", server_stats="official"))
+    config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
+
+
+@pytest.mark.parametrize("stats_too", [False, True])
+def test_running_statistics_are_averaged_or_take_the_server_s_step_like_parameters(x64, stats_too):
+    """FedAvgM's first step is (1 + beta) u at rate 1."""
+    world, task = worlds.small(), worlds.TASK
+
+    def moved(name):
+        algorithm = worlds.algorithm(name)
+        start = worlds.state(world, algorithm, task, stats_too=stats_too)
+        step = worlds.make_round(world, algorithm, "samples", task, stats_too=stats_too)
+        hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
+        after, _ = step(start, world.schedule(0, 2), world.data(), hyper)
+        return jax.tree.map(np.subtract, after.variables, start.variables)
+
+    plain, far = moved("fedavg"), moved("fedavgm")
+    worlds.assert_close(far.params, jax.tree.map(lambda x: 1.9 * x, plain.params), 1e-12)
+    worlds.assert_close(far.stats, jax.tree.map(lambda x: (1.9 if stats_too else 1) * x, plain.stats), 1e-12)

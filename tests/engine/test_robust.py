@@ -1,0 +1,308 @@
+"""Rules of averaging: each against NumPy over the clients that are there, and against one absurd client."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.engine import executors, federated_round, local_training, robust, schedule, server_tuning
+from fedvg_jax.runs import simulation
+from fedvg_jax.weightings import rules
+
+K, NUM_BAD, NUM_KEPT = 9, 1, 3
+RULES = {
+    "mean": robust.mean,
+    "median": robust.median,
+    "trimmed_mean": robust.trimmed_mean(0.3),
+    "krum": robust.krum(NUM_BAD, NUM_KEPT),
+    "clipped_mean": robust.clipped_mean,
+}
+ABSENT = {"all there": [], "one absent": [4], "two absent": [0, 7], "one there": [0, 1, 2, 3, 5, 6, 7, 8]}
+KEY = jax.random.key(7)
+
+
+def returns(seed=0, spread=1.0):
+    """A global model of two tensors and a statistic, and K clients around it."""
+    rng = np.random.default_rng(seed)
+    shapes = Variables({"a": (3, 2), "b": (4,)}, {"mean": (2,)})
+    model = jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape)), shapes, is_leaf=lambda x: type(x) is tuple)
+    return model, jax.tree.map(lambda x: x[None] + spread * jnp.asarray(rng.normal(size=(K, *x.shape))), model)
+
+
+def weights_of(model, absent=(), seed=1):
+    """Unequal weights, one per tensor and client; 0 for those that are absent."""
+    present = jnp.asarray(~np.isin(np.arange(K), absent))
+    raw = jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, K))
+    return rules.among(present, jax.tree.map(lambda _: raw / raw.sum(), model))
+
+
+def joined(rule, model, clients, weights, **changes):
+    return worlds.jit(rule)(worlds.hyper(**changes), KEY, model, clients, weights)
+
+
+def flat(clients):
+    """Trained tensors as one matrix [K, size]."""
+    return np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(clients.params)], 1)
+
+
+# --- NumPy, over the clients that are there
+
+
+def numpy_median(model, clients, weights):
+    return jax.tree.map(lambda c, w: np.median(np.asarray(c)[np.asarray(w) > 0], 0), clients, weights)
+
+
+def numpy_trimmed_mean(model, clients, weights):
+    def one(c, w):
+        there = np.sort(np.asarray(c)[np.asarray(w) > 0], 0)
+        cut = len(there) * 3 // 10
+        return there[cut : len(there) - cut].mean(0)
+
+    return jax.tree.map(one, clients, weights)
+
+
+def numpy_krum(model, clients, weights):
+    there = np.flatnonzero(np.asarray(weights.params["b"]) > 0)
+    points = flat(clients)[there]
+    num_near = max(len(there) - NUM_BAD - 2, 1)
+    squared = ((points[:, None] - points[None]) ** 2).sum(-1)
+    scores = [np.sort(np.delete(row, i))[:num_near].sum() for i, row in enumerate(squared)]
+    kept = there[np.argsort(scores)[:NUM_KEPT]]
+    return jax.tree.map(lambda c: np.asarray(c)[kept].mean(0), clients)
+
+
+def numpy_clipped_mean(model, clients, weights):
+    theta = flat(jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), model))
+    factor = np.minimum(1, 2.0 / np.maximum(np.linalg.norm(theta - flat(clients), axis=1), 1e-300))
+
+    def one(x, c, w, factor):
+        x, c = np.asarray(x), np.asarray(c)
+        return x - sum(w[k] * factor[k] * (x - c[k]) for k in range(K))
+
+    params = jax.tree.map(
+        lambda x, c, w: one(x, c, np.asarray(w), factor), *(v.params for v in (model, clients, weights))
+    )
+    stats = jax.tree.map(
+        lambda x, c, w: one(x, c, np.asarray(w), np.ones(K)), *(v.stats for v in (model, clients, weights))
+    )
+    return Variables(params, stats)
+
+
+NUMPY = {
+    "median": numpy_median,
+    "trimmed_mean": numpy_trimmed_mean,
+    "krum": numpy_krum,
+    "clipped_mean": numpy_clipped_mean,
+}
+
+
+@pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
+@pytest.mark.parametrize("name", NUMPY)
+def test_a_rule_is_what_numpy_makes_of_the_clients_that_are_there(x64, name, absent):
+    model, clients = returns()
+    weights = weights_of(model, absent)
+    found = joined(RULES[name], model, clients, weights, clip_norm=2.0)
+    worlds.assert_close(found, NUMPY[name](model, clients, weights), 1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_an_absent_client_returns_counts_for_nothing(x64, name):
+    """Rounds hand rules the global model in its place; for the rule any value does."""
+    model, clients = returns()
+    weights = weights_of(model, [2, 5])
+    other = jax.tree.map(lambda x: x.at[jnp.array([2, 5])].set(-50.0), clients)
+    worlds.assert_close(*(joined(RULES[name], model, c, weights) for c in (clients, other)), 1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_with_nobody_there_the_model_stays_as_it_is(x64, name):
+    model, clients = returns()
+    found = joined(RULES[name], model, clients, weights_of(model, range(K)))
+    jax.tree.map(np.testing.assert_array_equal, found, model)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_order_of_the_clients_is_of_no_account(x64, name):
+    model, clients = returns()
+    weights = weights_of(model, [3])
+    order = jnp.asarray(np.random.default_rng(0).permutation(K))
+    moved = jax.tree.map(lambda x: x[order], (clients, weights))
+    found = [joined(RULES[name], model, *given, clip_norm=2.0) for given in ((clients, weights), moved)]
+    worlds.assert_close(*found, 1e-12)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equal_clients_are_their_own_average(x64, name):
+    model, clients = returns()
+    equal = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), clients)
+    found = joined(RULES[name], model, equal, weights_of(model), clip_norm=1e6)
+    worlds.assert_close(found, jax.tree.map(lambda x: x[0], clients), 1e-12)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
+def test_one_absurd_client_moves_the_mean_and_no_robust_rule(name, sign):
+    """In float32, where the square of 1e30 is infinite."""
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+    clients = jax.tree.map(lambda x: x.at[4].set(sign * 1e30), clients)
+    weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
+    assert all(np.abs(x).min() > 1e28 for x in jax.tree.leaves(joined(robust.mean, model, clients, weights)))
+    found = joined(RULES[name], model, clients, weights, clip_norm=1.0)
+    # an honest client is within 5 deviations of the model, entry by entry; the clipped mean is within the clip norm
+    jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), found.params, model.params)
+
+
+def test_trimming_nothing_is_the_plain_mean(x64):
+    model, clients = returns()
+    found = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
+    worlds.assert_close(found, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
+
+
+def test_the_cut_is_the_floor_of_the_exact_product_and_leaves_somebody():
+    for hundredths in range(50):
+        cuts = robust._cuts(hundredths / 100, 200)
+        assert cuts.tolist() == [n * hundredths // 100 for n in range(201)]
+    assert all(2 * robust._cuts(math.nextafter(0.5, 0), 100)[n] < n for n in range(1, 101))
+
+
+def test_keeping_all_is_the_plain_mean_and_keeping_one_is_a_client(x64):
+    model, clients = returns()
+    everyone = joined(robust.krum(0, K), model, clients, weights_of(model))
+    worlds.assert_close(everyone, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
+    one = joined(robust.krum(NUM_BAD), model, clients, weights_of(model))
+    chosen = np.abs(np.asarray(clients.params["b"]) - np.asarray(one.params["b"])).max(1).argmin()
+    worlds.assert_close(one, jax.tree.map(lambda c: c[chosen], clients), 1e-12)
+
+
+# --- clipping and noise
+
+
+@pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
+def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit(absent):
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+    weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
+    found = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert not np.array_equal(found[0].params["a"], model.params["a"])
+
+
+def test_no_client_moves_the_clipped_mean_by_more_than_its_share_of_the_norm(x64):
+    model, clients = returns(spread=100.0)
+    weights = weights_of(model, [k for k in range(K) if k != 3])
+    found = joined(robust.clipped_mean, model, clients, weights, clip_norm=0.5)
+    moved = jax.tree.map(lambda a, b: np.asarray(a - b).ravel(), found.params, model.params)
+    assert np.linalg.norm(np.concatenate(jax.tree.leaves(moved))) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):
+    """z C max s_k. Of n normal numbers the mean of squares is within 5 sqrt(2 / n) of the variance, and the mean within
+    5 / sqrt(n) deviations of 0, but for once in a million."""
+    n = 40_000
+    model = Variables({"a": jnp.zeros(n // 2), "b": jnp.zeros((n // 4, 2))}, {"mean": jnp.ones(5)})
+    clients = jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), model)
+    weights = weights_of(model)
+    found = joined(robust.clipped_mean, model, clients, weights, clip_norm=2.0, noise=1.5)
+    std = 1.5 * 2.0 * float(weights.params["a"].max())
+    drawn = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(found.params)]) / std
+    assert abs((drawn**2).mean() - 1) < 5 * math.sqrt(2 / n) and abs(drawn.mean()) < 5 / math.sqrt(n)
+    assert abs(np.corrcoef(drawn[: n // 2], drawn[n // 2 :])[0, 1]) < 5 / math.sqrt(n // 2)
+    np.testing.assert_array_equal(found.stats["mean"], model.stats["mean"])
+
+
+# --- in rounds
+
+
+WORLD = worlds.small()
+
+
+@functools.cache
+def round_step(**hooks):
+    """FedAvg's, compiled once."""
+    parts = (
+        worlds.TASK,
+        worlds.algorithm("fedavg"),
+        rules.uniform(),
+        executors.lanes(1),
+        local_training.sgd,
+        len(WORLD.train),
+    )
+    return worlds.jit(federated_round.make_round(*parts, **hooks))
+
+
+def after(num_rounds, seed=0, changes=None, **hooks):
+    """State and metrics after rounds under `uniform` weights."""
+    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper(**(changes or {}))
+    step, state = round_step(**hooks), worlds.state(WORLD, algorithm)
+    for number in range(num_rounds):
+        state, metrics = step(state, WORLD.schedule(number, seed=seed), WORLD.data(), hyper)
+    return state, metrics
+
+
+def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
+    hooks = simulation.make_hooks(config.Config(), worlds.TASK)
+    jax.tree.map(np.testing.assert_array_equal, after(2), after(2, **hooks))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_round_takes_every_rule(name):
+    state, metrics = after(2, aggregate=RULES[name])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, metrics)))
+
+
+def test_noise_is_the_schedules_and_of_every_round_its_own():
+    noisy = {"aggregate": robust.clipped_mean, "changes": {"noise": 1.0}}
+    first, again, other = (after(2, seed=seed, **noisy)[0].variables.params for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.array_equal(first["fc1"]["kernel"], other["fc1"]["kernel"])
+    rounds = [WORLD.schedule(number) for number in range(20)]
+    assert len({tuple(s.key) for s in rounds}) == 20 and rounds[0].key.dtype == np.uint32
+    np.testing.assert_array_equal(schedule.stack(rounds[:3], 4).key[:3], [s.key for s in rounds[:3]])
+
+
+# --- settings
+
+
+def test_every_rule_of_the_settings_is_built():
+    assert set(config.RULES) == set(robust.BY_NAME) == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"robust.rule": "medain"}, "did you mean 'median'"),
+        ({"robust.rule": "median"}, "median ignores weights, so those of fedvg"),
+        ({"robust.rule": "krum", "weighting": "samples+fedvg"}, "krum ignores weights"),
+        *(
+            ({"robust.rule": rule, "weighting": "uniform", "algorithm": name}, f"server of {name} also averages")
+            for rule, name in (("median", "scaffold"), ("clipped_mean", "feddyn"), ("krum", "fednova"))
+        ),
+        ({"robust.rule": "krum", "weighting": "uniform", "robust.num_bad": 4}, r"at most \(K - 3\) / 2 .* K = 10"),
+        ({"robust.rule": "krum", "weighting": "uniform", "robust.num_kept": 10}, "at most K - num_bad = 9"),
+        *(({f"robust.{name}": value}, name) for name, value in (("trim", 0.5), ("trim", -0.1), ("clip_norm", 0.0))),
+        *(({f"robust.{name}": value}, name) for name, value in (("noise", -1.0), ("num_bad", -1), ("num_kept", 0))),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(settings, reason):
+    with pytest.raises(UsageError, match=reason):
+        config.check(config.apply(config.Config(), settings, "test"))
+
+
+def test_settings_reach_the_round():
+    changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean", "robust.noise": 0.1}
+    settings = config.apply(config.Config(), changes | {"robust.clip_norm": 2.0, "tuning.steps": 2}, "test")
+    hooks, hyper = simulation.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
+    assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
+    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
+    everyone, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
+    clients = Variables({"w": jnp.ones(20)}, {})
+    found = hooks["disturb"](hyper, KEY, everyone, Variables(model, {}), clients).params["w"]
+    assert (
+        np.flatnonzero(found == 3).tolist() == simulation.corrupt_clients(settings).tolist()
+        and (found == 1).sum() == 16
+    )

@@ -1,0 +1,356 @@
+"""Laws of the schedule: its streams, its table of minibatches, its plan of the lanes."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvg_jax.core.types import Plan
+from fedvg_jax.engine import schedule as schedules
+
+SETTINGS = {"cohort_size": 4, "local_epochs": (3, 3), "batch_size": 4, "num_lanes": 2, "capacity": 64}
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)
+
+
+def clients_of(sizes):
+    """Rows 0, 1, ... dealt out in order."""
+    return np.split(np.arange(sum(sizes), dtype=np.int32), np.cumsum(sizes)[:-1])
+
+
+def make(number=0, train_rows=None, seed=0, **changes):
+    train_rows = clients_of([9, 4, 13, 0, 1, 8, 30]) if train_rows is None else train_rows
+    return schedules.make(number, train_rows, **{**SETTINGS, "seed": seed, **changes})
+
+
+def minibatches_of(schedule, position):
+    first = schedule.start[position]
+    return schedule.rows[first : first + schedule.num_steps[position]]
+
+
+def leaves(schedule):
+    return [leaf for part in schedule for leaf in (part if isinstance(part, Plan) else [part])]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+# --- streams
+
+
+def test_a_cohort_is_drawn_without_replacement_in_an_order_of_its_own():
+    drawn = [schedules.cohort(0, number, 20, 10)[0] for number in range(50)]
+    assert all(len(set(c)) == 10 and set(c) <= set(range(20)) for c in drawn)
+    assert len({tuple(c) for c in drawn}) == 50 and any(np.any(np.diff(c) < 0) for c in drawn)
+    # 500 seats over 20 clients: 25 each, with a binomial deviation of sqrt(50 / 4) = 3.5
+    assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 25).max() < 5 * 3.5
+
+
+def test_every_client_is_in_a_full_cohort():
+    assert sorted(schedules.cohort(0, 0, 9, 9)[0]) == list(range(9))
+
+
+def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
+    """Not on its place in the cohort, on who else plays, on lanes, or on which rounds were planned before."""
+    train_rows = clients_of([9, 4, 13, 0, 1, 8, 30])
+    alone = {}
+    for number in (3, 0, 1):
+        schedule = make(number, train_rows, cohort_size=7, num_lanes=1)
+        alone |= {(number, c): minibatches_of(schedule, k) for k, c in enumerate(schedule.clients)}
+    positions = set()
+    for number, cohort_size, num_lanes in itertools.product((0, 1, 3), (2, 5, 7), (1, 3, 7)):
+        schedule = make(number, train_rows, cohort_size=cohort_size, num_lanes=num_lanes)
+        for k, c in enumerate(schedule.clients):
+            np.testing.assert_array_equal(minibatches_of(schedule, k), alone[number, c])
+            positions.add((c, k))
+    assert len(positions) > 7  # clients did change their place
+    others = [len(rows) if c != 6 else 30 for c, rows in enumerate(clients_of([5, 5, 5, 5, 5, 5, 30]))]
+    moved = [rows - 5 * 6 + 35 for rows in clients_of(others)]
+    schedule = make(0, moved, cohort_size=7)
+    np.testing.assert_array_equal(minibatches_of(schedule, list(schedule.clients).index(6)), alone[0, 6])
+
+
+@pytest.mark.parametrize("other", [{"number": 1}, {"seed": 1}])
+def test_another_round_or_seed_draws_other_minibatches(other):
+    whole = {"cohort_size": 7}
+    a, b = make(**whole), make(**whole, **other)
+    assert a.clients.tolist() != b.clients.tolist()
+    assert not np.array_equal(*(minibatches_of(schedule, list(schedule.clients).index(6)) for schedule in (a, b)))
+
+
+def test_the_same_round_is_the_same_again():
+    assert same(make(5), make(5))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_clients_drop_out_with_their_probability(probability):
+    """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
+    heard = [schedules.cohort(0, number, 20, 10, probability)[1] for number in range(200)]
+    assert abs(np.sum(~np.array(heard)) - 2000 * probability) <= (5 * 20 if probability else 0)
+
+
+def test_whom_is_heard_of_does_not_change_who_plays_or_what_they_do():
+    plain, ragged = make(), make(dropout=0.9)
+    assert plain.heard.all() and not ragged.heard.all()
+    assert same(ragged._replace(heard=plain.heard), plain)
+
+
+def test_the_shuffle_is_a_permutation_of_the_cohort_and_every_round_has_its_own():
+    drawn = [schedules.cohort(0, number, 20, 10)[2] for number in range(50)]
+    assert all(sorted(order) == list(range(10)) for order in drawn)
+    assert len({tuple(order) for order in drawn}) == 50
+
+
+def test_every_round_and_seed_has_a_key_of_its_own():
+    keys = [tuple(make(number, seed=seed).key) for number in range(20) for seed in range(3)]
+    assert len(set(keys)) == 60
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 99))
+def test_a_straggler_s_epochs_lie_between_the_fewest_and_the_most(fewest, spread, seed):
+    """Of a client with 8 rows, in batches of 4: two steps an epoch."""
+    schedule = make(seed=seed, train_rows=clients_of([8] * 5), local_epochs=(fewest, fewest + spread), capacity=128)
+    epochs = schedule.num_steps / 2
+    assert (fewest <= epochs).all() and (epochs <= fewest + spread).all() and (epochs % 1 == 0).all()
+
+
+def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_every_number():
+    drawn = {}
+    for seed, number, cohort_size in itertools.product((0, 1), range(12), (3, 5)):
+        schedule = make(number, clients_of([8] * 5), seed, local_epochs=(2, 4), cohort_size=cohort_size)
+        for client, steps in zip(schedule.clients, schedule.num_steps, strict=True):
+            assert drawn.setdefault((seed, number, int(client)), int(steps)) == steps
+    assert set(drawn.values()) == {4, 6, 8}
+    for axis in range(3):  # each of the three matters
+        seen = collections.defaultdict(set)
+        for key, steps in drawn.items():
+            seen[key[:axis] + key[axis + 1 :]].add(steps)
+        assert any(len(found) > 1 for found in seen.values())
+
+
+# --- probes
+
+
+def probes_of(schedule, position):
+    first = schedule.start[position] + schedule.num_steps[position]
+    return schedule.rows[first : first + schedule.probe_steps[position]]
+
+
+@given(SIZES.map(lambda sizes: [*sizes, *[0] * 4]), st.floats(0, 1), st.booleans())
+def test_a_probe_is_a_share_of_a_client_s_rows_and_may_be_kept_apart(sizes, ratio, apart):
+    schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000)
+    for k, client in enumerate(schedule.clients):
+        mine, probed = clients_of(sizes)[client], int(ratio * sizes[client])
+        trained, seen = (set(table[table >= 0]) for table in (minibatches_of(schedule, k), probes_of(schedule, k)))
+        assert len(seen) == probed - (probed % 4 == 1) and seen <= set(mine)
+        assert schedule.num_samples[k] == len(mine) - (probed if apart else 0)
+        assert trained <= set(mine) and not (apart and trained & seen)
+
+
+def test_a_probe_that_is_not_kept_apart_changes_nothing_of_training():
+    plain, probing = make(capacity=128), make(capacity=128, probe_ratio=0.5)
+    assert probing.probe_steps.any() and not plain.probe_steps.any()
+    for k in range(len(plain.clients)):
+        np.testing.assert_array_equal(minibatches_of(plain, k), minibatches_of(probing, k))
+
+
+def test_single_batches_are_the_first_of_the_epochs():
+    whole, single = make(local_epochs=(2, 2)), make(local_epochs=(2, 2), single_batches=True)
+    for k in range(len(whole.clients)):
+        np.testing.assert_array_equal(minibatches_of(whole, k)[:2], minibatches_of(single, k))
+
+
+# --- the published cohorts
+
+
+@pytest.mark.parametrize(
+    ("seed", "first"),
+    [
+        (0, [49, 97, 53, 5, 33, 65, 62, 51, 38, 61]),
+        (1, [17, 72, 97, 8, 32, 15, 63, 57, 60, 83]),
+        (42, [81, 14, 3, 94, 35, 31, 28, 17, 13, 86]),
+    ],
+)
+def test_the_published_cohorts_are_reproduced(seed, first):
+    """The first ten of 100 clients, as the published code sampled them."""
+    cohorts = [*map(schedules.official_cohorts(seed, 100, 10), range(3))]
+    assert cohorts[0].tolist() == first and [len(set(c)) for c in cohorts] == [10, 10, 10]
+
+
+def test_a_given_cohort_plays():
+    schedule = make(clients=np.array([6, 0, 2, 1], np.int32))
+    assert schedule.clients.tolist() == [6, 0, 2, 1] and schedule.num_samples.tolist() == [30, 9, 13, 4]
+
+
+# --- minibatches
+
+
+@given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
+def test_every_row_is_used_once_per_epoch_but_a_last_single_one(size, epochs, batch_size, seed):
+    rows = np.arange(100, 100 + size, dtype=np.int32)
+    table = schedules.minibatches(rows, epochs, batch_size, np.random.default_rng(seed))
+    skipped = int(size % batch_size == 1)
+    per_epoch = -(-(size - skipped) // batch_size)
+    assert table.dtype == np.int32 and table.shape == (epochs * per_epoch, batch_size)
+    for epoch in np.split(table, epochs):
+        used = epoch[epoch >= 0]
+        assert len(used) == size - skipped == len(set(used)) and set(used) <= set(rows)
+        assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
+
+
+def test_epochs_are_shuffled_anew():
+    epochs = np.split(schedules.minibatches(np.arange(40), 5, 8, np.random.default_rng(0)), 5)
+    assert len({tuple(epoch.reshape(-1)) for epoch in epochs}) == 5
+
+
+@given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
+def test_a_table_holds_its_rows_in_order_whatever_its_capacity(size, batch_size, spare, keep_single):
+    needed = -(-size // batch_size)
+    table = schedules.table(np.arange(size), batch_size, needed + spare, keep_single)
+    kept = size - (size % batch_size == 1 and not keep_single)
+    assert table.shape == (needed + spare, batch_size)
+    assert table.reshape(-1)[:kept].tolist() == list(range(kept)) and (table.reshape(-1)[kept:] == -1).all()
+
+
+# --- the table of a round
+
+
+@given(SIZES, st.integers(1, 3), st.integers(2, 9), st.data())
+def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_size, data):
+    cohort_size = data.draw(st.integers(1, len(sizes)))
+    needed = epochs * sum(sorted(-(-n // batch_size) for n in sizes)[-cohort_size:])
+    assert (
+        needed
+        <= epochs * (sum(sizes) // batch_size + cohort_size + 1)
+        <= schedules.capacity(sum(sizes), cohort_size, epochs, batch_size)
+    )
+
+
+@given(SIZES, st.integers(0, 99))
+def test_shapes_say_nothing_of_partition_or_seed(sizes, seed):
+    sizes = [*sizes, *[0] * (12 - len(sizes))]
+    settings = {**SETTINGS, "capacity": schedules.capacity(12 * 40, 4, 3, 4)}
+    shapes = [
+        [(leaf.shape, leaf.dtype) for leaf in leaves(s)]
+        for s in (
+            schedules.make(seed, clients_of(sizes), seed=seed, **settings),
+            schedules.make(0, clients_of([40] * 12), seed=0, **settings),
+        )
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_round_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="broadcast"):
+        make(train_rows=clients_of([30, 30, 30, 30]), capacity=8)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
+def test_a_stacked_round_is_the_round_itself(numbers):
+    rounds = [make(number, capacity=256) for number in numbers]
+    stacked = schedules.stack(rounds, 6)
+    assert all(len(leaf) == 6 for leaf in leaves(stacked._replace(rows=np.zeros(6))))
+    for r, schedule in enumerate(rounds):
+        found = schedules.at(stacked, r)
+        assert same(found._replace(start=0, rows=0), schedule._replace(start=0, rows=0))
+        for k in range(len(schedule.clients)):
+            np.testing.assert_array_equal(minibatches_of(found, k), minibatches_of(schedule, k))
+
+
+# --- the plan of the lanes
+
+
+LANES = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(lambda shape: (shape[0] * shape[1], shape[1]))
+"""(lanes, of which so many are on one device)"""
+
+
+def played(plan):
+    """The plan run as a machine would: per lane, (client, step) at every time; None when a lane is idle.
+
+    A lane works on a client from its reset to its finish."""
+    num_lanes = plan.client.shape[1]
+    lanes = [[] for _ in range(num_lanes)]
+    busy = [None] * num_lanes
+    for s in range(int(plan.num_segments)):
+        for lane in range(num_lanes):
+            if plan.reset[s, lane]:
+                assert busy[lane] is None
+                busy[lane] = int(plan.client[s, lane])
+            if busy[lane] is not None:
+                assert busy[lane] == plan.client[s, lane]
+            work = [(busy[lane], int(plan.step[s, lane]) + i) for i in range(plan.length[s])]
+            lanes[lane] += work if busy[lane] is not None else [None] * len(work)
+            if plan.finish[s, lane]:
+                assert busy[lane] is not None
+                busy[lane] = None
+    assert busy == [None] * num_lanes
+    return lanes
+
+
+def makespan(plan):
+    return int(plan.length.sum())
+
+
+@given(STEPS, LANES)
+def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes):
+    """One after the other, never two at a time, though they may change lanes."""
+    num_lanes, together = lanes
+    played_lanes = played(schedules.plan(num_steps, num_lanes, together))
+    for k, steps in enumerate(num_steps):
+        seen = sorted(
+            (now, job[1], lane // together)
+            for lane, jobs in enumerate(played_lanes)
+            for now, job in enumerate(jobs)
+            if job and job[0] == k
+        )
+        assert len({now for now, _, _ in seen}) == steps and len({device for _, _, device in seen}) <= 1
+        assert [step for _, step, _ in seen] == list(range(steps))
+
+
+@given(STEPS, st.integers(1, 14))
+def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
+    plan = schedules.plan(num_steps, num_lanes)
+    assert plan.reset.sum() == plan.finish.sum() == (num_steps > 0).sum()
+
+
+@given(STEPS, LANES)
+def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_steps, lanes):
+    num_lanes, together = lanes
+    plan = schedules.plan(num_steps, num_lanes, together)
+    used = int(plan.num_segments)
+    assert used <= len(plan.length) - num_lanes // together and schedules.block_size(plan) == len(num_steps)
+    assert (plan.length[:used] > 0).all()
+    assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
+    assert (num_steps > 0).sum() <= plan.reset.sum() == plan.finish.sum() <= len(plan.length)
+
+
+@given(STEPS, st.integers(1, 14))
+def test_lanes_together_take_as_long_as_they_must(num_steps, num_lanes):
+    """No client can be on two lanes at once, and no lane does more than one step at a time."""
+    longest, share = num_steps.max(), -(-num_steps.sum() // num_lanes)
+    assert makespan(schedules.plan(num_steps, num_lanes, num_lanes)) == max(longest, share)
+
+
+@given(STEPS, st.integers(1, 14))
+def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes):
+    """The client that ends last began when every lane was busy: makespan <= (total - last) / L + last."""
+    total, longest = num_steps.sum(), num_steps.max()
+    assert makespan(schedules.plan(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
+def test_the_longest_lane_is_within_4_thirds_of_the_best_there_is(num_steps, num_lanes):
+    """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here found by trying everything."""
+    loads = (
+        np.bincount(lanes, num_steps, num_lanes).max()
+        for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
+    )
+    assert makespan(schedules.plan(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+
+
+def test_one_lane_wastes_nothing():
+    assert makespan(schedules.plan(np.array([3, 0, 5, 1]), 1)) == 9

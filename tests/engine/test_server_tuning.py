@@ -1,0 +1,103 @@
+"""The server's steps on D_val."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import executors, federated_round, local_training, server_tuning
+from fedvg_jax.weightings import rules
+
+WORLD = worlds.small()
+USED = 3  # minibatches of D_val's 10 rows; its table has an empty one behind them
+
+
+@functools.cache
+def refine(num_steps):
+    return worlds.jit(server_tuning.sgd(worlds.TASK, num_steps))
+
+
+def refined(num_steps, number=0, lr=0.1, data=None):
+    hyper, model = worlds.hyper(tuning_lr=lr), worlds.variables()
+    return refine(num_steps)(hyper, jnp.int32(number), model, data or WORLD.data())
+
+
+def on_rows(f):
+    """`f` of a minibatch of D_val, in train mode."""
+    return worlds.jit(lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True))
+
+
+loss_of, slope_of = on_rows(worlds.TASK.loss), on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
+
+
+def loss(variables):
+    """Mean over D_val's minibatches in train mode."""
+    return np.mean([loss_of(variables, rows)[0] for rows in WORLD.data().scoring[:USED]])
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_it_is_plain_sgd_over_the_minibatches_in_turn(x64, number):
+    model, data = worlds.variables(), WORLD.data()
+    for i in range(number * 4, number * 4 + 4):
+        grads, stats = slope_of(model, data.scoring[i % USED])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, model.params, grads)
+        model = model._replace(params=params, stats=stats)
+    worlds.assert_close(refined(4, number), model, 1e-12)
+
+
+def test_it_lowers_the_loss_on_the_validation_set():
+    before = loss(worlds.variables())
+    after = [loss(refined(num_steps)) for num_steps in (3, 30, 300)]
+    assert before > after[0] > after[1] > after[2]
+
+
+def test_without_steps_or_without_rows_the_model_stays_as_it_is():
+    data = WORLD.data()
+    empty = data._replace(scoring=jnp.full_like(data.scoring, -1))
+    for found in (refined(0), refined(5, data=empty)):
+        jax.tree.map(np.testing.assert_array_equal, found, worlds.variables())
+
+
+@functools.cache
+def round_step(**hooks):
+    """FedAvg's, compiled once."""
+    parts = (
+        worlds.TASK,
+        worlds.algorithm("fedavg"),
+        rules.samples(),
+        executors.lanes(1),
+        local_training.sgd,
+        len(WORLD.train),
+    )
+    return worlds.jit(federated_round.make_round(*parts, **hooks))
+
+
+def after(**hooks):
+    """State and metrics after two rounds of FedAvg."""
+    algorithm = worlds.algorithm("fedavg")
+    step, state = round_step(**hooks), worlds.state(WORLD, algorithm)
+    for number in range(2):
+        state, metrics = step(state, WORLD.schedule(number), WORLD.data(), worlds.hyper(tuning_lr=0.1))
+    return state, metrics
+
+
+@pytest.mark.parametrize("refine", [server_tuning.none, server_tuning.sgd(worlds.TASK, 0)])
+def test_a_round_without_steps_is_as_it_was_to_the_bit(refine):
+    jax.tree.map(np.testing.assert_array_equal, after(), after(refine=refine))
+
+
+def test_in_a_round_it_comes_last():
+    plain, tuned = after()[0].variables, after(refine=server_tuning.sgd(worlds.TASK, 100))[0].variables
+    assert loss(tuned) < loss(plain)
+
+
+@pytest.mark.parametrize("settings", [{"tuning.steps": -1}, {"tuning.lr": 0.0}])
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        config.check(config.apply(config.Config(), settings, "test"))

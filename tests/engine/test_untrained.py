@@ -1,0 +1,222 @@
+"""A client that takes no local step is absent: it has weight 0 under every algorithm, weighting and rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.config import presets
+from fedvg_jax.core.types import Metrics
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training, robust
+from fedvg_jax.runs import history, simulation
+
+TASK = worlds.QUADRATIC
+SIZES = [4, 8, 1, 6, 0]
+"""In batches of two: 2, 4, 0, 3 and 0 steps."""
+RULES = ("samples", "uniform", "fedvg", "samples+fedvg", "inverse_samples", "val_loss", "fltrust", "fitted")
+RULES += ("generalised", "permuted(fedvg)", "permuted(uniform)")
+every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
+
+
+def make_world(sizes=SIZES, cohort_size=5):
+    rng = np.random.default_rng(0)
+    return worlds.quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), sizes, cohort_size)
+
+
+WORLD = make_world()
+OPTIMISER = simulation.make_optimiser(config.Config(momentum=0.5))
+
+
+def schedule_of(number, **changes):
+    return WORLD.schedule(number, 2, probe_ratio=0.5, **changes)
+
+
+def without_untrained(schedule):
+    """`schedule` in which the clients without a step drop out."""
+    return schedule._replace(heard=schedule.heard & (schedule.num_steps > 0))
+
+
+def every_rule(algorithm, **fedvg):
+    return worlds.any_of([worlds.weighting(rule, algorithm, **fedvg) for rule in RULES])
+
+
+def start(algorithm):
+    """A state whose optimisers and memories are not at zero: after one round of all trained clients."""
+    state = worlds.state(WORLD, algorithm, TASK)
+    kept = OPTIMISER(worlds.hyper(), jnp.int32(0)).init(state.variables.params)
+    return state._replace(optimisers=jax.tree.map(lambda x: jnp.ones((5, *x.shape), x.dtype), kept))
+
+
+def rounds(step, state, plan, world=WORLD, **hyper):
+    told = []
+    for schedule in plan:
+        state, metrics = step(state, schedule, world.data(), worlds.hyper() | hyper)
+        told.append(metrics)
+    return state, told
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# --- weight 0, in every bit as one that dropped out
+
+
+@every_algorithm
+def test_a_client_without_a_step_counts_as_one_that_dropped_out(x64, name):
+    algorithm = worlds.algorithm(name)
+    step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
+    plan = [schedule_of(number) for number in range(2)]
+    found = rounds(step, start(algorithm), plan)
+    expected = rounds(step, start(algorithm), list(map(without_untrained, plan)))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("fedvg", [{}, {"norm": "delta"}, {"granularity": "layerwise"}], ids=str)
+def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64, fedvg):
+    algorithm = worlds.algorithm("fedavg")
+    step, schedule = worlds.make_round(WORLD, algorithm, every_rule(algorithm, **fedvg)), schedule_of(0)
+    untrained = schedule.num_steps == 0
+    assert untrained.sum() == 2
+    for number, rule in enumerate(RULES):
+        state, (told,) = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule], rule=jnp.int32(number))
+        assert not told.weights[untrained].any(), rule
+        np.testing.assert_allclose(told.weights.sum(), 1, rtol=1e-12, err_msg=rule)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.variables)), rule
+
+
+@pytest.mark.parametrize("rule", [robust.median, robust.trimmed_mean(0.3), robust.krum(1), robust.clipped_mean])
+def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64, rule):
+    algorithm = worlds.algorithm("fedavg")
+    step = worlds.make_round(WORLD, algorithm, "uniform", aggregate=rule)
+    found = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule_of(0)])
+    expected = rounds(step, worlds.state(WORLD, algorithm, TASK), [without_untrained(schedule_of(0))])
+    assert_same(found, expected)
+
+
+RUN_BY = {
+    "sharded": (executors.sharded(2, 1), None),
+    "unrolled": (differentiable.unrolled(4), None),
+    "cohort blocks of 2": (executors.lanes(1), 2),
+}
+
+
+@pytest.mark.parametrize("way", RUN_BY)
+def test_a_client_without_a_step_has_weight_0_however_the_cohort_is_run(x64, way):
+    executor, size = RUN_BY[way]
+    algorithm, world = worlds.busybody(), make_world()
+    rule = worlds.weighting("samples+fedvg", algorithm)
+
+    def after(executor, size):
+        step = worlds.jit(federated_round.make_round(TASK, algorithm, rule, executor, local_training.sgd, 5))
+        lanes = {"num_lanes": executor.num_lanes, "lanes_together": executor.lanes_together}
+        plan = [world.schedule(number, probe_ratio=0.5, block_size=size, **lanes) for number in range(2)]
+        return rounds(step, worlds.state(world, algorithm, TASK), plan)
+
+    found, expected = after(executor, size), after(executors.vmapped(), None)
+    worlds.assert_close(found, expected, 1e-9)
+    assert [(told.weights == 0).sum() for told in found[1]] == [2, 2]
+
+
+# --- where nobody is left
+
+
+@every_algorithm
+@pytest.mark.parametrize("why", ["dropped out", "untrained"])
+def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name, why):
+    """Also where the server has a memory: momentum and duals are of updates, and there is none."""
+    algorithm = worlds.algorithm(name)
+    step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
+    before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)])
+    schedule = schedule_of(2)
+    changes = {"dropped out": {"heard": np.zeros(5, bool)}, "untrained": {"num_steps": np.zeros(5, np.int32)}}[why]
+    if why == "untrained":
+        changes |= {"plan": WORLD._replace(train=[rows[:0] for rows in WORLD.train]).schedule(2, 2).plan}
+    after, (told,) = rounds(step, before, [schedule._replace(**changes)])
+    assert_same(after._replace(round=before.round), before)
+    assert after.round == before.round + 1 and not told.weights.any()
+
+
+# --- as published
+
+
+def test_the_published_code_weighs_clients_without_a_step(x64):
+    """Uniform weights are 1/K, and the average holds theta_g twice."""
+    algorithm = worlds.algorithm("fedavg")
+    step = worlds.make_round(WORLD, algorithm, "uniform", weigh_untrained=True)
+    state = worlds.state(WORLD, algorithm, TASK)
+    found, (told,) = rounds(step, state, [schedule_of(0)])
+    np.testing.assert_allclose(told.weights, 0.2, rtol=1e-12)
+    trained, _ = rounds(worlds.make_round(WORLD, algorithm, "uniform"), state, [schedule_of(0)])
+    expected = jax.tree.map(lambda old, new: old + 0.6 * (new - old), state.variables, trained.variables)
+    worlds.assert_close(found.variables, expected, 1e-12)
+
+
+def test_three_published_rounds_equal_the_oracle_s(x64):
+    world, algorithm = worlds.small(), worlds.algorithm("fedavg")
+    step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
+    state, hyper = worlds.state(world, algorithm), worlds.hyper()
+    plain, mine = {name: float(value) for name, value in hyper.items()}, oracle.ALGORITHMS["fedavg"]
+    expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(world.train))
+    how = "samples+fedvg", oracle.Scoring("l1", "modelwise", "train")
+    for number in range(3):
+        schedule = world.schedule(number, 2)
+        assert not schedule.num_steps.all()
+        state, told = step(state, schedule, world.data(), hyper)
+        arguments = schedule, world.pool, world.scoring, plain, mine, *how
+        expected, expected_told = oracle.round_step(expected, *arguments, weigh_untrained=True)
+        worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
+        worlds.assert_close(told.weights, expected_told.weights, 1e-9)
+
+
+def test_fidelity_official_weighs_clients_without_a_step():
+    assert config.Config().untrained == "absent" and presets.FIDELITY["official"]["untrained"] == "weighed"
+
+
+# --- the history
+
+
+def told(loss, finite=None):
+    loss = np.array(loss)
+    finite = np.isfinite(loss) if finite is None else np.array(finite)
+    ones = np.ones(len(loss))
+    return Metrics(ones, ones, loss, finite, {})
+
+
+def test_a_record_s_train_loss_is_the_mean_over_clients_that_trained():
+    """Clients of 2, 4, 0, 3 and 0 steps, in sampling order; a loss of 0 stands for no step, NaN for divergence."""
+    schedule = schedule_of(0)
+    loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
+    assert history.record(1, schedule, told(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
+    loss[schedule.num_steps == 4] = np.nan
+    assert history.record(1, schedule, told(loss), 0.0)["train_loss"] == 3.5
+    nobody = schedule._replace(num_steps=np.zeros(5, np.int32))
+    assert history.record(1, nobody, told(np.zeros(5)), 0.0)["train_loss"] is None
+
+
+def test_a_record_names_the_clients_without_a_step():
+    schedule = schedule_of(0)
+    record = history.record(1, schedule, told(np.ones(5)), 0.0)
+    assert sorted(record["untrained"]) == [2, 4] and "dropped" not in record
+    assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), told(np.ones(5)), 0.0)
+
+
+@pytest.mark.parametrize("untrained", ["absent", "weighed"])
+def test_a_run_takes_the_setting(tmp_path, untrained):
+    """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
+    import fedvg_jax
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (80, 2, 2, 1), np.uint8), rng.integers(0, 3, 80).astype(np.int32)
+    train = np.split(np.arange(61), [20, 40, 60, 61])
+    val, test = (np.split(np.arange(*part), [2, 4, 6, 8]) for part in ((61, 71), (71, 80)))
+    settings = config.Config(
+        clients=5, join_ratio=1.0, rounds=1, local_epochs=1, untrained=untrained, cache_dir=tmp_path, lanes="1"
+    )
+    (record,) = fedvg_jax.run(settings, data=(x, y), partition=(train, val, test)).records
+    weights = dict(zip(record["clients"], record["weights"], strict=True))
+    assert sorted(record["untrained"]) == [3, 4] and sum(weights.values()) == pytest.approx(1, abs=1e-6)
+    assert [weights[3] > 0, weights[4] > 0] == 2 * [untrained == "weighed"]

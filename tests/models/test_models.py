@@ -1,0 +1,152 @@
+"""Every registered model, and the classification task."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from sklearn import metrics as sklearn_metrics
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.mlp import MLP
+from fedvg_jax.runs import registry, simulation
+
+CIFAR = (32, 32, 3)
+SMALL = ("tinycnn", "mlp", "cnn", "lenet5")
+every_small_model = pytest.mark.parametrize("name", SMALL)
+
+
+def make(name, shape=CIFAR, classes=10, conv="gemm"):
+    return tasks.classification(simulation.MODELS[name](classes, conv), classes, shape)
+
+
+def of_smallest_images(name):
+    """The model on the smallest images it takes, and a batch of six with two rows of padding."""
+    side, rng = registry.SMALLEST_IMAGE[name], np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 256, (6, side, side, 2), np.uint8))
+    return make(name, x.shape[1:], 3), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def trained(request):
+    """(batch, mask, (batch, mask) -> ((loss, statistics), gradients), statistics) of one model, compiled once."""
+    task, batch, mask = of_smallest_images(request.param)
+    params, stats = worlds.jit(task.init)(jax.random.key(0))
+    run = jax.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True))
+    return batch, mask, run, stats
+
+
+@pytest.mark.parametrize(("name", "tensors", "scalars"), [("lenet5", 14, 62_050), ("cnn", 8, 878_538)])
+def test_the_reference_s_models_have_its_parameters(name, tensors, scalars):
+    """The reference code's lenet5 and avgcnn at 3 x 32 x 32 and 10 classes. lenet5 by hand: convolutions 456 + 2,416,
+    BatchNorm 12 + 32, dense 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10."""
+    variables = jax.eval_shape(make(name).init, jax.random.key(0))
+    assert len(jax.tree.leaves(variables.params)) == tensors and tree.size(variables.params) == scalars
+
+
+@every_small_model
+def test_dense_and_convolution_start_from_torch_s_uniform(name):
+    """U(-b, b) with b = 1 / sqrt(fan in). Of n draws the largest misses b by 25 b / n with probability e^-25, and the
+    mean is 0 up to 6 deviations of b / sqrt(3 n)."""
+    params = worlds.jit(make(name).init)(jax.random.key(3)).params
+    layers = {path.rsplit("/", 1)[0] for path in tree.paths(params) if path.endswith("kernel")}
+    assert layers
+    for layer in layers:
+        kernel, bias = params[layer]["kernel"], params[layer]["bias"]
+        bound = np.prod(kernel.shape[:-1]) ** -0.5
+        for values in (kernel, bias):
+            largest, n = np.abs(values).max(), values.size
+            assert bound * (1 - 25 / n) <= largest <= bound * (1 + 1e-6)
+            assert abs(values.mean()) <= 6 * bound / np.sqrt(3 * n)
+
+
+def test_padded_rows_change_nothing_of_the_loss(trained):
+    batch, mask, run, _ = trained
+    other = Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
+    jax.tree.map(np.testing.assert_array_equal, run(other, mask), run(batch, mask))
+
+
+def test_a_batch_without_rows_has_loss_zero_and_no_gradient(trained):
+    batch, mask, run, stats = trained
+    (loss, new), grads = run(batch, jnp.zeros_like(mask))
+    assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(grads))
+    jax.tree.map(np.testing.assert_array_equal, new, stats)
+
+
+def test_every_tensor_of_a_model_is_trained(trained):
+    batch, mask, run, _ = trained
+    assert all(leaf.any() for leaf in jax.tree.leaves(run(batch, mask)[1]))
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if registry.SMALLEST_IMAGE[name] > 1])
+def test_the_smallest_image_is_the_smallest(name):
+    """Of one a pixel smaller nothing is left, so that the first dense layer has fan in 0."""
+    side = registry.SMALLEST_IMAGE[name]
+    jax.eval_shape(make(name, (side, side, 1)).init, jax.random.key(0))
+    with pytest.raises(ZeroDivisionError):
+        jax.eval_shape(make(name, (side - 1, side - 1, 1)).init, jax.random.key(0))
+
+
+@every_small_model
+def test_a_model_has_the_reference_s_two_blocks(name):
+    task = make(name)
+    blocks = [task.block_of(path) for path in tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params)]
+    assert set(blocks) == {"base", "classifier"} and blocks.count("classifier") == 2
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
+def test_a_model_is_the_same_with_every_convolution_in_value_and_gradient(x64, name):
+    task, batch, mask = of_smallest_images(name)
+    params, stats = worlds.variables(task=task)
+
+    def trained(conv):
+        loss = make(name, batch.x.shape[1:], 3, conv).loss
+        return jax.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
+
+    expected = trained("lax")
+    worlds.assert_close(trained("gemm"), expected, 1e-9)
+    worlds.assert_close(trained("planes"), expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
+def test_a_model_starts_the_same_with_every_convolution(name):
+    starts = [worlds.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
+    jax.tree.map(np.testing.assert_array_equal, *starts)
+
+
+def test_an_mlp_without_hidden_layers_is_logistic_regression(x64):
+    """Pixels are scaled to [0, 1] and nothing else."""
+    task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
+    x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
+    params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
+    found = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
+    np.testing.assert_allclose(found, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
+
+
+# --- metrics
+
+
+@pytest.mark.parametrize("present", [(0, 1, 2, 3), (0, 2)], ids=["all classes", "some classes never occur"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
+def test_metrics_equal_scikit_learn_s(present, seed):
+    rng = np.random.default_rng(seed)
+    true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
+    confusion = np.zeros((4, 4), int)
+    np.add.at(confusion, (true, predicted), 1)
+    found = tasks.metrics({"loss": np.float32(90), "confusion": confusion.reshape(-1)})
+    expected = {
+        "loss": 1.5,
+        "accuracy": sklearn_metrics.accuracy_score(true, predicted),
+        "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(true, predicted),
+        "macro_f1": sklearn_metrics.f1_score(true, predicted, average="macro"),
+        "majority_accuracy": np.bincount(true).max() / 60,
+    }
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_perfect_model_scores_one():
+    found = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
+    assert found == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}

@@ -1,0 +1,187 @@
+"""What is done to images: scaling, statistics, and augmentation by keys that depend on no executor."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import worlds
+
+from fedvg_jax.core.types import Batch
+from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.models import pixels
+from fedvg_jax.models import task as tasks
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
+
+
+def test_pixels_are_scaled_to_one_and_nothing_else_by_default():
+    np.testing.assert_allclose(pixels.scale(jnp.asarray(IMAGES), jnp.float32), IMAGES / 255, rtol=1e-6)
+
+
+def test_numbers_that_are_no_pixels_are_taken_as_they_are():
+    x = np.float32([[1.5, -2]])
+    np.testing.assert_array_equal(pixels.scale(jnp.asarray(x), jnp.float32), x)
+    np.testing.assert_array_equal(pixels.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]])
+
+
+@pytest.mark.parametrize("name", ["imagenet", "half"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_normalised_pixels_are_less_their_mean_over_their_deviation(name, depth):
+    """torchvision's documented ImageNet statistics; a grey image is three equal channels before them."""
+    x = IMAGES[..., :1].repeat(depth, 3)
+    mean, deviation = {
+        "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        "half": ([0.5], [0.5]),
+    }[name]
+    expected = (x / 255 - np.array(mean)) / np.array(deviation)
+    np.testing.assert_allclose(pixels.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_flipped_image_is_mirrored_or_as_it_was_and_half_are():
+    keys = jax.random.split(jax.random.key(0), 400)
+    flipped = np.asarray(jax.vmap(lambda key: pixels.flip(key, jnp.asarray(IMAGES)))(keys))
+    mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
+    assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
+    # 2,400 fair coins: five deviations are 122
+    assert abs(mirrored.sum() - 1200) <= 122
+    assert len(set(map(tuple, mirrored.T))) == 6, "every image is flipped by itself"
+
+
+def test_a_cropped_image_is_one_of_81_windows_of_the_padded_one():
+    padded = np.pad(IMAGES, ((0, 0), (4, 4), (4, 4), (0, 0)))
+    keys = jax.random.split(jax.random.key(1), 300)
+    seen = set()
+    for image, cropped in enumerate(
+        np.asarray(jax.vmap(lambda k: pixels.crop(k, jnp.asarray(IMAGES)))(keys)).swapaxes(0, 1)
+    ):
+        windows = {padded[image, i : i + 5, j : j + 7].tobytes(): (i, j) for i in range(9) for j in range(9)}
+        assert len(windows) == 81
+        seen |= {windows[c.tobytes()] for c in cropped}
+    assert len(seen) == 81
+
+
+# --- inside a round
+
+
+TASK = worlds.TASK
+WORLD = worlds.small()
+K = WORLD.cohort_size
+LOOPED, LANES = executors.looped(), executors.lanes(1)
+EXECUTORS = {"lanes 3": executors.lanes(3), "vmapped": executors.vmapped()}
+
+
+def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
+    """The clients of a round after their training; their minibatches begin `offset` rows down the table, as those of a
+    later round of a chunk."""
+    schedule = WORLD.schedule(1, executor.num_lanes)
+    rows = np.concatenate([np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]])
+    schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
+    algorithm = worlds.algorithm("fedavg")
+
+    def train(schedule, state, data, hyper):
+        def make_client(shared, schedule):
+            client = local_training.make_client(
+                TASK, algorithm, local_training.sgd, shared[0], schedule, *shared[1:], augment
+            )
+            is_looped = executor.train is LOOPED.train
+            return client._replace(step=worlds.jit(client.step)) if is_looped else client
+
+        return executor.train(make_client, (state, data, hyper), schedule)
+
+    run = train if executor.train is LOOPED.train else worlds.jit(train)
+    schedule = jax.tree.map(jnp.asarray, schedule)
+    return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm), WORLD.data(), worlds.hyper()))
+
+
+@functools.cache
+def looped():
+    return trained(LOOPED)
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_every_executor_augments_as_the_loop_does(x64, name):
+    worlds.assert_close(trained(EXECUTORS[name], offset=5 * (name == "lanes 3")), looped(), 1e-9)
+
+
+def test_augmentation_changes_what_is_learned(x64):
+    plain = trained(LOOPED, None)
+    moved = np.abs(plain.params["fc1"]["kernel"] - looped().params["fc1"]["kernel"])
+    num_steps = WORLD.schedule(1).num_steps
+    assert [m.max() > 1e-3 for m in moved] == [n > 0 for n in num_steps]
+
+
+def test_a_key_belongs_to_a_seed_a_round_a_client_and_a_step():
+    def keys(**changes):
+        settings = {"number": 0, "seed": 0} | changes
+        schedule = jax.tree.map(jnp.asarray, WORLD.schedule(**settings))
+        of = jax.vmap(lambda k, m: jax.random.key_data(local_training.minibatch_key(schedule, k, m)), (None, 0))
+        steps = [of(k, schedule.start[k] + jnp.arange(3)) for k in range(K)]
+        return {
+            (int(c), t): tuple(map(int, key))
+            for c, mine in zip(schedule.clients, steps, strict=True)
+            for t, key in enumerate(mine)
+        }
+
+    first = keys()
+    assert len(set(first.values())) == 3 * K and keys(num_lanes=3) == first
+    for other in (keys(seed=1), keys(number=1)):
+        assert not set(other.values()) & set(first.values())
+    halves = jax.random.split(jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32"))
+    assert not set(first.values()) & set(map(tuple, jax.random.key_data(halves).tolist()))
+
+
+@pytest.fixture(scope="module")
+def round_with():
+    """augment -> the round step, and its arguments."""
+    algorithm = worlds.algorithm("fedavg")
+    rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
+    schedule = WORLD.schedule(0)
+    arguments = worlds.state(WORLD, algorithm), jax.tree.map(jnp.asarray, schedule), WORLD.data(), worlds.hyper()
+
+    def step(augment):
+        return federated_round.make_round(
+            TASK, algorithm, rule, LANES, local_training.sgd, len(WORLD.train), augment=augment
+        ), arguments
+
+    return step
+
+
+def test_without_augmentation_the_program_draws_nothing(round_with):
+    drawn = {}
+    for name in ("none", "flip"):
+        step, arguments = round_with(pixels.AUGMENTATIONS[name])
+        drawn[name] = "random_fold_in" in programs.primitives(step, *arguments)
+    assert drawn == {"none": False, "flip": True}
+
+
+def test_scores_and_evaluations_never_see_an_augmented_image(round_with):
+    """What is augmented are the minibatches of training, once each."""
+    seen = []
+
+    def watch(key, batch):
+        jax.debug.callback(lambda x: seen.append(x), batch.x)
+        return batch
+
+    step, (state, schedule, data, hyper) = round_with(watch)
+    jax.block_until_ready(worlds.jit(step)(state, schedule, data, hyper))
+    jax.effects_barrier()
+    rows = np.maximum(schedule.rows[: schedules.length(schedule)], 0)
+    assert sorted(x.tobytes() for x in map(np.asarray, seen)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
+
+
+def test_a_task_normalises_in_training_and_in_evaluation(x64):
+    from fedvg_jax.models.mlp import MLP
+
+    task = tasks.classification(MLP(2, ()), 2, (2, 2, 1), normalise="imagenet")
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    assert params["classifier"]["kernel"].shape == (12, 2), "one grey channel is three"
+    rng = np.random.default_rng(0)
+    kernel, x = rng.normal(size=(12, 2)), rng.integers(0, 256, (3, 2, 2, 1), np.uint8)
+    params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(2)}}
+    found = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(3, jnp.int32)))
+    normalised = (x / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
+    np.testing.assert_allclose(found, normalised.reshape(3, -1) @ kernel, rtol=1e-9)

@@ -1,0 +1,471 @@
+"""Weights from a file: the same logits as torch, and one line for every file that does not fit."""
+
+import functools
+import json
+import math
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import worlds
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.models import pretrained
+from fedvg_jax.models.resnet import ResNet
+from fedvg_jax.models.vit import ViT
+
+CLASSES, IMAGE = 3, (20, 17, 3)
+BASIC = {"depths": (1, 1), "bottleneck": False, "width": 4, "stem": "imagenet", "norm": "batch"}
+VIT = {"patch": 4, "width": 8, "depth": 2, "heads": 2, "image_size": 12}
+CASES = {
+    "basic": ("resnet", BASIC),
+    "bottleneck": ("resnet", BASIC | {"bottleneck": True}),
+    "cifar stem, group norm": ("resnet", BASIC | {"width": 48, "stem": "cifar", "norm": "group"}),
+    "timm": ("timm", VIT),
+    "torchvision": ("torchvision", VIT),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+# --- the networks as torchvision and timm name their tensors
+
+
+def resnet_shapes(depths, bottleneck, width, stem, norm):
+    """torchvision's ResNet, tensor by tensor."""
+    shapes, inputs = {}, width
+
+    def add(conv, bn, out, inner, kernel):
+        shapes[f"{conv}.weight"] = (out, inner, kernel, kernel)
+        for leaf in ("weight", "bias", *(("running_mean", "running_var") if norm == "batch" else ())):
+            shapes[f"{bn}.{leaf}"] = (out,)
+        if norm == "batch":
+            shapes[f"{bn}.num_batches_tracked"] = ()
+
+    add("conv1", "bn1", width, 3, 7 if stem == "imagenet" else 3)
+    for stage, depth in enumerate(depths):
+        planes = width * 2**stage
+        out = 4 * planes if bottleneck else planes
+        for i in range(depth):
+            at, convs = f"layer{stage + 1}.{i}", [(planes, 1), (planes, 3), (out, 1)] if bottleneck else 2 * [(out, 3)]
+            inner = inputs
+            for j, (features, kernel) in enumerate(convs, 1):
+                add(f"{at}.conv{j}", f"{at}.bn{j}", features, inner, kernel)
+                inner = features
+            if i == 0 and (stage or inputs != out):
+                add(f"{at}.downsample.0", f"{at}.downsample.1", out, inputs, 1)
+            inputs = out
+    return shapes | {"fc.weight": (CLASSES, inputs), "fc.bias": (CLASSES,)}
+
+
+def vit_shapes(library, patch, width, depth, image_size, heads):
+    """timm's or torchvision's ViT, tensor by tensor."""
+    timm, tokens, shapes = library == "timm", (image_size // patch) ** 2 + 1, {}
+
+    def add(name, *shape, suffix="."):
+        shapes[f"{name}{suffix}weight"], shapes[f"{name}{suffix}bias"] = shape, shape[:1]
+
+    shapes["cls_token" if timm else "class_token"] = (1, 1, width)
+    shapes["pos_embed" if timm else "encoder.pos_embedding"] = (1, tokens, width)
+    add("patch_embed.proj" if timm else "conv_proj", width, 3, patch, patch)
+    for i in range(depth):
+        at = f"blocks.{i}" if timm else f"encoder.layers.encoder_layer_{i}"
+        add(f"{at}.norm1" if timm else f"{at}.ln_1", width)
+        add(*((f"{at}.attn.qkv", 3 * width, width) if timm else (f"{at}.self_attention.in_proj", 3 * width, width)),
+            suffix="." if timm else "_")  # fmt: skip
+        add(f"{at}.attn.proj" if timm else f"{at}.self_attention.out_proj", width, width)
+        add(f"{at}.norm2" if timm else f"{at}.ln_2", width)
+        add(f"{at}.mlp.fc1" if timm else f"{at}.mlp.0", 4 * width, width)
+        add(f"{at}.mlp.fc2" if timm else f"{at}.mlp.3", width, 4 * width)
+    add("norm" if timm else "encoder.ln", width)
+    add("head" if timm else "heads.head", CLASSES, width)
+    return shapes
+
+
+def tensors(case) -> dict[str, np.ndarray]:
+    """Fixed values: NumPy promises that a RandomState's stream never changes."""
+    library, options = CASES[case]
+    shapes = resnet_shapes(**options) if library == "resnet" else vit_shapes(library, **options)
+    rng, values = np.random.RandomState(0), {}
+    for name, shape in shapes.items():
+        normal = rng.standard_normal(shape).astype(np.float32)
+        one = "var" in name or (len(shape) == 1 and name.endswith("weight"))
+        values[name] = np.float32(1) + normal**2 / 4 if one else normal * np.float32(math.prod(shape[1:]) ** -0.5)
+        if "num_batches" in name:
+            values[name] = np.int64(7)
+    return values
+
+
+def images(case) -> np.ndarray:
+    """[4, H, W, 3] in [0, 1]"""
+    return np.random.RandomState(1).random_sample((4, *IMAGE)).astype(np.float32)
+
+
+def write(path, values):
+    """A safetensors file, as its specification says."""
+    names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.int64): "I64"}
+    header, body = {"__metadata__": {"format": "pt"}}, b""
+    for name, value in values.items():
+        data = np.ascontiguousarray(value).tobytes()
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": offsets}
+        body += data
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    return path
+
+
+# --- the networks in plain torch
+
+
+def torch_resnet(torch, t, x, train, depths, bottleneck, stem, norm, **_):
+    """Logits; in training `t`'s running statistics move."""
+    F = torch.nn.functional
+
+    def conv(name, x, stride=1):
+        return F.conv2d(x, t[f"{name}.weight"], None, stride, t[f"{name}.weight"].shape[-1] // 2)
+
+    def bn(name, x):
+        scale = t[f"{name}.weight"], t[f"{name}.bias"]
+        if norm == "group":
+            return F.group_norm(x, math.gcd(32, x.shape[1]), *scale)
+        return F.batch_norm(x, t[f"{name}.running_mean"], t[f"{name}.running_var"], *scale, train)
+
+    def block(at, x, stride):
+        y = F.relu(bn(f"{at}.bn1", conv(f"{at}.conv1", x, 1 if bottleneck else stride)))
+        y = bn(f"{at}.bn2", conv(f"{at}.conv2", y, stride if bottleneck else 1))
+        y = bn(f"{at}.bn3", conv(f"{at}.conv3", F.relu(y))) if bottleneck else y
+        down = f"{at}.downsample"
+        x = bn(f"{down}.1", conv(f"{down}.0", x, stride)) if f"{down}.0.weight" in t else x
+        return F.relu(x + y)
+
+    x = F.relu(bn("bn1", conv("conv1", x, 2 if stem == "imagenet" else 1)))
+    x = F.max_pool2d(x, 3, 2, 1) if stem == "imagenet" else x
+    for stage, depth in enumerate(depths):
+        for i in range(depth):
+            x = block(f"layer{stage + 1}.{i}", x, 2 if stage and i == 0 else 1)
+    return F.linear(x.mean((2, 3)), t["fc.weight"], t["fc.bias"])
+
+
+def torch_vit(torch, t, x, train, library, patch, width, depth, heads, image_size):
+    """timm's attention written out; torchvision's by torch's own module."""
+    F, timm = torch.nn.functional, library == "timm"
+
+    def linear(name, x):
+        return F.linear(x, t[f"{name}.weight"], t[f"{name}.bias"])
+
+    def norm(name, x):
+        return F.layer_norm(x, (width,), t[f"{name}.weight"], t[f"{name}.bias"], 1e-6)
+
+    def attend(at, x):
+        if not timm:
+            module = torch.nn.MultiheadAttention(width, heads, batch_first=True)
+            module.load_state_dict({name.removeprefix(f"{at}."): t[name] for name in t if name.startswith(f"{at}.")})
+            return module(x, x, x, need_weights=False)[0]
+        q, k, v = linear(f"{at}.qkv", x).reshape(*x.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+        y = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+        return linear(f"{at}.proj", y.transpose(1, 2).reshape(x.shape))
+
+    token, position, embed, final, head = (
+        ("cls_token", "pos_embed", "patch_embed.proj", "norm", "head")
+        if timm
+        else ("class_token", "encoder.pos_embedding", "conv_proj", "encoder.ln", "heads.head")
+    )
+    x = F.interpolate(x, (image_size, image_size), mode="bilinear", antialias=True)  # as torchvision's Resize
+    x = F.conv2d(x, t[f"{embed}.weight"], t[f"{embed}.bias"], patch).flatten(2).transpose(1, 2)
+    x = torch.cat([t[token].expand(len(x), -1, -1), x], 1) + t[position]
+    for i in range(depth):
+        at = f"blocks.{i}" if timm else f"encoder.layers.encoder_layer_{i}"
+        norm1, attention, norm2, fc1, fc2 = (
+            ("norm1", "attn", "norm2", "mlp.fc1", "mlp.fc2")
+            if timm
+            else ("ln_1", "self_attention", "ln_2", "mlp.0", "mlp.3")
+        )
+        x = x + attend(f"{at}.{attention}", norm(f"{at}.{norm1}", x))
+        x = x + linear(f"{at}.{fc2}", F.gelu(linear(f"{at}.{fc1}", norm(f"{at}.{norm2}", x))))
+    return linear(head, norm(final, x)[:, 0])
+
+
+def torch_logits(torch, case, train):
+    """(logits, tensors afterwards)"""
+    library, options = CASES[case]
+    t = {name: torch.as_tensor(value.copy()) for name, value in tensors(case).items()}
+    x = torch.tensor(images(case)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        if library == "resnet":
+            logits = torch_resnet(torch, t, x, train, **options)
+        else:
+            logits = torch_vit(torch, t, x, train, library, **options)
+    return logits.numpy(), {name: value.numpy() for name, value in t.items()}
+
+
+# --- ours
+
+
+def module(case):
+    library, options = CASES[case]
+    return ResNet(CLASSES, **options) if library == "resnet" else ViT(CLASSES, **options)
+
+
+def abstract(case) -> Variables:
+    """Shapes are all that loading needs."""
+    known = jax.eval_shape(
+        lambda: module(case).init(jax.random.key(0), jnp.zeros((1, *IMAGE)), jnp.ones(1, bool), False)
+    )
+    return Variables(known["params"], known.get("batch_stats", {}))
+
+
+def loaded(case, path) -> Variables:
+    """From a file, and the file's own head."""
+    values, architecture = tensors(case), {"resnet": "resnet18"}.get(CASES[case][0], "vit_s16")
+    params, stats = pretrained.load(write(path, values), abstract(case), architecture)
+    weight, bias = (v for name, v in values.items() if name.startswith(("fc.", "head.", "heads.")))
+    return Variables({**params, "classifier": {"kernel": jnp.array(weight.T), "bias": jnp.array(bias)}}, stats)
+
+
+@pytest.fixture(scope="module")
+def our_logits(tmp_path_factory):
+    """(case, train) -> (logits, running statistics), with two rows of padding behind the four images."""
+
+    @functools.cache
+    def run(case, train):
+        params, stats = loaded(case, tmp_path_factory.mktemp("weights") / "model.safetensors")
+        x = jnp.concatenate([images(case), jnp.full((2, *IMAGE), 0.5)])
+        apply = worlds.jit(functools.partial(module(case).apply, mutable=["batch_stats"]), static_argnums=3)
+        logits, new = apply({"params": params, "batch_stats": stats}, x, jnp.arange(6) < 4, train)
+        return logits[:4], new.get("batch_stats", {})
+
+    return run
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["evaluating", "training"])
+@every_case
+def test_converted_weights_give_torch_s_logits(our_logits, case, train):
+    torch = pytest.importorskip("torch", reason="torch is not installed; the recorded logits below stand in")
+    (found, stats), (expected, after) = our_logits(case, train), torch_logits(torch, case, train)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for path, value in zip(tree.paths(stats), jax.tree.leaves(stats), strict=True):
+        torch_s = path.replace("_0/", ".0.").replace("_1/", ".1.").replace("/", ".")
+        torch_s = torch_s.replace(".mean", ".running_mean").replace(".var", ".running_var")
+        np.testing.assert_allclose(value, after[torch_s], rtol=1e-4, atol=1e-4)
+
+
+# printed by `torch_logits(torch, case, train)[0][:2]` of this file with torch 2.13.0 on a CPU
+RECORDED = {
+    ("basic", False): [[1.79495, 1.92286, 0.08286], [1.80206, 2.00211, 0.03337]],
+    ("basic", True): [[0.39878, 2.4492, -0.37767], [0.20216, 2.22308, -0.60508]],
+    ("bottleneck", False): [[1.63302, -0.19471, 2.26892], [1.67018, -0.20512, 2.26792]],
+    ("bottleneck", True): [[-0.11096, -2.36836, -0.7103], [0.47543, -1.96406, 0.39128]],
+    ("cifar stem, group norm", False): [[-3.43597, -1.84128, -2.27657], [-3.45491, -1.88919, -2.26521]],
+    ("timm", False): [[-1.97453, 0.1586, -1.56038], [-1.99283, 0.19783, -1.54457]],
+    ("torchvision", False): [[-1.97453, 0.1586, -1.56038], [-1.99283, 0.19783, -1.54457]],
+}
+
+
+@pytest.mark.parametrize(("case", "train"), RECORDED)
+def test_converted_weights_give_the_logits_recorded_from_torch(our_logits, case, train):
+    np.testing.assert_allclose(our_logits(case, train)[0][:2], RECORDED[case, train], rtol=1e-4, atol=1e-4)
+
+
+# --- what is read and what is not
+
+
+FULL = {
+    "resnet18": ("resnet", BASIC | {"depths": (2, 2, 2, 2)}),
+    "resnet34": ("resnet", BASIC | {"depths": (3, 4, 6, 3)}),
+    "resnet50": ("resnet", BASIC | {"depths": (3, 4, 6, 3), "bottleneck": True}),
+    "vit_s16": ("timm", VIT | {"depth": 12}),
+    "vit_b16": ("torchvision", VIT | {"depth": 12}),
+}
+
+
+@pytest.mark.parametrize("architecture", FULL)
+def test_every_tensor_but_the_head_comes_from_the_file(monkeypatch, tmp_path, architecture):
+    monkeypatch.setitem(CASES, architecture, FULL[architecture])
+    values, variables = tensors(architecture), abstract(architecture)
+    params, stats = pretrained.load(write(tmp_path / "model.safetensors", values), variables, architecture)
+    assert params.pop("classifier") == variables.params["classifier"]
+    read = [v for name, v in values.items() if not name.startswith(("fc.", "head")) and "num_batches" not in name]
+    ours = jax.tree.leaves((params, stats))
+    assert all(isinstance(leaf, jax.Array) for leaf in ours) and len(ours) == len(read)
+    total = lambda leaves: sorted(float(np.abs(np.float64(leaf)).sum()) for leaf in leaves)  # noqa: E731
+    np.testing.assert_allclose(total(ours), total(read), rtol=1e-12)
+
+
+def test_a_published_vit_of_torchvision_has_older_names(tmp_path):
+    """vit_b_16-c867db91.pth calls `mlp.0` and `mlp.3` `mlp.linear_1` and `mlp.linear_2`."""
+    values = tensors("torchvision")
+    older = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in values.items()}
+    assert older.keys() != values.keys()
+    found, expected = (
+        pretrained.load(write(tmp_path / "model.safetensors", v), abstract("torchvision"), "vit_b16")
+        for v in (older, values)
+    )
+    for both in (found, expected):
+        del both.params["classifier"]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_half_precision_is_read_into_the_model_s_own(tmp_path):
+    halves = {name: value.astype(np.float16) for name, value in tensors("timm").items()}
+    found = pretrained.load(write(tmp_path / "model.safetensors", halves), abstract("timm"), "vit_s16").params
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(found["cls_token"], halves["cls_token"].astype(np.float32))
+
+
+def test_files_of_the_safetensors_package_are_read(tmp_path):
+    values = {name: np.asarray(value) for name, value in tensors("basic").items()}
+    safetensors.numpy.save_file(values, tmp_path / "model.safetensors", {"format": "pt"})
+    found = pretrained.read(tmp_path / "model.safetensors")
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "said"),
+    [
+        ("basic", {"layer1.0.conv1.weight": None}, r"no tensor layer1.0.conv1.weight, \[4, 4, 3, 3\] in resnet18"),
+        ("basic", {"layer1.0.bn2.running_var": None}, r"no tensor layer1.0.bn2.running_var, \[4\] in resnet18"),
+        ("basic", {"layer2.0.conv1.weight": (8, 4, 1, 1)},
+         r"layer2.0.conv1.weight is \[8, 4, 1, 1\], resnet18 needs \[8, 4, 3, 3\]"),
+        ("basic", {"layer2.1.conv1.weight": (8, 8, 3, 3)}, r"layer2.1.conv1.weight, \[8, 8, 3, 3\], which resnet18"),
+        ("cifar stem, group norm", {"conv1.weight": (48, 3, 7, 7)},
+         r"conv1.weight is \[48, 3, 7, 7\], resnet18 needs \[48, 3, 3, 3\]"),
+        ("cifar stem, group norm", {"bn1.running_mean": (48,)}, r"bn1.running_mean, \[48\], which resnet18 has not"),
+        ("timm", {"pos_embed": (1, 17, 8)}, r"pos_embed is \[1, 17, 8\], resnet18 needs \[1, 10, 8\]"),
+        ("timm", {"patch_embed.proj.weight": (8, 3, 2, 2)}, r"is \[8, 3, 2, 2\], resnet18 needs \[8, 3, 4, 4\]"),
+        ("torchvision", {"encoder.layers.encoder_layer_1.self_attention.in_proj_weight": (24, 9)},
+         r"encoder_layer_1.self_attention.in_proj_weight is \[24, 9\], resnet18 needs \[24, 8\]"),
+    ],
+)  # fmt: skip
+def test_the_first_tensor_that_does_not_fit_is_named(tmp_path, case, change, said):
+    changed = {name: shape and np.zeros(shape, np.float32) for name, shape in change.items()}
+    values = {name: value for name, value in {**tensors(case), **changed}.items() if value is not None}
+    architecture = "resnet18" if CASES[case][0] == "resnet" else "vit_s16"
+    with pytest.raises(UsageError, match=said.replace("resnet18", architecture)) as error:
+        pretrained.load(write(tmp_path / "model.safetensors", values), abstract(case), architecture)
+    assert "\n" not in str(error.value) and "model.safetensors" in str(error.value)
+
+
+# --- and written
+
+
+SAVED = {"resnet": "resnet18", "timm": "vit_s16", "torchvision": "vit_b16"}
+
+
+@every_case
+def test_what_is_saved_has_torch_s_names_and_loads_with_the_same_bits(tmp_path, case):
+    """Names, shapes and values of the torch library's own state dictionary, whose counters alone start at 0."""
+    architecture, path = SAVED[CASES[case][0]], tmp_path / "saved.safetensors"
+    variables = loaded(case, tmp_path / "model.safetensors")
+    pretrained.save(path, variables, architecture)
+    found, expected = pretrained.read(path), tensors(case)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], 0 if "num_batches" in name else value, strict=False)
+        assert found[name].shape == np.shape(value)
+    again = pretrained.load(path, abstract(case), architecture, head=True)
+    assert jax.tree.structure(again) == jax.tree.structure(variables)
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    fresh = pretrained.load(path, abstract(case), architecture).params["classifier"]
+    assert fresh == abstract(case).params["classifier"], "for another task it is a file like any other"
+
+
+def test_the_safetensors_package_reads_what_is_saved(tmp_path):
+    pretrained.save(tmp_path / "saved.safetensors", loaded("basic", tmp_path / "model.safetensors"), "resnet18")
+    found = safetensors.numpy.load_file(tmp_path / "saved.safetensors")
+    np.testing.assert_array_equal(found["fc.weight"], tensors("basic")["fc.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_model_comes_back_with_the_same_bits(tmp_path, dtype):
+    params = {"a": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}, "scale": jnp.ones(()),
+              "conv": {"kernel": jnp.arange(24.0).reshape(1, 2, 3, 4)}, "classifier": {"kernel": jnp.ones((3, 2))},
+              "table": {"embedding": jnp.arange(10.0).reshape(5, 2)}}  # fmt: skip
+    variables = jax.tree.map(lambda leaf: leaf.astype(dtype), Variables(params, {"bn": {"mean": jnp.ones(2)}}))
+    path = tmp_path / "own.safetensors"
+    pretrained.save(path, variables, "own")
+    found = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
+    jax.tree.map(np.testing.assert_array_equal, found, variables)
+    assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("params", "where", "said"),
+    [
+        ({"a": {"kernel": jnp.ones(2), "scale": jnp.ones(2)}}, "saved.safetensors", "two tensors of own.*one name"),
+        ({"a": jnp.ones(2)}, "no/such/folder.safetensors", "cannot write .*No such file"),
+    ],
+)
+def test_what_cannot_be_saved_is_one_line_and_leaves_no_file(tmp_path, params, where, said):
+    with pytest.raises(UsageError, match=said):
+        pretrained.save(tmp_path / where, Variables(params, {}), "own")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_published_weights_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no pretrained weights exist for model lenet5"):
+        pretrained.load(write(tmp_path / "model.safetensors", {}), abstract("basic"), "lenet5")
+
+
+HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+LENGTH = len(HEADER).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read .*no such file.*exported"),
+        (b"", "not a whole safetensors file: .*exported"),
+        (b"PK\x03\x04 a zipped pickle, as torch saves it", "not a whole safetensors file"),
+        (b"\x80\x02 a pickle", "not a whole safetensors file"),
+        (LENGTH + HEADER[:20], "not a whole safetensors file"),
+        (LENGTH + HEADER + 7 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER + 9 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER.replace(b"[2]", b"[3]") + 8 * b"\0", "not a whole safetensors file"),
+        (LENGTH + HEADER.replace(b"F32", b"F_8") + 8 * b"\0", "not a whole safetensors file"),
+        (
+            (60).to_bytes(8, "little") + HEADER.replace(b"F32", b"U8").replace(b"[2]", b"[8]") + 8 * b"\0",
+            "tensor a has dtype U8, allowed are F64, F32",
+        ),
+        (LENGTH + HEADER.replace(b"shape", b"spahe") + 8 * b"\0", "not a whole safetensors file"),
+        ((2).to_bytes(8, "little") + b"[]", "not a whole safetensors file"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a whole safetensors file"),
+        ((500_000).to_bytes(8, "little") + b'{"a":' * 100_000, "not a whole safetensors file"),
+        ((2).to_bytes(8, "little") + b"\xff\xff", "not a whole safetensors file"),
+        ((2**63 - 1).to_bytes(8, "little") + b"{}", "not a whole safetensors file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, said):
+    path = tmp_path / "model.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=said) as error:
+        pretrained.read(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_are_read_from_a_path_that_is_no_utf_8(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.safetensors")
+    write(path, {"a": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(pretrained.read(path)["a"], [1, 1])
+    pretrained.write(path, {"a": np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(pretrained.read(path)["a"], [0, 0])
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_weights_that_are_no_file_are_refused_at_once(tmp_path, make):
+    make(tmp_path / "weights")
+    with pytest.raises(UsageError, match="weights: it is no file"):
+        pretrained.read(tmp_path / "weights")
+
+
+def test_a_whole_file_is_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(LENGTH + HEADER + np.array([1, 2], np.float32).tobytes())
+    np.testing.assert_array_equal(pretrained.read(path)["a"], [1, 2])

@@ -1,0 +1,127 @@
+"""Vision transformers: the published sizes and blocks, how they start, images of any size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models import vit
+
+TINY = {"patch": 4, "width": 8, "depth": 1, "heads": 2, "image_size": 8}
+
+
+def make(image, **options):
+    return tasks.classification(vit.ViT(3, **{**TINY, **options}), 3, image, vit.blocks)
+
+
+@pytest.fixture(scope="module")
+def variables():
+    """Random ones, for images of any size; nothing is compiled."""
+    rng, shapes = np.random.default_rng(1), jax.eval_shape(make((6, 9, 3)).init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
+
+
+def batch(image, n=4) -> Batch:
+    x = np.random.default_rng(0).integers(0, 256, (n, *image), np.uint8)
+    return Batch(jnp.asarray(x), jnp.arange(n, dtype=jnp.int32) % 3)
+
+
+@pytest.mark.parametrize(("model", "classes", "scalars"), [(vit.vit_s16, 4, 21_667_204), (vit.vit_b16, 7, 85_804_039)])
+def test_the_published_parameters_in_fourteen_blocks(model, classes, scalars):
+    """The reference code's counts and its block map: 12 encoder blocks, what is around them, the head."""
+    task = tasks.classification(model(classes), classes, (244, 224, 3))
+    params, stats = jax.eval_shape(task.init, jax.random.key(0))
+    assert (len(tree.paths(params)), tree.size(params), stats) == (152, scalars, {})
+    blocks = [vit.blocks(path) for path in tree.paths(params)]
+    assert {name: blocks.count(name) for name in blocks} == {
+        **{f"block_{i}": 12 for i in range(12)},
+        "base": 6,
+        "classifier": 2,
+    }
+
+
+def test_queries_keys_and_values_are_one_tensor():
+    params = jax.eval_shape(make((8, 8, 3)).init, jax.random.key(0)).params
+    assert params["block_0"]["qkv"]["kernel"].shape == (8, 24)
+    assert params["patch_embed"]["kernel"].shape == (48, 8) and params["pos_embed"].shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "deviations", "zero"),
+    [  # torch's U(+-b) has deviation b / sqrt 3; xavier's sqrt(2 / (fan_in + fan_out))
+        ("timm", {"qkv": 0.02, "proj": 0.02, "fc1": 0.02, "fc2": 0.02, "patch_embed": (3 * 192) ** -0.5},
+         {"qkv/bias", "proj/bias", "fc1/bias", "fc2/bias"}),
+        ("torchvision", {"qkv": (2 / 256) ** 0.5, "proj": (3 * 64) ** -0.5, "fc1": (2 / 320) ** 0.5,
+                         "fc2": (2 / 320) ** 0.5, "patch_embed": 192**-0.5},
+         {"qkv/bias", "proj/bias", "patch_embed/bias", "cls_token"}),
+    ],
+)  # fmt: skip
+def test_it_starts_as_its_library_s(scheme, deviations, zero):
+    """The deviation of n draws is right up to 6 / sqrt(2 n) of it."""
+    params = worlds.jit(make((8, 8, 3), width=64, patch=8, scheme=scheme).init)(jax.random.key(0, impl="rbg")).params
+    leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
+    for layer, deviation in deviations.items():
+        kernel = params[layer] if layer == "patch_embed" else params["block_0"][layer]
+        assert kernel["kernel"].std() == pytest.approx(deviation, rel=6 / (2 * kernel["kernel"].size) ** 0.5), layer
+    assert params["pos_embed"].std() == pytest.approx(0.02, rel=6 / (2 * params["pos_embed"].size) ** 0.5)
+    norms = {path for path in leaves if "norm" in path and path.endswith("bias")}
+    assert {path for path, leaf in leaves.items() if not leaf.any()} == norms | {
+        path for path in leaves if any(path.endswith(name) for name in zero)
+    }
+    assert all((leaf == 1).all() for path, leaf in leaves.items() if path.endswith("scale"))
+    assert all(jnp.abs(leaf).max() < 1e-5 for path, leaf in leaves.items() if path.endswith(("fc1/bias", "cls_token")))
+    assert 0.8 / 8 < jnp.abs(leaves["classifier/kernel"]).max() <= 1 / 8
+
+
+def test_padded_rows_change_nothing_and_every_tensor_is_trained(variables):
+    task, rows, mask = make((6, 9, 3)), batch((6, 9, 3)), jnp.arange(4) < 3
+    run = worlds.jit(lambda batch: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
+    other = Batch(rows.x.at[3].set(255), rows.y.at[3].set(0))
+    jax.tree.map(np.testing.assert_array_equal, run(rows), run(other))
+    assert all(leaf.any() for leaf in jax.tree.leaves(run(rows)[1]))
+
+
+def test_grayscale_is_three_equal_channels(variables):
+    task, gray = make((6, 9, 1)), batch((6, 9, 1))
+    predict = worlds.jit(lambda rows: task.predict(*variables, rows))
+    np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
+
+
+def test_images_of_its_own_size_are_not_resampled():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 8, 3)))
+    np.testing.assert_array_equal(vit.resize(x, 8), x)
+
+
+def test_resizing_is_bilinear_with_half_pixel_centres_and_antialias():
+    """A ramp i + 1/2 of 2 doubled is sampled at 1/4, 3/4, 5/4, 7/4 and clamped; of 8 halved, the triangle of radius 2
+    has weights 1 3 3 1 of 8, and 3 3 1 of 7 at the border."""
+    ramp = jnp.arange(8.0) + 0.5
+    along = lambda n, size: vit.resize(jnp.broadcast_to(ramp[:n, None], (n, n))[None, :, :, None], size)[0, :, 0, 0]  # noqa: E731
+    np.testing.assert_allclose(along(2, 4), [0.5, 0.75, 1.25, 1.5], rtol=1e-6)
+    border = (3 * 0.5 + 3 * 1.5 + 2.5) / 7
+    np.testing.assert_allclose(along(8, 4), [border, 3, 5, 8 - border], rtol=1e-6)
+
+
+def test_patches_go_row_by_row_with_channels_last():
+    x = jnp.arange(4 * 6 * 2).reshape(1, 4, 6, 2)
+    found = vit.patches(x, 2)
+    assert found.shape == (1, 6, 8)
+    for n, (i, j) in enumerate((i, j) for i in (0, 2) for j in (0, 2, 4)):
+        np.testing.assert_array_equal(found[0, n], x[0, i : i + 2, j : j + 2].reshape(-1))
+
+
+def test_attention_is_its_equation():
+    """With one token every head returns its value; with equal keys, the mean of the values."""
+    qkv = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 18)), jnp.float32)
+    np.testing.assert_allclose(vit.attention(qkv[:, :1], 3), qkv[:, :1, 12:], rtol=1e-6)
+    equal = qkv.at[:, :, 6:12].set(1)
+    mean = jnp.broadcast_to(qkv[:, :, 12:].mean(1, keepdims=True), (2, 5, 6))
+    np.testing.assert_allclose(vit.attention(equal, 3), mean, rtol=1e-5, atol=1e-6)
+    q, k, v = np.split(np.asarray(qkv[0], np.float64), 3, -1)
+    scores = np.exp(q[:, 2:4] @ k[:, 2:4].T / np.sqrt(2))
+    expected = scores / scores.sum(1, keepdims=True) @ v[:, 2:4]
+    np.testing.assert_allclose(vit.attention(qkv, 3)[0, :, 2:4], expected, rtol=1e-4, atol=1e-6)

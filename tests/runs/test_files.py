@@ -1,0 +1,303 @@
+"""Files whole or not at all, folders held by one, and being asked to stop."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import history, stop_signals
+from fedvg_jax.views import output
+
+
+@contextmanager
+def disk_of(size):
+    """No file may grow past `size` bytes: writes then fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    files.replace(path, "old")
+    with disk_of(100), pytest.raises(OSError):
+        files.replace(path, "new" * 1000)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_added_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    files.append(path, "one\n", is_first=True)
+    with disk_of(100), pytest.raises(OSError):
+        files.append(path, "two\n" * 1000, is_first=False)
+    files.append(path, "three\n", is_first=False)
+    assert path.read_text() == "one\nthree\n"
+
+
+def test_a_file_that_was_deleted_meanwhile_is_not_begun_again(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.append(tmp_path / "file", "two\n", is_first=False)
+
+
+def test_a_folder_of_which_only_a_lock_or_a_draft_was_left_is_free(tmp_path):
+    """As by a kill before the run had begun."""
+    (tmp_path / ".config.json.draft").write_text("{")
+    (tmp_path / files.LOCK).touch()
+    history.refuse_taken(tmp_path)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UsageError, match="is taken"):
+        history.refuse_taken(tmp_path)
+
+
+def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
+    with files.held(tmp_path):
+        with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on") as error, files.held(tmp_path):
+            pass
+        assert "\n" not in str(error.value)
+    with files.held(tmp_path):
+        pass
+
+
+def test_the_first_signal_is_noted_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals.catch_signals() as requests:
+        signal.raise_signal(signal.SIGTERM)
+        assert requests.stop == ["SIGTERM"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
+
+
+def test_outside_the_main_thread_nothing_is_noted():
+    found = []
+
+    def listen():
+        with stop_signals.catch_signals() as requests, stop_signals.watch(lambda: "unused"):
+            found.append(requests)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert found == [([], [])]
+
+
+DEAF = """
+import ctypes
+from fedvg_jax import interrupts
+mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+wait(mutex)
+with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
+    print("ready", flush=True)
+    wait(mutex)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "grace", "code"),
+    [
+        (["SIGTERM"], 0.1, 143),
+        (["SIGINT"], 0.1, 130),
+        (["SIGINT", "SIGINT"], 60, 130),
+        (["SIGTERM", "SIGINT"], 60, 130),
+        (["SIGHUP"], 0.1, 129),
+        (["SIGHUP", "SIGHUP", "SIGTERM", "SIGINT"], 60, 130),
+        (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
+    ],
+)
+def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):
+    """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
+    command = [sys.executable, "-c", DEAF.format(grace=grace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        for name in sent:
+            process.send_signal(signal.Signals[name])
+            time.sleep(0.05)  # two at once may come in either order
+        assert process.wait(timeout=30) == code
+        assert process.stderr.read() == "bye\n"
+
+
+# --- JSON from files
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]", "must hold a JSON object, got a list"),
+        (b'"a"', "got a text"),
+        (b"3", "got a number"),
+        (b"null", "got null"),
+        (b"true", "got true or false"),
+        (b"", "no complete JSON"),
+        (b'{"a": ', "no complete JSON"),
+        (b"\xff\xfe{}", "no complete JSON"),
+        (b"9" * 5000, "no complete JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_json_object_is_told_in_one_line_that_names_the_file(tmp_path, content, said):
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{said}[^\n]*\Z"):
+        files.read_object(path)
+
+
+def test_a_json_file_that_cannot_be_read_is_named(tmp_path):
+    for path in (tmp_path / "gone.json", tmp_path):
+        with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
+            files.read_object(path)
+
+
+def test_a_json_object_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
+    assert files.read_object(tmp_path / "a.json") == {"a": [1, "\u00fc"]}
+
+
+# --- the cache folder
+
+unix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no user ids")
+
+
+@unix
+def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
+    folder = tmp_path / "above" / "cache"
+    before = os.umask(0)
+    try:
+        files.private_folder(folder, is_trusted=False)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files.private_folder(folder, is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("inner", ["", "xla"])
+def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path, mode, inner):
+    folder = tmp_path / "cache"
+    (folder / inner).mkdir(parents=True)
+    (folder / inner).chmod(mode)
+    with pytest.raises(UsageError, match=r"\A[^\n]*written by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
+        files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder, is_trusted=True)
+    (folder / inner).chmod(0o755)
+    files.private_folder(folder, is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("own", [0, 1000])
+@pytest.mark.parametrize("inner", ["", "xla"])
+def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
+    """Also where this user is root, who may write everywhere and should run nobody's programs."""
+    folder = tmp_path / "cache"
+    (folder / inner).mkdir(parents=True)
+    owner = {folder / inner: 1001}
+    stat = type(folder).stat
+
+    def of_owner(path, **options):
+        found = stat(path, **options)
+        return os.stat_result([*found[:4], owner.get(path, own), *found[5:]])
+
+    monkeypatch.setattr(type(folder), "stat", of_owner)
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*belongs to user 1001[^\n]*user {own}[^\n]*--trust-cache\Z"):
+        files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder, is_trusted=True)
+
+
+def test_a_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "geteuid", raising=False)
+    tmp_path.chmod(0o777)
+    files.private_folder(tmp_path, is_trusted=False)
+
+
+def test_a_cache_folder_whose_path_is_no_utf_8_is_refused(tmp_path):
+    """JAX's compiler options take no such path: the run would end in a message of pybind's."""
+    with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
+        files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_left_to_who_writes_there(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    files.private_folder(tmp_path / "file" / "cache", is_trusted=False)
+
+
+@unix
+@pytest.mark.parametrize("command", ["sim", "prepare"])
+def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command, capsys):
+    from fedvg_jax import prepare, sim
+
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    flags = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
+    code = sim.main([*flags, "--dry-run"]) if command == "sim" else prepare.main(["digits", *flags])
+    assert code == 2 and "--trust-cache" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    if command == "prepare":
+        assert prepare.main(["digits", *flags, "--trust-cache"]) == 0
+
+
+def test_output_that_closes_is_dropped():
+    """As a pipe into head, or a log on a full disk."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", buffering=1)
+    lasting = output.LastingOutput(stream)
+    assert lasting.write("lost\n") == 5
+    lasting.flush()
+    assert not lasting.isatty()
+    stream.close()  # flushes what is left, to the null device
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
+def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
+    path = tmp_path / "model"
+    make = {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: None,
+        "broken link": lambda: path.symlink_to(tmp_path / "gone"),
+        "link to a device": lambda: path.symlink_to("/dev/full"),
+        "no folder": lambda: None,
+        "file/x": path.touch,
+    }
+    make[kind]()
+    changed = {"device": "/dev/full", "no folder": path / "deeper" / "model", "file/x": path / "x"}
+    with pytest.raises(UsageError, match=r"\Aexport [^\n]*\Z"):
+        files.export_target(Path(changed.get(kind, path)))
+
+
+def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "old").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_under_nohup_a_lost_terminal_changes_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_public_names_are_listed():
+    import fedvg_jax
+
+    assert set(fedvg_jax.__all__) <= set(dir(fedvg_jax))

@@ -1,0 +1,93 @@
+"""The memory of a run: estimated before anything is allocated, and refused where the machine has less."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from fedvg_jax import config, sim
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import arrays
+from fedvg_jax.runs import memory, simulation
+
+SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0, min_samples=2)
+HUGE = 2**32 - 1
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+def estimate_of(settings, made):
+    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
+    executor = simulation.make_executor(settings)
+    return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
+
+
+def test_the_estimate_counts_the_arrays_of_the_state_and_the_minibatches(settings):
+    settings = replace(settings, algorithm="scaffold", weighting="native")
+    made = simulation.simulation(settings)
+    found = estimate_of(settings, made)
+    variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
+    leaves = [x for x in jax.tree.leaves(made.state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    assert found["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)
+    assert found["models of a cohort"] == 2 * variables
+    assert found["minibatches of a chunk"] == 2 * np.asarray(made.schedule(0).rows).nbytes
+    assert found["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
+
+
+def test_a_batch_is_never_wider_than_the_data_need(settings):
+    narrow, wide = (simulation.simulation(replace(settings, batch_size=size)) for size in (1796, HUGE))
+    most = len(narrow.arrays.y)
+    assert narrow.schedule(0).rows.shape[1] <= most and wide.data.scoring.shape[1] <= most
+    assert all(np.array_equal(a, b) for a, b in zip(narrow.schedule(0)[:-2], wide.schedule(0)[:-2], strict=True))
+    for one, other in zip(narrow.data[1:], wide.data[1:], strict=True):
+        assert np.array_equal(one, other)
+    assert np.array_equal(narrow.schedule(0).rows, wide.schedule(0).rows)
+
+
+@pytest.mark.parametrize("changes", [{"local_epochs": 999_999_999}, {"local_epochs": "1:999999999"}])
+def test_a_plan_beyond_this_machine_is_refused_with_the_estimate_before_it_is_allocated(settings, changes):
+    with pytest.raises(UsageError, match=r"needs about [\d,.]+ GiB of memory by estimate .* there is [\d,.]+ GiB"):
+        simulation.simulation(replace(settings, **changes))
+
+
+def test_it_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
+    monkeypatch.setattr(arrays, "memory", lambda: 2**20)
+    with pytest.raises(UsageError, match="--force"):
+        simulation.simulation(settings)
+    assert simulation.simulation(replace(settings, force=True)).config.force
+
+
+def test_temporaries_of_the_compiled_program_count_too(monkeypatch):
+    monkeypatch.setattr(arrays, "memory", lambda: 2**19)
+    sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
+    compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
+    found = memory.of_program(compiled)
+    assert found["temporaries"] >= 512 * 512 * 4 and found["arguments"] == 512 * 8 * 4
+    with pytest.raises(UsageError, match="temporaries"):
+        memory.refuse_unfitting(Config(), found)
+    memory.refuse_unfitting(Config(force=True), found)
+
+
+def test_a_trace_needs_a_folder_that_can_be_written(settings, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    flags = "--clients 4 --rounds 1 --local-epochs 1 --alpha 1".split()  # noqa: SIM905
+    for name in ("file", "file/inside"):
+        folders = ["--cache-dir", str(settings.cache_dir), "--out", str(tmp_path / "out")]
+        assert sim.main([*flags, *folders, "--profile", str(tmp_path / name)]) == 2
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1 and "profile" in said and not (tmp_path / "out").exists()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FEDVG_CACHE_DIR", raising=False)
+    monkeypatch.setattr(config.options.Path, "home", no_home)
+    with pytest.raises(UsageError, match="FEDVG_CACHE_DIR"):
+        config.default_cache_dir()

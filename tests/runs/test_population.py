@@ -1,0 +1,207 @@
+"""Partition, validation set and corrupt rows from a config: combinations, shapes, and what a run tells of them."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import config, data
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.readers import npz
+from fedvg_jax.runs import population, simulation
+
+DIGITS = data.load("digits")
+
+
+def settings(folder, **changes):
+    return config.check(config.apply(Config(cache_dir=folder, clients=6, alpha=1.0), changes, "test"))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Another set with digits' classes in part, on images of another size."""
+    file = tmp_path_factory.mktemp("elsewhere") / "other.npz"
+    y = np.repeat(np.arange(4), 60)
+    np.savez(file, x=np.random.default_rng(0).integers(0, 256, (240, 16, 16), np.uint8), y=y)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partition": "file"}, "--partition-file FILE"),
+        ({"partition_file": "a.npz"}, "partition_file a.npz is read by --partition file only"),
+        ({"partition": "official", "split": "global"}, "split global"),
+        ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
+        ({"partition": "iid", "min_samples_rule": "top_up"}, "min_samples_rule top_up"),
+        ({"split": "outside"}, "unknown split"),
+        *(({name: 0}, f"{name} must be >= 1") for name in ("shards_per_client", "classes_per_client")),
+        ({"val_ratio": 0.0}, "external --validation.source"),
+        ({"validation.source": "npz"}, "--validation.data-dir"),
+        ({"validation.data_dir": "x"}, "validation.data_dir x"),
+        ({"validation.clients": 0.5, "split": "global"}, "validation.clients 0.5"),
+        ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "validation.clients"),
+        ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
+        ({"validation.imbalance": "cut"}, "unknown validation.imbalance"),
+        ({"validation.classes": "all"}, "validation.classes all"),
+        *(({f"validation.{n}": 1.5}, f"validation.{n}") for n in ("clients", "fraction", "rho", "label_noise")),
+        *(({"validation.size": size}, "validation.size must be >= 2") for size in (1, -1)),
+        ({"validation.pixel_noise": float("inf")}, "validation.pixel_noise"),
+        ({"validation.rho": float("nan")}, "validation.rho"),
+        ({"corrupt.kind": "labelflip"}, "did you mean 'label_flip'"),
+        *(({f"corrupt.{n}": v}, f"corrupt.{n} must be in") for n in ("clients", "strength") for v in (0.0, 2.0)),
+        ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "nobody; use > 0.0833333"),
+        ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_one_line(tmp_path, changes, said):
+    with pytest.raises(UsageError) as error:
+        settings(tmp_path, **changes)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"split": "global"},
+        {"partition": "shards"},
+        {"partition": "dirichlet_equal"},
+        {"validation.clients": 0.5},
+        {"validation.size": 50},
+        {"validation.rho": 0.8},
+        {"validation.source": "npz", "val_ratio": 0.0},
+        {"validation.pixel_noise": 0.1, "validation.label_noise": 0.1},
+        {"corrupt.kind": "rotate90"},
+    ],
+    ids=str,
+)
+def test_shapes_depend_on_neither_alpha_nor_a_seed(tmp_path, elsewhere, options):
+    """So another one compiles nothing."""
+    if options.get("validation.source") == "npz":
+        options = options | {"validation.data_dir": elsewhere}
+    found = []
+    for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
+        made = settings(tmp_path, **options | change)
+        made_data = simulation.make_data(made, DIGITS, simulation.make_partition(made, DIGITS))
+        found.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
+    assert all(shapes == found[0] for shapes in found)
+
+
+def test_an_external_set_replaces_the_clients_rows_in_both_tables(tmp_path, elsewhere):
+    made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
+    parts = simulation.make_partition(made, DIGITS)
+    assert not any(map(len, parts.val))
+    told = simulation.make_data(made, DIGITS, parts)
+    assert told.pool.x.shape == (1797 + 240, 8, 8, 1)
+    for table in (told.scoring, told.val):
+        rows = np.asarray(table)[np.asarray(table) >= 0]
+        assert len(rows) == 240 + 4 * 50 and rows.min() == 1797  # all once, and 50 of every class again
+    assert np.asarray(told.test).max() < 1797
+
+
+def test_corrupt_rows_leave_validation_and_test_rows_alone(tmp_path):
+    made = settings(tmp_path, **{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
+    parts = simulation.make_partition(made, DIGITS)
+    y = np.asarray(simulation.make_data(made, DIGITS, parts).pool.y)
+    bad = simulation.corrupt_clients(made)
+    assert len(bad) == 3
+    hit = np.concatenate([parts.train[k] for k in bad])
+    np.testing.assert_array_equal(y[hit], 9 - DIGITS.y[hit])
+    others = np.setdiff1d(np.arange(1797), hit)
+    np.testing.assert_array_equal(y[others], DIGITS.y[others])
+
+
+def test_what_a_run_tells_of_its_partition_and_validation_set(tmp_path):
+    made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
+    parts = simulation.make_partition(made, DIGITS)
+    told = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
+    assert told["partition"] == "dirichlet" and told["clients"] == 6
+    clean = [np.bincount(DIGITS.y[mine], minlength=10).tolist() for mine in parts.train]
+    assert told["counts"] == clean  # before any label was flipped
+    assert told["validation"]["samples"] == 20 == sum(told["validation"]["counts"])
+    assert len(told["validation"]["clients"]) == 3
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])
+def test_corrupt_rows_and_corrupt_updates_are_the_same_clients(tmp_path, kinds):
+    made = settings(tmp_path, **{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
+    assert config.num_corrupt(made) == 4
+    alone = settings(tmp_path, **{"attack.kind": "noise"}, clients=20)
+    assert simulation.corrupt_clients(made).tolist() == simulation.corrupt_clients(alone).tolist()
+
+
+def test_a_partition_from_python_may_be_the_rows_of_every_client_and_is_checked(tmp_path):
+    made = settings(tmp_path)
+    rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
+    parts = population.take_partition(made, DIGITS, rows)
+    for mine, train, val, test in zip(rows, *parts, strict=True):
+        assert set(mine) == {*train, *val, *test} and len(test) == len(mine) // 4 and len(val) == len(mine) // 10
+    again = population.take_partition(made, DIGITS, tuple(parts))
+    assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
+    wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}
+    for said, given in wrong.items():
+        with pytest.raises(UsageError, match=f"the partition given.*{said}"):
+            population.take_partition(made, DIGITS, given)
+
+
+def test_a_file_of_rows_is_a_partition(tmp_path):
+    np.savez(tmp_path / "who.npz", client=np.arange(1797) % 6)
+    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "who.npz"))
+    parts = simulation.make_partition(made, DIGITS)
+    assert all(set(mine % 6) == {k} for k, mine in enumerate(parts.train))
+    with pytest.raises(UsageError, match=r"who\.npz: train holds 6 clients, and clients is 5"):
+        simulation.make_partition(replace(made, clients=5), DIGITS)
+
+
+def test_groups_come_with_an_npz_and_make_a_partition(tmp_path):
+    who = np.array([f"patient {i % 9}" for i in range(270)])
+    x = np.zeros((270, 4, 4), np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=who)
+    for _ in range(2):  # decoded, then from the cache
+        arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
+        assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
+    parts = simulation.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
+    assert all(set(mine % 9) == {k} for k, mine in enumerate(parts.train))
+    for wrong in (who[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
+        np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)
+        with pytest.raises(UsageError, match=r"b\.npz: groups must be integers or strings \[270\]"):
+            npz.load(tmp_path / "b.npz")
+
+
+def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
+    """Rows of D_val that are scored, of `size` rows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
+    made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
+    parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
+    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=config.FedVG(**fedvg))
+    return int((np.asarray(simulation.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("model", "pixels", "kept"),
+    [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
+)
+def test_a_lone_last_row_is_scored_unless_a_batchnorm_has_a_single_value_of_it(model, pixels, kept):
+    """The first two have no BatchNorm; LeNet-5's see maps of several pixels; ResNet-18's last are on maps of 2 x 2 at
+    64 pixels and of 1 x 1 at 32, where the published code raises."""
+    assert scored(9, model, pixels) == kept
+    assert scored(9, model, pixels, mode="eval") == 9
+    assert scored(8, model, pixels) == 8
+
+
+def test_a_lone_last_row_of_a_model_of_one_s_own_is_scored_unless_it_is_normalised_over_the_batch():
+    assert scored(9, task=worlds.TASK) == 8
+    assert scored(9, task=worlds.QUADRATIC) == 9
+
+
+def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
+    assert scored(161, batch_size=32) == 161

@@ -1,0 +1,111 @@
+"""Runs that differ in values only share their compiled programs."""
+
+import dataclasses
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import fedvg_jax
+from fedvg_jax import config
+from fedvg_jax.config import Config
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import programs, simulation
+
+IMAGES = programs.Images((8, 8, 1), 10)
+SMALL = Config(rounds=2, eval_every=1, clients=20, join_ratio=0.2, local_epochs=1)
+
+
+def changed(settings: Config) -> Config:
+    """Every value of `programs.VALUES` that is a number or one of several names, moved from where it was."""
+    flat, moved = config.flatten(settings), {}
+    for name in programs.VALUES:
+        if isinstance(flat[name], float):
+            moved[name] = flat[name] / 2 + 0.1
+        elif type(flat[name]) is int:
+            moved[name] = flat[name] + 1
+    return config.apply(settings, moved, "test")
+
+
+def program_text(settings: Config) -> str:
+    """The jaxpr of a chunk of rounds, with the program made from just these settings."""
+    sim = simulation.simulation(SMALL)
+    made = programs._make(settings, IMAGES, None, None, None, False)
+    kept = made.optimiser if settings.optimiser_state == "kept" else None
+    hyper = simulation.make_hyper(settings)
+    start = (jax.random.key(0), hyper, settings.server_stats == "official", kept, sim.state.variables)
+    state = jax.eval_shape(lambda: simulation.round.init(made.task, made.algorithm, settings.clients, *start))
+    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"algorithm": "scaffold", "momentum": 0.5, "optimiser_state": "reset"},
+        {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
+        {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "uniform", "tuning.steps": 1},
+        {"algorithm": "elastic", "attack.kind": "scaling", "lr_schedule": "exponential"},
+    ],
+    ids=lambda settings: settings.get("algorithm", "default"),
+)
+def test_a_program_depends_on_static_settings_only(settings):
+    whole = changed(config.apply(SMALL, settings, "test"))
+    whole = replace(whole, clients=SMALL.clients)
+    static = programs.static_settings(whole)
+    assert static != whole
+    assert program_text(whole).split() == program_text(static).split()
+
+
+def test_every_setting_is_a_value_or_static():
+    names = set(config.flatten(Config()))
+    assert set(programs.VALUES) <= names
+    assert len(set(programs.VALUES)) == len(programs.VALUES)
+
+
+def test_another_seed_alpha_or_step_size_compiles_nothing():
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    fedvg_jax.run(SMALL)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        histories = [
+            fedvg_jax.run(replace(SMALL, **changes))
+            for changes in ({"seed": 1}, {"alpha": 0.5}, {"lr": 0.1}, {"partition_seed": 3}, {"rounds": 3})
+        ]
+    finally:
+        jax._src.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+    finals = {history.records[-1]["train_loss"] for history in histories}
+    assert len(finals) == len(histories)  # they are different runs
+
+
+def test_a_shared_program_gives_what_a_program_of_its_own_gives():
+    other = replace(SMALL, seed=5, lr=0.05)
+    shared = fedvg_jax.run(other)
+    programs._stored.cache_clear()
+    programs._compiled.cache_clear()
+    alone = fedvg_jax.run(other)
+    same = [{k: v for k, v in record.items() if k != "seconds"} for record in shared.records]
+    assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in alone.records]
+    jax.tree.map(np.testing.assert_array_equal, shared.variables, alone.variables)
+
+
+def test_what_has_no_hash_makes_its_own_program():
+    task = programs.named_task(SMALL, *IMAGES)
+    table = {"unhashable": 1}
+
+    class Measure(dict):
+        def __call__(self, *arguments):
+            return task.measure(*arguments)
+
+    own = task._replace(measure=Measure(table))
+    made = programs.make_program(SMALL, None, own)
+    assert made.task.init is own.init
+    assert dataclasses.is_dataclass(SMALL)

@@ -1,0 +1,605 @@
+"""A run that was stopped goes on as if nothing had been: 6 rounds are 3, a stop, and 3 more, in every bit."""
+
+import functools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from test_files import disk_of
+
+from fedvg_jax import config, sim, verify
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.engine import contracts
+from fedvg_jax.runs import checkpoint, history, loop, recorder, resume, seals, simulation, verification
+from fedvg_jax.weightings import rules as weighting
+
+SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
+RULES = ("samples", "fedvg")
+SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
+
+
+class Tiny:
+    """Simulations of one algorithm on random images, a BatchNorm in the model; compiled once for both rules."""
+
+    def __init__(self, name, cache):
+        rng = np.random.default_rng(0)
+        x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+        settings = replace(SMALL, algorithm=name, cache_dir=cache)
+        rules = [worlds.weighting(rule, worlds.algorithm(name), worlds.TASK, SMALL.batch_size) for rule in RULES]
+        arrays = Arrays("random", x, y, tuple("abc"), 200)
+        either = worlds.any_of(rules)._replace(detail=weighting.no_detail)
+        with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
+            patch.setattr(contracts, "check_weighting", lambda *_: None)
+            made = simulation.simulation(settings, data=arrays, task=worlds.TASK, weighting=either)
+        made = made._replace(
+            hyper=made.hyper | {"rule": jnp.int32(0)},
+            chunk=worlds.jit(made.chunk.__wrapped__, donate_argnums=0),
+            evaluate=worlds.jit(made.evaluate.__wrapped__),
+            data=made.data._replace(val=made.data.test),  # tables of one shape are one program
+        )
+        self.sim, self.programs = made, loop.compile_programs(made)
+
+    def run(self, out, rule="fedvg", callbacks=(), tell=pytest.fail, **changes):
+        """`changes` are settings."""
+        settings = replace(self.sim.config, out=out, weighting=rule, **changes)
+        hyper = self.sim.hyper | {"rule": jnp.int32(RULES.index(rule))}
+        made = self.sim._replace(config=resume.resolve(settings), hyper=hyper)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "compile_programs", lambda sim: self.programs)
+            return loop.drive(made, callbacks=callbacks, tell=tell)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    made = functools.cache(lambda name: Tiny(name, cache))
+    return lambda name="fedavg": made(name)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """The folder of an uninterrupted run of FedAvg with FedVG's weights, to be copied."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    tiny().run(out, checkpoint_every=1, keep=9)
+    return out
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def left_at(run, number):
+    """The folder as a kill right after a checkpoint's seal would leave it, but for rounds since."""
+    (run / "summary.json").unlink(missing_ok=True)
+    for path in checkpoint.listed(run):
+        if int(path.name) > number:
+            shutil.rmtree(path)
+    return run
+
+
+def seal(run, number=6):
+    return json.loads((run / "checkpoints" / checkpoint.name(number) / "seal.json").read_text())
+
+
+def numbers(run):
+    """The history but for times."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(run)]
+
+
+def assert_same(one, other):
+    """History, final state (server, memories, statistics) and best model, in every bit."""
+    assert numbers(one) == numbers(other)
+    assert seal(one)["leaves"] == seal(other)["leaves"] and seal(one)["best"] == seal(other)["best"]
+
+
+# --- the law
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SIX)
+def test_six_rounds_are_three_a_stop_and_three_more(tiny, tmp_path, name, rule):
+    """Stopped by a signal after round 3, which is at no evaluation."""
+
+    def stop(record, state):
+        if record["round"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    tiny(name).run(straight, rule)
+    first = tiny(name).run(stopped, rule, callbacks=[stop])
+    assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
+    found = tiny(name).run(stopped, rule, resume=str(stopped))
+    assert_same(stopped, straight)
+    assert (found.summary["resumed_from"], found.summary["parts"], found.summary["rounds"]) == (3, 2, 6)
+    memories = {"fedavgm": "state.server", "scaffold": "state.clients", "feddyn": "state.clients"}
+    names = " ".join(seal(straight)["leaves"])
+    assert memories.get(name, "state") in names and "state.variables.stats" in names and "best.params" in names
+
+
+def test_the_chunks_between_evaluations_and_checkpoints_change_no_bit(tiny, whole, tmp_path):
+    """Rounds one by one, as in `whole`; in the chunks of evaluations; of checkpoints; and of no pause but the end."""
+    for i, changes in enumerate([{}, {"checkpoint_every": 5}, {"keep": 0}]):
+        tiny().run(tmp_path / str(i), **changes)
+        assert numbers(tmp_path / str(i)) == numbers(whole)
+        if changes.get("keep") != 0:
+            assert seal(tmp_path / str(i))["leaves"] == seal(whole)["leaves"]
+    assert not (tmp_path / "2" / "checkpoints").exists()
+    assert [path.name for path in checkpoint.listed(tmp_path / "1")] == ["000005", "000006"]
+
+
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_a_run_killed_after_any_checkpoint_goes_on(tiny, whole, run, number):
+    """The history is ahead of the checkpoint, and is cut back."""
+    tiny().run(left_at(run, number), resume=str(run), checkpoint_every=3)
+    assert_same(run, whole)
+
+
+def test_more_rounds_are_as_if_they_had_been_asked_for_at_once(tiny, whole, tmp_path):
+    out = tmp_path / "run"
+    tiny().run(out, rounds=4)
+    tiny().run(out, rounds=6, resume=str(out))
+    assert_same(out, whole)
+    assert json.loads((out / "config.json").read_text())["rounds"] == 6
+
+
+def test_a_finished_run_is_left_as_it_is(tiny, run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    found = tiny().run(run, resume=str(run))
+    assert found.summary["rounds"] == 6 and len(found.records) == 6
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_the_best_model_is_that_of_the_round_best_on_validation(tiny, whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert seal(whole)["best"]["round"] == summary["best_val_round"]
+
+
+def test_seconds_are_those_of_all_parts(tiny, run):
+    left_at(run, 4)
+    before = seal(run, 4)["seconds"]
+    found = tiny().run(run, resume=str(run)).summary
+    assert found["run_seconds"] > before[1] and found["compile_seconds"] >= round(before[0], 3)
+
+
+# --- what can be wrong with the folder
+
+
+def test_a_damaged_checkpoint_costs_rounds_and_no_bit(tiny, whole, run):
+    (run / "checkpoints" / "000005" / "seal.json").write_text("{}")
+    (run / "checkpoints" / "000004" / "seal.json").unlink()
+    told = []
+    tiny().run(left_at(run, 5), resume=str(run), tell=told.append)
+    assert [line.split(": ")[1] for line in told] == ["seal.json is damaged", "half-written"]
+    assert_same(run, whole)
+
+
+def test_without_any_checkpoint_it_starts_again_and_says_so(tiny, whole, run):
+    told = []
+    found = tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
+    assert len(told) == 1 and "starts again with round 1" in told[0]
+    assert_same(run, whole)
+    assert found.summary["resumed_from"] == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost"),
+    [
+        (lambda text: text.replace(b"1", b"2", 1), [1]),
+        (lambda text: b"".join(text.splitlines(True)[:4]), [5, 6]),
+        (lambda text: b"", [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_damaged_history_loses_its_damaged_lines_and_nothing_else(tiny, whole, run, damage, lost):
+    """The checkpoint of round 6 stays, and the damaged file is kept under another name."""
+    path, told = run / "history.jsonl", []
+    path.write_bytes(damage(path.read_bytes()))
+    damaged = path.read_bytes()
+    found = tiny().run(run, resume=str(run), tell=told.append)
+    assert seal(run) == seal(whole) and (run / "history.damaged-1.jsonl").read_bytes() == damaged
+    assert [r["round"] for r in found.records if history.is_lost(r)] == lost
+    kept = [(mine, theirs) for mine, theirs in zip(numbers(run), numbers(whole), strict=True) if not mine.get("lost")]
+    assert len(kept) == 6 - len(lost) and all(mine == theirs for mine, theirs in kept)
+    assert "are lost" in told[0] and all("\n" not in line for line in told)
+    results = json.loads((whole / "summary.json").read_text())
+    assert found.summary["lost_rounds"] == lost
+    assert found.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
+    again = tiny().run(run, resume=str(run), tell=lambda line: None)
+    assert again.summary == found.summary and not (run / "history.damaged-2.jsonl").exists()
+
+
+def test_numbers_of_a_lost_evaluation_are_not_made_up():
+    records = [{"round": i, "test_loss": i, "val_loss": i} for i in (1, 2)]
+    assert history.summarise(records)["test_loss_min"] == 1
+    lost = history.summarise([history.lost_record(1, evaluated=True), records[1]])
+    assert lost == {
+        "test_loss_final": 2,
+        "test_loss_at_best_val": None,
+        "best_val_round": None,
+        "test_loss_min": None,
+        "lost_rounds": [1],
+    }
+
+
+@pytest.mark.parametrize("manifest", ["", "{}", "[]", None])
+@pytest.mark.parametrize("source", ["data", "partition"])
+def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manifest, source):
+    """The checkpoints have the digests, too."""
+    if manifest is None:
+        (run / "manifest.json").unlink()
+    else:
+        (run / "manifest.json").write_text(manifest)
+    others = {**seal(run)["sources"], source: "0" * 32}
+    monkeypatch.setattr(loop.provenance, "sources", lambda arrays, partition: others)
+    with pytest.raises(UsageError, match=f"another {source}"):
+        tiny().run(run, resume=str(run), rounds=7, tell=lambda line: None)
+    assert len(history.read(run)) == 6
+
+
+def test_a_run_that_starts_again_keeps_the_history_it_had(tiny, run):
+    before, told = (run / "history.jsonl").read_bytes(), []
+    tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
+    assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in told[0]
+
+
+# --- what verify finds
+
+
+def edited(path, change):
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(change(value)))
+
+
+EDITS = {
+    "summary.json": lambda value: value | {"test_accuracy_final": 0.99},
+    "partition.json": lambda value: value | {"samples": value["samples"][::-1]},
+    "layers.json": lambda value: value[::-1],
+    "manifest.json": lambda value: value | {"data": "0" * 32},
+    "config.json": lambda value: value | {"lr": 0.2},
+    "checkpoints/000006/seal.json": lambda value: value | {"round": 5},
+}
+
+
+def test_a_finished_run_fits(run, capsys):
+    assert verify.main([str(run)]) == 0
+    assert capsys.readouterr().out == f"{run}: all fits\n"
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_file_is_found_and_named(run, capsys, name):
+    edited(run / name, EDITS[name])
+    assert verify.main([str(run)]) == 1
+    said = capsys.readouterr().out
+    assert name.split("/")[0] in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["summary.json", "partition.json", "layers.json"])
+def test_a_finished_run_with_an_edited_result_is_not_shown(tiny, run, name):
+    edited(run / name, EDITS[name])
+    with pytest.raises(verification.MisfitError, match=rf"\A[^\n]*{name}[^\n]*\Z") as error:
+        tiny().run(run, resume=str(run))
+    assert error.value.exit_code == 1
+    (run / name).unlink()  # and is made again
+    tiny().run(run, resume=str(run))
+    assert verification.check(run).misfits == []
+
+
+def test_a_rewritten_summary_is_found_by_the_history(run):
+    """Its own digest fits; the numbers do not."""
+    edited(run / "summary.json", lambda value: seals.with_digest(EDITS["summary.json"](value)))
+    (misfit,) = verification.check(run).misfits
+    assert misfit.startswith("summary.json: test_accuracy_final is 0.99, the history gives")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"a"', "[" * 100_000, '{"runs": 3}', "\0"])
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "partition.json", "history.jsonl"])
+def test_a_file_of_another_shape_is_a_line_of_verify_and_no_crash(run, name, text):
+    (run / name).write_text(text)
+    found = verification.check(run)
+    assert found.misfits and all("\n" not in line for line in found.misfits)
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "layers.json", "history.jsonl"])
+def test_a_folder_in_place_of_a_file_is_a_line_of_verify(run, name):
+    (run / name).unlink()
+    (run / name).mkdir()
+    assert any(name in line for line in verification.check(run).misfits)
+
+
+def test_no_changed_value_is_missed(run):
+    """Any one byte of any file, except where JSON has the same value."""
+    rng = random.Random(0)
+    victims = [path for path in sorted(run.rglob("*")) if path.suffix in (".json", ".jsonl")]
+    for path in [rng.choice(victims) for _ in range(40)]:
+        good = path.read_bytes()
+        at = rng.randrange(len(good))
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << rng.randrange(8))]) + good[at + 1 :])
+        is_same = path.suffix == ".json" and same_json(path.read_bytes(), good)
+        assert is_same or verification.check(run).misfits, (path, at, path.read_bytes()[at - 20 : at + 20])
+        path.write_bytes(good)
+    assert verification.check(run).misfits == []
+
+
+def same_json(one, other):
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"]])
+def test_verify_without_a_run_is_one_line(capfd, args):
+    assert verify.main(args) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and shown.out == ""
+
+
+# --- the best model
+
+
+def test_the_model_best_on_validation_is_in_the_history_and_in_the_folder(tiny, whole, tmp_path):
+    found = tiny().run(tmp_path / "run", keep=1)
+    kept = checkpoint.best_variables(tmp_path / "run", found.variables)
+    for one, other in zip(jax.tree.leaves(found.best_variables), jax.tree.leaves(kept), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert checkpoint.best_variables(whole).params.keys() == found.variables.params.keys()
+    assert tiny().run(None).best_variables is not None
+    with pytest.raises(UsageError, match="holds no model best on validation"):
+        checkpoint.best_variables(tmp_path)
+
+
+def test_the_best_model_of_a_task_without_accuracy_is_by_loss():
+    best, models = None, [{"w": np.full(1, i)} for i in range(5)]
+    for i, loss in enumerate([3.0, None, 1.0, 2.0, 1.0]):
+        best = recorder.better(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
+    assert (best.round, best.metric, best.value, best.variables["w"][0]) == (2, "loss", 1.0, 2)
+    assert best.as_json() == {"round": 2, "val_loss": 1.0}
+
+
+def test_a_history_is_shown_in_three_lines(tiny, run):
+    lines = repr(tiny().run(run, resume=str(run))).splitlines()
+    assert lines[0] == "History of 6 rounds" and len(lines) == 3
+    assert "test_accuracy_final" in lines[1] and str(run) in lines[2]
+
+
+def test_a_history_whose_last_line_was_cut_is_read_without_it(run):
+    path = run / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [r["round"] for r in history.read(run)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("text", [b"{}\n", b"[\n", b"\xff\n", b'{"round": 2}\n'])
+def test_a_history_that_makes_no_sense_is_one_line(tmp_path, text):
+    (tmp_path / "history.jsonl").write_bytes(text)
+    with pytest.raises(UsageError, match=r"\A[^\n]*history.jsonl is damaged[^\n]*\Z"):
+        history.read(tmp_path)
+
+
+def test_settings_that_changed_on_the_disk_do_not_begin_another_run(tiny, run):
+    """The checkpoints know those of the run."""
+    settings = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
+    with pytest.raises(UsageError, match=r"lr 0\.1 -> 0\.3; its config\.json was changed"):
+        tiny().run(run, resume=str(run), lr=0.3, tell=print)
+    assert len(history.read(run)) == 6
+
+
+def test_other_data_are_refused(tiny, run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["runs"][0]["from_round"] == 1 and manifest["runs"][0]["versions"]["jax"] == jax.__version__
+    (run / "manifest.json").write_text(json.dumps(manifest | {"data": "0" * 32}))
+    with pytest.raises(UsageError, match="another data"):
+        tiny().run(run, resume=str(run), rounds=7)
+
+
+def test_other_versions_are_told_of(tiny, run):
+    manifest, told = json.loads((run / "manifest.json").read_text()), []
+    manifest["runs"][0]["versions"] |= {"jax": "0.0.1"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    tiny().run(left_at(run, 4), resume=str(run), tell=told.append)
+    assert len(told) == 1 and "0.0.1" in told[0]
+    assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
+
+
+# --- what can happen while it is on
+
+
+def at(number, do):
+    return lambda record, state: do() if record["round"] == number else None
+
+
+def test_a_folder_in_use_is_refused(tiny, tmp_path):
+    def second():
+        with pytest.raises(UsageError, match="in use by process"):
+            tiny().run(tmp_path / "run", resume=str(tmp_path / "run"))
+
+    tiny().run(tmp_path / "run", callbacks=[at(2, second)])
+
+
+def test_a_folder_taken_away_is_one_line(tiny, tmp_path):
+    def take_away():
+        while (tmp_path / "run").exists():  # the manifest may just be written
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    with pytest.raises(UsageError, match=r"\A[^\n]*was taken away[^\n]*\Z"):
+        tiny().run(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
+
+
+@pytest.mark.parametrize("size", [0, 300, 3000])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tiny, whole, tmp_path, size):
+    """Nothing can be written, or part of it, once round 3 is there."""
+    out = tmp_path / "run"
+    room = disk_of(size)
+    try:
+        with pytest.raises(UsageError, match=r"\Acannot write to the run folder [^\n]*--resume [^\n]*\Z"):
+            tiny().run(out, callbacks=[at(3, room.__enter__)], checkpoint_every=1)
+    finally:
+        room.__exit__(None, None, None)
+    assert [r["round"] for r in history.read(out)] == [1, 2, 3]
+    tiny().run(out, resume=str(out), tell=print)
+    assert_same(out, whole)
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGQUIT"])
+def test_a_warning_signal_saves_a_checkpoint_and_the_run_goes_on(tiny, whole, tmp_path, name):
+    told, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
+    found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, tell=told.append)
+    assert told == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
+    assert [path.name for path in checkpoint.listed(tmp_path / "run")] == ["000002", "000006"]
+    assert_same(tmp_path / "run", whole)
+
+
+def test_ctrl_c_reaches_the_caller_of_run_after_a_checkpoint(tiny, tmp_path, monkeypatch):
+    """So a loop over runs ends."""
+    settings = replace(tiny().sim.config, out=tmp_path / "run")
+    monkeypatch.setattr(simulation, "simulation", lambda config, **given: tiny().sim._replace(config=config))
+    monkeypatch.setattr(loop, "compile_programs", lambda sim: tiny().programs)
+    stop = functools.partial(signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="after round 2"):
+        loop.run(settings, callbacks=[at(2, stop)])
+    assert seals.newest(tmp_path / "run") == 2
+
+
+def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
+    """The kernel and the shell both send SIGHUP: the second changes nothing."""
+
+    def hang_up():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+
+    found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
+    assert (found.summary["stopped_by"], found.summary["interrupted"]) == ("SIGHUP", True)
+    assert seals.newest(tmp_path / "run") == 3
+
+
+def test_a_file_taken_away_is_named(tiny, tmp_path):
+    path = tmp_path / "run" / "history.jsonl"
+    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* was taken away[^\n]*\Z"):
+        tiny().run(tmp_path / "run", callbacks=[at(2, path.unlink)])
+
+
+# --- which run, and whether it may
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """runs/a and runs/b, b later; of two rounds so far."""
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate("ab"):
+        folder = Path("runs", name)
+        folder.mkdir(parents=True)
+        history.begin(folder, SMALL)
+        history.append(folder, [{"round": 1}, {"round": 2}], is_first=True)
+        os.utime(folder / "config.json", (i, i))
+
+
+def test_auto_is_the_last_run_begun_with_these_settings_or_a_new_one(begun):
+    auto = replace(SMALL, resume="auto")
+    assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
+    history.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
+    assert resume.resolve(auto).out == Path("runs/a")
+    assert resume.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
+    assert resume.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert resume.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
+    assert resume.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
+        resume.resolve(replace(auto, out=Path("runs/b")))
+
+
+@pytest.mark.parametrize("name", sorted(config.flatten(Config())))
+def test_any_setting_that_changes_a_number_is_refused_with_its_name(begun, name):
+    value = config.flatten(SMALL)[name]
+    other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
+    changed = config.apply(SMALL, {name: other}, "test")
+    changed = replace(changed, resume="runs/a", out=None)
+    if name in resume.FREE:
+        assert resume.resolve(changed).out == Path("runs/a")
+    else:
+        with pytest.raises(UsageError) as error:
+            resume.resolve(changed)
+        assert f"{name} {value} -> {other}" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 1}, "has done 2 rounds already"),
+        ({"out": Path("elsewhere")}, "leave out --out"),
+        ({"resume": "nowhere"}, "nowhere is no run folder"),
+        ({"resume": "runs/bad"}, "is damaged"),
+        ({"resume": "runs/list"}, "is damaged"),
+        ({"resume": "runs/later"}, "unknown setting 'newer'"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(begun, changes, said):
+    for name, text in {"bad": "{", "list": "[]", "later": '{"newer": 1}'}.items():
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.json").write_text(text)
+    with pytest.raises(UsageError) as error:
+        resume.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_rounds_are_fixed_where_every_rate_depends_on_them():
+    cosine = replace(SMALL, lr_schedule="cosine")
+    assert resume.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
+
+
+def test_the_command_line_takes_the_settings_of_the_run(begun):
+    made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
+    assert made.clients == 7 and made.rounds == 9
+    assert resume.differences(SMALL, made) == []
+    assert sim.parse(["--resume", "auto"]).resume == "auto"
+
+
+# --- as a user meets it
+
+
+SCRIPT = """
+import os, signal, sys
+from fedvg_jax import loop, sim
+def kill(record, state):
+    if record["round"] == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+drive = loop.drive
+loop.drive = lambda *args, **options: drive(*args, callbacks=[kill], **options)
+sys.exit(sim.main(sys.argv[1:]))
+"""
+
+
+def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has(tmp_path, monkeypatch, capsys):
+    """kill -9 at round 5; then this process goes on, until a SIGTERM at round 7; against one at one go."""
+    args = ["--clients", "5", "--alpha", "5", "--local-epochs", "1", "--rounds", "8", "--checkpoint-every", "2"]
+    args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
+    out = ["--resume", "auto", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *args, *out], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-9, "") and "no run of these settings" in done.stdout
+
+    drive = loop.drive
+    stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
+    with monkeypatch.context() as patch:  # without the watch, which would end this process
+        patch.setattr(loop, "drive", lambda *a, farewell, **options: drive(*a, callbacks=[stop], **options))
+        assert sim.main([*args, *out]) == 143
+    said = "".join(capsys.readouterr().out.split())
+    assert "goingonwith" in said and f"--resume{tmp_path / 'run'}" in said
+
+    straight = ["--checkpoint-every", "1", "--keep", "9", "--out", str(tmp_path / "straight")]
+    assert sim.main([*args, *straight]) == 0
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")[:7]
+    assert seal(tmp_path / "run", 7)["leaves"] == seal(tmp_path / "straight", 7)["leaves"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["parts"], summary["stopped_by"]) == (2, "SIGTERM")
+    assert summary["resumed_from"] in (0, 2, 4)  # the last that was sealed when it was killed

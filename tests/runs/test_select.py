@@ -1,0 +1,81 @@
+"""`--select`: the rows that choose the best round, and the rows that weights are measured on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedvg_jax
+from fedvg_jax import config, data
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import validation
+from fedvg_jax.runs import loop, simulation
+from fedvg_jax.views import display
+
+DIGITS = data.load("digits")
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.integers(0, 2**32 - 1))
+def test_halves_of_a_validation_set_share_no_image_and_are_all_of_it(rows, seed):
+    rows = np.array(rows, np.int32)
+    images = len(np.unique(rows))
+    if images < 2:
+        with pytest.raises(UsageError, match="use --select shared"):
+            validation.halves(rows, seed)
+        return
+    scored, selected = validation.halves(rows, seed)
+    assert not np.intersect1d(scored, selected).size
+    assert sorted([*scored, *selected]) == sorted(rows)
+    assert len(np.unique(selected)) == images // 2
+    again = validation.halves(rows, seed)
+    assert all((a == b).all() for a, b in zip((scored, selected), again, strict=True))
+
+
+def rows_of(table):
+    rows = np.asarray(table)
+    return rows[rows >= 0].tolist()
+
+
+def tables(folder, select, partition_seed=42):
+    settings = config.check(Config(cache_dir=folder, select=select, alpha=1.0, partition_seed=partition_seed))
+    parts = simulation.make_partition(settings, DIGITS)
+    made = simulation.make_data(settings, DIGITS, parts)
+    return made, loop.evaluation_tables(made), np.concatenate(parts.val).tolist()
+
+
+def test_shared_rows_weigh_and_select(tmp_path):
+    made, evaluated, d_val = tables(tmp_path, "shared")
+    assert made.selection is None
+    assert rows_of(made.val) == rows_of(evaluated["val"]) == d_val
+    assert set(rows_of(made.scoring)) <= set(d_val)
+
+
+def test_held_out_rows_select_and_no_weight_reads_them(tmp_path):
+    """Every weighting reads `scoring` or `val`."""
+    made, evaluated, d_val = tables(tmp_path, "held_out")
+    selected, weighed = rows_of(evaluated["val"]), rows_of(made.val)
+    assert not set(selected) & set(weighed) and not set(selected) & set(rows_of(made.scoring))
+    assert sorted(selected + weighed) == sorted(d_val) and abs(len(selected) - len(weighed)) <= 1
+    assert set(rows_of(made.scoring)) <= set(weighed)
+
+
+def test_shapes_of_held_out_tables_do_not_depend_on_the_partition(tmp_path):
+    shapes = {tuple(t.shape for t in tables(tmp_path, "held_out", seed)[0][1:]) for seed in (42, 43, 44)}
+    assert len(shapes) == 1
+
+
+def test_the_summary_and_its_table_say_which_rows_selected(tmp_path):
+    settings = replace(Config(cache_dir=tmp_path), clients=2, rounds=1, local_epochs=1, alpha=10.0, select="held_out")
+    history = fedvg_jax.run(settings)
+    assert history.summary["select"] == "held_out"
+    for select, rows in display.SELECTED_ON.items():
+        shown = display.end(history._replace(summary=history.summary | {"select": select}))
+        assert shown.caption == rows
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(UsageError, match=r"unknown select 'half'.*allowed: shared, held_out"):
+        config.check(Config(select="half"))

@@ -1,0 +1,92 @@
+"""The plan of a run: what is counted is what the run does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedvg_jax import config, sim
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import simulation
+from fedvg_jax.views import display, dry_run
+
+FLAGS = "--clients 4 --join-ratio 0.5 --rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --dry-run"
+SETTINGS = replace(config.Config(), clients=4, join_ratio=0.5, rounds=3, local_epochs=2, alpha=1.0, eval_every=2)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """What a dry run found, the folder it ran in, and what it printed."""
+    from _pytest.monkeypatch import MonkeyPatch
+
+    folder, found, shown = tmp_path_factory.mktemp("here"), [], display.plan
+    with MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(
+            display, "plan", lambda prediction, rounded: found.append(prediction) or shown(prediction, rounded)
+        )
+        patched.setattr(dry_run, "SECONDS", 0.01)
+        patched.setattr(dry_run, "REPEATS", 1)
+        assert sim.main([*FLAGS.split(), "--cache-dir", str(folder / "cache")]) == 0
+    return found[0], folder
+
+
+def test_a_dry_run_leaves_nothing_but_the_cache(planned):
+    assert [path.name for path in planned[1].iterdir()] == ["cache"]
+
+
+def test_its_counts_are_those_of_the_schedules(planned):
+    found, folder = planned
+    settings = replace(SETTINGS, cache_dir=folder / "cache")
+    arrays = simulation.load_data(settings)
+    parts = simulation.make_partition(settings, arrays)
+    of_round = simulation.make_schedule(settings, arrays, parts, simulation.make_executor(settings))
+    rounds = [of_round(number) for number in range(3)]
+    batches = [[-(-len(parts.train[c]) // 32) - (len(parts.train[c]) % 32 == 1) for c in s.clients] for s in rounds]
+    assert found.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
+    used = [(s.rows[: schedule.length(s)] >= 0).sum() for s in rounds]
+    assert found.train_images_per_round == pytest.approx(np.mean(used))
+    shared = sum(map(len, parts.val))
+    assert found.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))
+    assert found.eval_images == shared + sum(map(len, parts.test))
+    assert (found.rounds, found.evaluations) == (3, 2)
+
+
+def test_a_run_takes_its_rounds_and_what_is_between_them(planned):
+    found, _ = planned
+    assert 0 < found.seconds_per_round * 3 <= found.seconds
+    assert found.compile_seconds > 0
+    pixels, model = 1797 * 64, 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
+    assert found.memory_bytes > pixels + 2 * model, "the images, and the models of a cohort of two"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [({}, True), ({"weighting": "samples"}, False), ({"weighting": "samples+val_loss"}, True),
+     ({"fedvg.norm": "delta"}, False), ({"fedvg.signal": "fisher"}, True)],
+)  # fmt: skip
+def test_the_validation_set_is_counted_where_weights_are_measured_on_it(changes, reads):
+    settings = config.apply(config.Config(), changes, "test")
+    assert dry_run.reads_scoring(settings) is reads
+
+
+def test_the_slope_is_that_of_a_line_and_needs_no_more_than_the_whole():
+    assert dry_run.slope(lambda n: (n, 0.25 + 0.125 * n), 1000) == 0.125
+    asked = []
+    assert dry_run.slope(lambda n: asked.append(n) or (n, 1e-3 * n), 7) == pytest.approx(1e-3)
+    assert asked[-1] == 7
+    assert dry_run.slope(lambda n: (n, 1.0), 1) == 0.0
+
+
+def test_a_plan_of_any_number_of_rounds_counts_the_first_of_them(tmp_path, monkeypatch):
+    """4,294,967,295 rounds take as many times a round of the same distribution."""
+    monkeypatch.setattr(dry_run, "SECONDS", 0.001)
+    monkeypatch.setattr(dry_run, "REPEATS", 1)
+    monkeypatch.setattr(dry_run, "COUNTED", 3)
+    many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official", cache_dir=tmp_path)
+    counted = []
+    sim_of_many = simulation.simulation(many)
+    sim_of_many = sim_of_many._replace(schedule=lambda r, f=sim_of_many.schedule: counted.append(r) or f(r))
+    found = dry_run.predict(sim_of_many)
+    assert max(counted) == 2 and found.evaluations == -(-(2**32 - 1) // 2)
+    assert found.seconds >= found.seconds_per_round * (2**32 - 1)

@@ -1,0 +1,202 @@
+"""The generalised inverse-norm family: where it is FedVG and others, and its slopes."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax import config
+from fedvg_jax.core import groups, tree
+from fedvg_jax.core.types import Returns, UsageError
+from fedvg_jax.weightings import family
+
+K = 4
+RNG = np.random.default_rng(0)
+WORLD = worlds.small()
+
+
+def norms(num_clients=K):
+    rng = np.random.default_rng(1)
+    return {
+        "base": {
+            "w": jnp.asarray(rng.uniform(0.5, 4, num_clients)),
+            "b": jnp.asarray(rng.uniform(0.5, 4, num_clients)),
+        },
+        "head": {"w": jnp.asarray(rng.uniform(0.5, 4, num_clients))},
+    }
+
+
+SAMPLES = np.array([3, 1, 0, 12])
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_at_its_defaults_it_is_fedvg(x64, granularity):
+    expected = fedvg_jax.inverse_norm_weights(norms(), granularity)
+    worlds.assert_close(family.generalised_weights(norms(), SAMPLES, granularity), expected, 1e-12)
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_as_a_rule_at_its_defaults_it_is_fedvg(x64, granularity):
+    """Among those who are there, with running statistics."""
+    rules = [worlds.weighting(name, worlds.algorithm("fedavg"), worlds.TASK, 4, granularity=granularity)
+             for name in ("fedvg", "generalised")]  # fmt: skip
+    model = worlds.variables()
+    measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
+    present = jnp.array([True, False, True, True])
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), present)
+    expected = rules[0].weigh(worlds.hyper(), measured, returns)
+    found = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), returns)
+    worlds.assert_close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"exponent": 0.0}, np.full(K, 1 / K)),
+        ({"mix": 1.0}, SAMPLES / SAMPLES.sum()),
+        ({"temperature": 1e9}, np.full(K, 1 / K)),
+        ({"temperature": 1e-3}, np.eye(K)[2]),
+        ({"exponent": 2.0, "eps": 0.0}, np.array([1 / 16, 1 / 4, 1, 1 / 9]) / (1 / 16 + 1 / 4 + 1 + 1 / 9)),
+        ({"link": "softmax"}, np.exp(-np.array([4, 2, 1, 3]) / 2.5) / np.exp(-np.array([4, 2, 1, 3]) / 2.5).sum()),
+    ],
+    ids=str,
+)
+def test_its_parameters_do_what_they_say(x64, changes, expected):
+    """Of norms 4, 2, 1 and 3."""
+    weights = family.generalised_weights({"w": jnp.array([4.0, 2.0, 1.0, 3.0])}, SAMPLES, **changes)
+    np.testing.assert_allclose(weights["w"], expected, atol=1e-8)
+
+
+def test_half_mixed_it_is_the_mean_of_fedavg_s_and_fedvg_s_weights(x64):
+    plain = fedvg_jax.inverse_norm_weights(norms())
+    expected = jax.tree.map(lambda s: (s + SAMPLES / SAMPLES.sum()) / 2, plain)
+    worlds.assert_close(family.generalised_weights(norms(), SAMPLES, mix=0.5), expected, 1e-12)
+
+
+def test_a_multiplier_of_zero_leaves_a_tensor_out(x64):
+    factors = {"base": {"w": 1.0, "b": 0.0}, "head": {"w": 1.0}}
+    mean = norms()["base"]["w"] + norms()["head"]["w"]
+    expected = (1 / mean) / (1 / mean).sum()
+    found = family.generalised_weights(norms(), multipliers=factors, eps=0.0)
+    worlds.assert_close(found, jax.tree.map(lambda _: expected, norms()), 1e-12)
+
+
+def parameters():
+    return {
+        "exponent": jnp.float64(1.3),
+        "temperature": jnp.float64(0.8),
+        "eps": jnp.float64(0.05),
+        "mix": jnp.float64(0.2),
+        "multipliers": jax.tree.map(lambda x: jnp.float64(1.5 - x[0] / 9), norms()),
+    }
+
+
+CASES = list(itertools.product(("modelwise", "layerwise"), family.LINKS))
+
+
+def every_case(norms, counts, **parameters):
+    """[cases] a number of the weights of every granularity and link."""
+    found = []
+    for granularity, link in CASES:
+        weights = family.generalised_weights(norms, counts, granularity, link=link, **parameters)
+        found.append(sum(jnp.sin((i + 1) * w) @ jnp.arange(1.0, len(w) + 1).astype(w.dtype)
+                         for i, w in enumerate(jax.tree.leaves(weights))))  # fmt: skip
+    return jnp.stack(found)
+
+
+def test_every_parameter_has_its_slope(x64):
+    """For every granularity and link at once, along one direction: forward mode against central differences, reverse
+    mode against forward mode."""
+    at, step = (norms(), parameters()), 1e-5
+    rng = np.random.default_rng(2)
+    direction = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), at)
+    cotangent = jnp.asarray(rng.normal(size=len(CASES)))
+
+    def f(norms, parameters):
+        return every_case(norms, SAMPLES, **parameters)
+
+    @worlds.jit
+    def both(at):
+        value, pushed = jax.jvp(f, at, direction)
+        return value, pushed, jax.vjp(f, *at)[1](cotangent)
+
+    _, pushed, pulled = both(at)
+    moved = (jax.tree.map(lambda x, d, s=s: x + s * step * 0.1 * d, at, direction) for s in (1, -1))
+    there, back = (both(at)[0] for at in moved)
+    np.testing.assert_allclose(pushed, (there - back) / (0.2 * step), rtol=1e-6, atol=1e-9)
+    along = sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), pulled, direction)))
+    np.testing.assert_allclose(along, cotangent @ pushed, rtol=1e-9)
+
+
+CORNERS = {
+    "zero norms": lambda x: jnp.zeros_like(x),
+    "one zero norm": lambda x: x.at[0].set(0),
+    "equal clients": lambda x: jnp.full_like(x, x[0]),
+    "one client": lambda x: x[:1],
+}
+
+
+@functools.cache
+def slopes():
+    def f(norms, counts, *parameters):
+        return every_case(
+            norms, counts, **dict(zip(("exponent", "temperature", "eps", "mix"), parameters, strict=True))
+        )
+
+    return worlds.jit(jax.jacrev(f, (0, 2, 3, 4, 5)))
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_no_slope_is_nan_at_a_corner(corner):
+    here = jax.tree.map(lambda x: CORNERS[corner](x.astype(jnp.float32)), norms())
+    counts = jnp.asarray(SAMPLES[-len(here["head"]["w"]) :])
+    found = slopes()(here, counts, *map(jnp.float32, (1.0, 1.0, 1e-8, 0.5)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_a_client_that_is_not_there_changes_nothing(x64):
+    """However small or large the norms, or not finite."""
+    counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
+    for link in family.LINKS.values():
+        of_mean = family.by_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
+        found = [of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)]
+        for weights in found:
+            np.testing.assert_array_equal(weights, found[0])
+        assert found[0][2] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"granularity": "tensorwise"}, "unknown granularity 'tensorwise'; there are modelwise"),
+        ({"link": "power"}, "unknown link 'power'; there are inverse, softmax"),
+        ({"multipliers": {"base": {"w": 1.0}, "head": {"w": 1.0}}}, "multipliers has no leaf 'base/b'"),
+    ],
+)
+def test_what_it_does_not_know_is_named(changes, said):
+    with pytest.raises(UsageError, match=said):
+        family.generalised_weights(norms(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mix": 0.5}, "fedvg.mix is read by --weighting generalised only"),
+        ({"weighting": "generalised", "mix": 1.5}, r"fedvg.mix must be in \[0, 1\]; got 1.5"),
+        ({"weighting": "generalised", "temperature": 0.0}, "fedvg.temperature must be > 0"),
+        ({"weighting": "generalised", "link": "power"}, "unknown fedvg.link 'power'"),
+        ({"weighting": "generalised", "multipliers": "fc1"}, "REGEX=NUMBER,... with numbers >= 0; got fc1"),
+        ({"weighting": "generalised", "multipliers": "fc1=-1"}, "REGEX=NUMBER"),
+        ({"weighting": "generalised", "multipliers": "(=1"}, "REGEX=NUMBER"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_have_their_line(settings, said):
+    rule = settings.pop("weighting", "fedvg")
+    with pytest.raises(UsageError, match=said):
+        config.check(config.Config(weighting=rule, fedvg=config.FedVG(**settings)))

@@ -1,0 +1,110 @@
+"""The Fisher view: the trace is the sum of the joint informations, and none of it is the norm of the mean gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax.core import norms, tree
+from fedvg_jax.core.types import Report, UsageError
+from fedvg_jax.weightings import fisher, signals
+
+K, V, IN, OUT = 2, 7, 3, 4
+WORLD = worlds.small()
+
+
+def logits(params, x):
+    return params["w"].T @ jnp.tanh(x) + params["b"]
+
+
+def loss(params, example):
+    return -jax.nn.log_softmax(logits(params, example["x"]))[example["y"]]
+
+
+def clients():
+    rng = np.random.default_rng(0)
+    return {"w": jnp.asarray(rng.normal(size=(K, IN, OUT))), "b": jnp.asarray(rng.normal(size=(K, OUT)))}
+
+
+def examples():
+    rng = np.random.default_rng(1)
+    return {"x": jnp.asarray(rng.normal(size=(V, IN))), "y": jnp.asarray(rng.integers(0, OUT, V))}
+
+
+def flat(params):
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])
+
+
+def scores(k):
+    """[V, parameters] the gradient of every example of client k."""
+    return jnp.stack([flat(jax.grad(loss)(tree.take(clients(), k), tree.take(examples(), i))) for i in range(V)])
+
+
+@pytest.mark.parametrize("most", [70, 2**20])
+def test_the_trace_of_the_fisher_matrix_is_the_sum_of_the_joint_informations(x64, most):
+    """However many gradients are held at a time. F = mean_i s_i s_i' is written out."""
+    joint = worlds.jit(lambda clients: fedvg_jax.joint_fisher(loss, clients, examples(), most=most))(clients())
+    for k in range(K):
+        matrix = scores(k).T @ scores(k) / V
+        np.testing.assert_allclose(fedvg_jax.fisher_trace(joint)[k], jnp.trace(matrix), rtol=1e-12)
+        np.testing.assert_allclose(joint["b"][k], jnp.trace(matrix[:OUT, :OUT]), rtol=1e-12)
+
+
+def test_labels_drawn_from_the_model_tend_to_the_fisher_information(x64):
+    """Of the bias of a softmax, F = diag(p) - p p', of trace 1 - sum p^2; the mean of 4000 draws of a variable in
+    [0, 2] is within 0.05 of it."""
+    found = fedvg_jax.sampled_joint_fisher(logits, clients(), examples()["x"], jax.random.key(0), num_samples=4000 // V)
+    for k in range(K):
+        p = jax.nn.softmax(jax.vmap(logits, (None, 0))(tree.take(clients(), k), examples()["x"]))
+        np.testing.assert_allclose(found["b"][k], (1 - (p**2).sum(1)).mean(), atol=0.05)
+
+
+def test_two_contradictory_labels_have_no_mean_gradient_but_a_trace_of_a_quarter(x64):
+    """Logistic regression at 0 on x = 1 with labels 1 and -1: gradients -1/2 and 1/2; p (1 - p) = 1/4 either way."""
+
+    def logistic(params, example):
+        return jnp.logaddexp(0, -example["y"] * params["w"][0] * example["x"])
+
+    here, copies = {"w": jnp.zeros((1, 1))}, {"x": jnp.ones(2), "y": jnp.array([1.0, -1.0])}
+    mean = fedvg_jax.validation_gradients(logistic, here, copies)
+    assert fedvg_jax.gradient_norms(mean)["w"].tolist() == [0.0]
+    assert fedvg_jax.fisher_trace(fedvg_jax.joint_fisher(logistic, here, copies)).tolist() == [0.25]
+    two = {"w": jnp.zeros((1, 1))}
+    drawn = fedvg_jax.sampled_joint_fisher(
+        lambda params, x: jnp.stack([0 * x, params["w"][0] * x]), two, jnp.ones(2), jax.random.key(0)
+    )
+    assert fedvg_jax.fisher_trace(drawn).tolist() == [0.25]
+
+
+def test_the_engine_s_signal_is_the_same(x64):
+    """`signals.fisher`, of a round, under the L1 norm; BatchNorm in evaluation mode."""
+    model, data = worlds.variables(), WORLD.data()
+    report = Report(model, jnp.int32(1), tree.zeros_like(model.params))
+    expected = worlds.jit(signals.normed(signals.fisher(worlds.TASK), norms.l1))({}, report, data)
+    rows = WORLD.scoring[WORLD.scoring >= 0]
+
+    def of_row(params, row):
+        batch, mask = tree.gather(data.pool, row[None])
+        return worlds.TASK.loss(params, model.stats, batch, mask, False)[0]
+
+    one = jax.tree.map(lambda x: x[None], model.params)
+    found = worlds.jit(lambda one: fedvg_jax.joint_fisher(of_row, one, jnp.asarray(rows)))(one)
+    worlds.assert_close(found, jax.tree.map(lambda x: x[None], expected), 1e-12)
+
+
+def test_it_has_slopes(x64):
+    """The loss w^2 x / 2 has the score w x, hence J = w^2 mean x^2, of slope 2 w mean x^2 = 10 w."""
+    x = jnp.array([1.0, 3.0])
+
+    def trace(w):
+        return fisher.fisher_trace(fisher.joint_fisher(lambda p, x: p["w"] ** 2 * x / 2, {"w": w}, x)).sum()
+
+    np.testing.assert_allclose(jax.grad(trace)(jnp.array([2.0, -1.0])), [20.0, -10.0], rtol=1e-12)
+
+
+def test_another_cohort_is_named():
+    wrong = clients() | {"w": jnp.ones((K + 1, IN, OUT))}
+    with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(3, 3, 4\); expected \(2, \.\.\.\)"):
+        fedvg_jax.joint_fisher(loss, wrong, examples())

@@ -1,0 +1,150 @@
+"""`validation_gradients` is the definition, and the engine's way of scoring equals it."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+import fedvg_jax
+from fedvg_jax.core import norms, tree
+from fedvg_jax.core.types import Report, UsageError, Variables
+from fedvg_jax.weightings import signals
+
+K = 3
+WORLD = worlds.small()
+NUM_GROUPS = len(WORLD.scoring)
+
+
+def squared(params, batch):
+    """A loss without statistics."""
+    return jnp.mean((batch["x"] @ params["w"] + params["b"][None] - batch["y"]) ** 2)
+
+
+def linear_problem():
+    rng = np.random.default_rng(0)
+    clients = {"w": jnp.asarray(rng.normal(size=(K, 4, 2))), "b": jnp.asarray(rng.normal(size=(K, 2)))}
+    return clients, {"x": jnp.asarray(rng.normal(size=(5, 6, 4))), "y": jnp.asarray(rng.normal(size=(5, 6, 2)))}
+
+
+def trained_clients() -> Variables:
+    """K models, each at its own place."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
+
+
+def report_of(variables, num_samples=1) -> Report:
+    """Of a client that did not move."""
+    return Report(variables, jnp.int32(num_samples), tree.zeros_like(variables.params))
+
+
+def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
+    clients, val = linear_problem()
+    found = fedvg_jax.validation_gradients(squared, clients, val)
+    for k in range(K):
+        client = tree.take(clients, k)
+        each = [jax.grad(squared)(client, tree.take(val, v)) for v in range(5)]
+        expected = jax.tree.map(lambda *g: sum(g) / 5, *each)
+        worlds.assert_close(tree.take(found, k), expected, 1e-12)
+
+
+def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
+    loss = chex.assert_max_traces(lambda params, batch: squared(params, batch), n=1)
+    fedvg_jax.validation_gradients(loss, *linear_problem())
+
+
+def test_every_clients_own_statistics_enter_its_loss(x64):
+    """d/dw of w * s * mean(x) is s * mean(x)."""
+    val = jnp.array([[1.0, 3.0], [5.0, 7.0]])
+    found = fedvg_jax.validation_gradients(
+        lambda params, stats, x: params["w"] * stats["s"] * x.mean(),
+        {"w": jnp.ones(K)}, val, client_stats={"s": jnp.array([1.0, 2.0, -3.0])},
+    )  # fmt: skip
+    worlds.assert_close(found, {"w": np.array([4.0, 8.0, -12.0])}, 1e-12)
+
+
+def test_validation_gradients_can_be_compiled_and_differentiated(x64):
+    """grad of |grad loss|^2 / 2 for loss = |w|^2 c / 2 is c^2 w."""
+    val = jnp.array([[1.0], [3.0]])  # c = 2
+
+    @jax.jit
+    @jax.grad
+    def slope(clients):
+        g = fedvg_jax.validation_gradients(lambda p, c: (p["w"] ** 2).sum() * c[0] / 2, clients, val)
+        return (g["w"] ** 2).sum() / 2
+
+    clients = {"w": jnp.arange(6.0).reshape(K, 2)}
+    worlds.assert_close(slope(clients), {"w": 4 * np.arange(6.0).reshape(K, 2)}, 1e-12)
+
+
+@pytest.mark.parametrize("norm", norms.BY_NAME)
+def test_gradient_norms_are_the_norm_of_every_clients_tensor(norm):
+    clients, _ = linear_problem()
+    expected = {name: np.stack([norms.BY_NAME[norm](leaf[k]) for k in range(K)]) for name, leaf in clients.items()}
+    worlds.assert_close(fedvg_jax.gradient_norms(clients, norm), expected, 1e-6)
+
+
+def test_a_tensor_of_another_cohort_is_named():
+    clients, val = linear_problem()
+    clients["w"] = clients["w"][:2]
+    with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(2, 4, 2\); expected \(3, \.\.\.\)"):
+        fedvg_jax.validation_gradients(squared, clients, val)
+    with pytest.raises(UsageError, match="grads leaf 'w'"):
+        fedvg_jax.gradient_norms(clients)
+
+
+def test_statistics_of_another_cohort_are_named():
+    clients, val = linear_problem()
+    with pytest.raises(UsageError, match=r"client_stats leaf 'mean' has shape \(4,\); expected \(3, \.\.\.\)"):
+        fedvg_jax.validation_gradients(
+            lambda params, stats, batch: squared(params, batch), clients, val, client_stats={"mean": jnp.ones(K + 1)}
+        )
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train):
+    """The mean over D_val's 10 rows as a mean over groups of 4, 4, 2 and 0 rows: group v counts V n_v / 10."""
+    clients, data, num_rows = trained_clients(), WORLD.data(), 10
+
+    def loss(params, stats, rows):
+        batch, mask = tree.gather(data.pool, rows)
+        mean, _ = worlds.TASK.loss(params, stats, batch, mask, train)
+        return mean * mask.sum().astype(mean.dtype) * NUM_GROUPS / num_rows
+
+    def every_norm(x):
+        return {name: norm(x) for name, norm in norms.BY_NAME.items()}
+
+    gradients = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
+    by_norm = [fedvg_jax.gradient_norms(gradients, name) for name in norms.BY_NAME]
+    expected = jax.tree.map(lambda *found: dict(zip(norms.BY_NAME, found, strict=True)), *by_norm)
+    for groups_per_pass in (1, 2, 5, NUM_GROUPS + 3):
+        signal = signals.validation_norms(worlds.TASK, every_norm, train, groups_per_pass)
+        reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
+        run = worlds.jit(jax.vmap(signal, (None, 0, None)))
+        found = run(worlds.hyper(), reports, data)
+        worlds.assert_close(found, expected, 1e-9)
+
+
+def test_batch_statistics_and_running_statistics_score_differently(x64):
+    """Else the law above would not see which of them is used."""
+    report = report_of(worlds.variables())
+    by_mode = [
+        signals.validation_norms(worlds.TASK, norms.l1, train, 1)(worlds.hyper(), report, WORLD.data())
+        for train in (True, False)
+    ]
+    assert abs(by_mode[0]["fc1"]["kernel"] / by_mode[1]["fc1"]["kernel"] - 1) > 0.01
+
+
+def test_without_rows_to_score_every_norm_is_zero():
+    """Hence uniform weights; D_val can come to this, as a last group of a single row is skipped in train mode."""
+    data = WORLD.data()
+    data = data._replace(scoring=jnp.full_like(data.scoring, -1))
+    signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
+    found = signal(worlds.hyper(), report_of(worlds.variables()), data)
+    assert all(leaf == 0 for leaf in jax.tree.leaves(found))
+
+
+def test_the_cheap_signals_are_the_number_of_rows_and_one():
+    report = report_of(worlds.variables(), 7)
+    assert signals.num_samples({}, report, WORLD.data()) == 7
+    assert signals.nothing({}, report, WORLD.data()) == 1

@@ -1,0 +1,376 @@
+"""Laws of the aggregation weights, over every weighting, norm and granularity."""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from jax.test_util import check_grads
+
+import fedvg_jax
+from fedvg_jax import config
+from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core.types import Report, Returns, UsageError, Variables
+from fedvg_jax.runs import simulation
+from fedvg_jax.weightings import rules as weighting
+
+K = 5
+WORLD = worlds.small()
+BASIC = ("native", "samples", "uniform", "fedvg")
+NAMES = [*BASIC, *(f"samples+{name}" for name in BASIC)]
+CASES = list(itertools.product(NAMES, groups.BY_NAME))
+every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
+
+
+def make(name, granularity, algorithm="fedavg"):
+    settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
+    return simulation.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
+
+
+def measured(rule, seed=0):
+    """Positive numbers in the place of K clients' signals."""
+    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    shapes = jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(rng.uniform(0.1, 9, (K, *s.shape)), float), shapes)
+
+
+def weigh(rule, signals, eps=1e-3):
+    """The clients' models play no part in these rules."""
+    model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
+    returns = Returns(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
+    return rule.weigh(worlds.hyper(eps=eps), signals, returns)
+
+
+def each(rule, seed=0):
+    signals = measured(rule, seed)
+    return signals, weigh(rule, signals)
+
+
+@every_weighting
+def test_weights_mirror_the_variables_and_each_tensors_are_a_distribution(x64, name, granularity):
+    _, weights = each(make(name, granularity))
+    chex.assert_trees_all_equal_structs(weights, worlds.variables())
+    for leaf in jax.tree.leaves(weights):
+        assert leaf.shape == (K,) and (leaf >= 0).all()
+        np.testing.assert_allclose(leaf.sum(), 1, rtol=1e-12)
+
+
+@every_weighting
+def test_permuting_the_clients_permutes_the_weights(x64, name, granularity):
+    rule, order = make(name, granularity), np.array([3, 0, 4, 1, 2])
+    signals, weights = each(rule)
+    permuted = weigh(rule, jax.tree.map(lambda x: x[order], signals))
+    worlds.assert_close(permuted, jax.tree.map(lambda w: w[order], weights), 1e-12)
+
+
+@every_weighting
+def test_equal_clients_weigh_the_same(x64, name, granularity):
+    rule = make(name, granularity)
+    signals = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), measured(rule))
+    worlds.assert_close(weigh(rule, signals), jax.tree.map(lambda _: np.full(K, 1 / K), worlds.variables()), 1e-12)
+
+
+@every_weighting
+def test_the_unit_of_the_signals_changes_nothing(x64, name, granularity):
+    rule = make(name, granularity)
+    signals = measured(rule)
+    scaled = jax.tree.map(lambda x: 1024 * x, signals)
+    worlds.assert_close(weigh(rule, scaled, eps=0.0), weigh(rule, signals, eps=0.0), 1e-12)
+
+
+@every_weighting
+def test_a_client_alone_weighs_everything(x64, name, granularity):
+    rule = make(name, granularity)
+    weights = weigh(rule, jax.tree.map(lambda x: x[:1], measured(rule)))
+    assert all(leaf.tolist() == [1.0] for leaf in jax.tree.leaves(weights))
+
+
+@every_weighting
+def test_the_score_is_one_number_per_client(x64, name, granularity):
+    rule = make(name, granularity)
+    assert rule.score(measured(rule)).shape == (K,)
+
+
+@every_weighting
+def test_the_mean_of_a_weighting_with_itself_is_that_weighting(x64, name, granularity):
+    rule = make(name, granularity)
+    signals, weights = each(rule)
+    worlds.assert_close(weigh(weighting.mix(rule, rule), (signals, signals)), weights, 1e-12)
+
+
+def test_the_mean_of_two_weightings_is_half_of_each(x64):
+    first, second = make("samples", "modelwise"), make("fedvg", "layerwise")
+    (a, weights_a), (b, weights_b) = each(first), each(second, seed=1)
+    mixed = weighting.mix(first, second)
+    expected = jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, weights_a, weights_b)
+    worlds.assert_close(weigh(mixed, (a, b)), expected, 1e-12)
+    np.testing.assert_array_equal(mixed.score((a, b)), second.score(b))
+
+
+def test_samples_weigh_by_their_number():
+    weights = weigh(make("samples", "modelwise"), jnp.array([1.0, 0.0, 3.0, 4.0, 0.0]))
+    assert all(leaf.tolist() == [0.125, 0, 0.375, 0.5, 0] for leaf in jax.tree.leaves(weights))
+
+
+@pytest.mark.parametrize("algorithm", simulation.ALGORITHMS)
+def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
+    """As in the algorithms' own papers."""
+    rule = make("native", "modelwise", algorithm)
+    report = Report(worlds.variables(), jnp.int32(3), worlds.variables().params)
+    assert rule.signal({}, report, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
+
+
+def test_a_cohort_without_rows_has_finite_weights():
+    """Where every row is probed and none is left to train on, n_k is 0 for all."""
+    weights = weigh(make("samples", "modelwise"), jnp.zeros(K))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(weights))
+
+
+EXTREMES = [
+    *([0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0], [1e-45, 0.0, 1e-40, 1.0, 1e30]),
+    *([1e-45] * 5, [1e-38] * 5, [3e38] * 5, [3e38, 1.0, 1e-45, 0.0, 1e-30], [1.0, 1.0, 1.0, 1.0, 1e-45]),
+]
+"""Scores of five clients in single precision: zero, denormal, so large that their sum overflows."""
+
+
+def test_no_score_takes_a_weight_above_one_or_nan():
+    """Of every rule, tensor by tensor, under any eps; and equal clients stay equal."""
+    rules = [make(name, granularity) for name, granularity in CASES]
+    forms = [jax.tree.structure(measured(rule)) for rule in rules]
+    model = worlds.variables()
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    def weights(scores, eps):
+        signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
+        hyper = worlds.hyper(eps=eps)
+        found = [rule.weigh(hyper, signal, returns) for rule, signal in zip(rules, signals, strict=True)]
+        return jnp.stack(jax.tree.leaves(found))
+
+    found = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
+    assert (found >= 0).all() and (found <= 1).all()
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+    alike = [len(set(scores)) == 1 for scores in EXTREMES]
+    np.testing.assert_array_equal(np.ptp(found[alike], -1), 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_made_into_weights_in_silence(bad):
+    """So that the round can find it."""
+    assert np.isnan(weighting.shares(jnp.array([1.0, bad]))).any()
+
+
+# --- those who are there
+
+
+@every_weighting
+def test_the_weights_of_those_who_are_there_keep_their_ratios(x64, name, granularity):
+    _, weights = each(make(name, granularity))
+    present = jnp.array([True, False, True, True, False])
+    for before, after in zip(*map(jax.tree.leaves, (weights, weighting.among(present, weights))), strict=True):
+        np.testing.assert_allclose(after.sum(), 1, rtol=1e-12)
+        np.testing.assert_allclose(after * before[present].sum(), jnp.where(present, before, 0), rtol=1e-12)
+
+
+def test_where_all_are_there_no_bit_changes_and_where_nobody_is_all_weights_are_zero():
+    weights = {"w": jnp.array([0.1, 0.2, 0.7001])}
+    np.testing.assert_array_equal(weighting.among(jnp.ones(3, bool), weights)["w"], weights["w"])
+    assert not weighting.among(jnp.zeros(3, bool), weights)["w"].any()
+
+
+# --- inverse norms
+
+NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
+
+
+def test_modelwise_weights_invert_the_mean_over_all_tensors():
+    """G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3; 1/2 : 3/14 = 7 : 3."""
+    weights = fedvg_jax.inverse_norm_weights(NORMS, "modelwise", eps=0.0)
+    worlds.assert_close(weights, jax.tree.map(lambda _: np.array([0.7, 0.3]), NORMS), 1e-6)
+
+
+def test_layerwise_weights_invert_each_tensors_norm():
+    weights = fedvg_jax.inverse_norm_weights(NORMS, "layerwise", eps=0.0)
+    ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}
+    worlds.assert_close(weights, jax.tree.map(np.array, ratios, is_leaf=lambda x: isinstance(x, list)), 1e-6)
+
+
+@pytest.mark.parametrize("block_of", [None, lambda path: "first" if path.startswith("base") else "second"])
+def test_blockwise_weights_invert_each_blocks_mean_norm(block_of):
+    """Base: G = 2 and 6, hence 3/4 and 1/4; head: equal."""
+    weights = fedvg_jax.inverse_norm_weights(NORMS, "blockwise", eps=0.0, block_of=block_of)
+    ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}
+    worlds.assert_close(weights, jax.tree.map(np.array, ratios, is_leaf=lambda x: isinstance(x, list)), 1e-6)
+
+
+def test_blockwise_with_one_block_is_modelwise_and_with_one_per_tensor_is_layerwise():
+    for block_of, same in ((lambda path: "all", "modelwise"), (lambda path: path, "layerwise")):
+        blockwise = fedvg_jax.inverse_norm_weights(NORMS, "blockwise", block_of=block_of)
+        jax.tree.map(np.testing.assert_array_equal, blockwise, fedvg_jax.inverse_norm_weights(NORMS, same))
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_granularity_does_not_matter_to_a_model_of_one_tensor(granularity):
+    norm = {"w": jnp.array([1.0, 2.0, 5.0])}
+    weights = fedvg_jax.inverse_norm_weights(norm, granularity)
+    jax.tree.map(np.testing.assert_array_equal, weights, fedvg_jax.inverse_norm_weights(norm))
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_the_flatter_client_weighs_more(granularity):
+    steep = {"a": jnp.array([1.0, 2.0, 3.0]), "b": jnp.array([0.1, 0.5, 0.9])}
+    for leaf in jax.tree.leaves(fedvg_jax.inverse_norm_weights(steep, granularity)):
+        assert leaf[0] > leaf[1] > leaf[2]
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+def test_running_statistics_follow_the_model_or_their_block_and_are_uniform_layerwise(granularity):
+    rule = make("fedvg", granularity)
+    _, weights = each(rule)
+    gain, mean = weights.params["bn1"]["scale"], weights.stats["bn1"]["mean"]
+    expected = {"modelwise": gain, "blockwise": gain, "layerwise": jnp.full(K, 1 / K)}[granularity]
+    np.testing.assert_array_equal(mean, expected)
+    np.testing.assert_array_equal(weights.stats["bn1"]["var"], mean)
+
+
+def test_statistics_of_a_block_without_parameters_take_uniform_weights():
+    variables = Variables({"a": {"w": jnp.ones(2)}}, {"b": {"mean": jnp.ones(2)}})
+    rule = weighting.fedvg(None, groups.blockwise, lambda path: path.split("/")[0])
+    returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), WORLD.data())
+    weights = rule.weigh({"eps": 0.0}, {"a": {"w": jnp.array([1.0, 3.0])}}, returns)
+    assert weights.stats["b"]["mean"].tolist() == [0.5, 0.5]
+    assert weights.params["a"]["w"].tolist() == [0.75, 0.25]
+
+
+# --- aggregation
+
+
+@pytest.mark.parametrize("cohort", [1, K, 16, 37])
+def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
+    rng = np.random.default_rng(0)
+    model = worlds.variables()
+    stacked = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(cohort, *x.shape))), model)
+    weights = jax.tree.map(lambda _: jnp.asarray(rng.dirichlet(np.ones(cohort))), model)
+    expected = jax.tree.map(lambda c, w: np.einsum("k,k...->...", w, c), stacked, weights)
+    worlds.assert_close(fedvg_jax.aggregate(model, stacked, weights), expected, 1e-12)
+
+
+def test_aggregating_clients_that_did_not_move_changes_nothing():
+    """In every bit, although float32 weights need not sum to one."""
+    model = worlds.variables()
+    stacked = jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), model)
+    weights = jax.tree.map(lambda _: jnp.array([0.3, 0.3, 0.3]), model)
+    jax.tree.map(np.testing.assert_array_equal, fedvg_jax.aggregate(model, stacked, weights), model)
+
+
+def test_aggregate_takes_tensors_of_any_rank():
+    model = {"scalar": jnp.float32(1), "matrix": jnp.ones((2, 3))}
+    stacked = {"scalar": jnp.array([3.0, 5.0]), "matrix": jnp.stack([jnp.zeros((2, 3)), jnp.full((2, 3), 4.0)])}
+    weights = {"scalar": jnp.array([0.5, 0.5]), "matrix": jnp.array([0.25, 0.75])}
+    found = fedvg_jax.aggregate(model, stacked, weights)
+    assert found["scalar"] == 4 and (found["matrix"] == 3).all()
+
+
+def test_aggregate_refuses_trees_of_another_structure():
+    with pytest.raises(UsageError, match="weights has no leaf 'a'"):
+        fedvg_jax.aggregate({"a": jnp.ones(2)}, {"a": jnp.ones((3, 2))}, {"b": jnp.ones(3)})
+
+
+@pytest.mark.parametrize("wrong", ["client", "weights"])
+def test_aggregate_names_a_tensor_of_another_cohort(wrong):
+    model, clients = {"a": jnp.ones(2), "b": jnp.ones(2)}, {"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2))}
+    weights = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    {"client": clients, "weights": weights}[wrong]["b"] = jnp.ones((4, 2) if wrong == "client" else 4)
+    with pytest.raises(UsageError, match=rf"{wrong}\S* leaf 'b' has shape \(4,"):
+        fedvg_jax.aggregate(model, clients, weights)
+
+
+def test_norms_of_another_cohort_are_named():
+    with pytest.raises(UsageError, match=r"norms leaf 'b' has shape \(4,\); expected \(3,\)"):
+        fedvg_jax.inverse_norm_weights({"a": jnp.ones(3), "b": jnp.ones(4)})
+
+
+# --- the gradient through it all
+
+
+def through(granularity, norm, model):
+    """Validation gradients of K clients -> the aggregated model -> a number."""
+
+    def f(grads, clients, eps):
+        scores = fedvg_jax.gradient_norms(grads, norm)
+        weights = fedvg_jax.inverse_norm_weights(scores, granularity, eps)
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(fedvg_jax.aggregate(model, clients, weights)))
+
+    return f
+
+
+def tensors(seed, *leading):
+    rng = np.random.default_rng(seed)
+    return {
+        "a": {"w": jnp.asarray(rng.normal(size=(*leading, 3, 2)))},
+        "b": jnp.asarray(rng.normal(size=(*leading, 2))),
+    }
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+@pytest.mark.parametrize("norm", norms.BY_NAME)
+def test_the_aggregate_s_gradient_is_its_slope(x64, granularity, norm):
+    """By central differences in double precision, with respect to gradients, clients and eps, forward and reverse."""
+    f = jax.jit(through(granularity, norm, tensors(0)))
+    args = tensors(1, 3), tensors(2, 3), jnp.float64(0.1)
+    check_grads(f, args, order=1, modes=["fwd", "rev"], atol=1e-7, rtol=1e-7, eps=1e-5)
+
+
+CORNERS = {
+    "zero norms": lambda x: jnp.zeros_like(x),
+    "one zero norm": lambda x: x.at[0].set(0),
+    "equal clients": lambda x: jnp.broadcast_to(x[:1], x.shape),
+    "one client": lambda x: x[:1],
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+@pytest.mark.parametrize("norm", norms.BY_NAME)
+def test_no_gradient_is_nan_at_a_corner(corner, granularity, norm):
+    grads, clients = (jax.tree.map(lambda x: CORNERS[corner](x).astype(jnp.float32), tensors(s, 3)) for s in (1, 2))
+    model = jax.tree.map(lambda x: x.astype(jnp.float32), tensors(0))
+    value, slopes = jax.value_and_grad(through(granularity, norm, model), (0, 1, 2))(grads, clients, jnp.float32(1e-8))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, slopes)))
+
+
+@pytest.mark.parametrize("norm", norms.BY_NAME)
+def test_a_norm_is_a_norm_with_slope_zero_at_zero(x64, norm):
+    rng = np.random.default_rng(0)
+    measure = norms.BY_NAME[norm]
+    x, y = (jnp.asarray(rng.normal(size=(3, 2))) for _ in range(2))
+    assert measure(x) > 0 and measure(jnp.zeros(3)) == 0
+    np.testing.assert_allclose(measure(-2.5 * x), 2.5 * measure(x), rtol=1e-12)
+    assert measure(x + y) <= measure(x) + measure(y)
+    assert not jax.grad(measure)(jnp.zeros((3, 2))).any()
+
+
+def test_the_named_norms_are_those_of_numpy(x64):
+    x = np.random.default_rng(0).normal(size=(3, 2))
+    np.testing.assert_allclose(norms.l1(jnp.asarray(x)), np.abs(x).sum(), rtol=1e-12)
+    np.testing.assert_allclose(norms.l2(jnp.asarray(x)), np.linalg.norm(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e9])
+def test_the_norms_of_who_is_absent_change_no_weight(bad):
+    """Neither through the mean nor through the floor under it: 1/1 to 1/3 for the first tensor, 1/2 to 1/2."""
+    rule = weighting.fedvg(None, groups.layerwise, str)
+    signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
+    model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
+    returns = Returns(model, None, None, None, jnp.array([True, True, False]))
+    found = rule.weigh({"eps": 0.0}, signals, returns).params
+    np.testing.assert_allclose(found["a"], [0.75, 0.25, 0], rtol=1e-6)
+    np.testing.assert_allclose(found["b"], [0.5, 0.5, 0], rtol=1e-6)

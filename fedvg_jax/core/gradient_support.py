@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Tree
+from fedvg_jax.core.types import GradientSupport, Tree
+
+EVERYTHING = GradientSupport(lambda params: params, lambda params, part: part)
 
 
-class Live(NamedTuple):
-    """Both ways between parameters and their live parts."""
-
-    of: Callable[[Tree], Tree]
-    """parameters -> the live part of each"""
-    within: Callable[[Tree, Tree], Tree]
-    """(parameters, live parts) -> the parameters with those parts"""
-
-
-EVERYTHING = Live(lambda params: params, lambda params, part: part)
-
-
-def by_path(ranges: Callable[[], Mapping[str, Sequence[tuple[int, int]]]]) -> Live:
+def by_path(ranges: Callable[[], Mapping[str, Sequence[tuple[int, int]]]]) -> GradientSupport:
     """Of the named tensors only a box is alive.
 
     Args:
@@ -59,4 +48,4 @@ def by_path(ranges: Callable[[], Mapping[str, Sequence[tuple[int, int]]]]) -> Li
 
         return boxed(put, params, part)
 
-    return Live(of, within)
+    return GradientSupport(of, within)

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from jax import Array
 
-    from fedvg_jax.core.gradient_support import Live
-    from fedvg_jax.weightings.streaming import Term
-
     Vector = Array | np.ndarray
 
 Tree = Any
@@ -51,6 +48,15 @@ class Variables(NamedTuple):
     stats: Tree
 
 
+class GradientSupport(NamedTuple):
+    """The entries of the parameters whose gradient can be nonzero, as two functions between trees."""
+
+    of: Callable[[Tree], Tree]
+    """parameters -> the supported part of each tensor"""
+    within: Callable[[Tree, Tree], Tree]
+    """(parameters, supported parts) -> the parameters with those parts replaced"""
+
+
 class Task(NamedTuple):
     """A model and its loss as pure functions. The engine assumes neither images nor classes: a `batch` is any pytree
     with leading axis B, and `mask` [B] bool marks its real rows."""
@@ -67,7 +73,7 @@ class Task(NamedTuple):
     """added sums, on the host -> named metrics: `loss` and any others; `accuracy`, if there is one, is shown first"""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its block."""
-    live: Live | None = None
+    live: GradientSupport | None = None
     """the part of the parameters that can have a gradient; None for all"""
 
 
@@ -239,6 +245,19 @@ Norm = Callable[["Array"], "Array"]
 
 Grouping = Callable[[Variables, Callable[[str], str]], Variables]
 """(variables, block_of) -> the same structure with a group number in every leaf; -1 takes uniform weights."""
+
+
+Weigh = Callable[[Hyper, Tree, Returns], Variables]
+"""(hyper, signals stacked [K], returns) -> weights: like the variables, every leaf [K]"""
+
+
+class Term(NamedTuple):
+    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on the signals of j and k
+    only. They sum to 1, are finite where the signals are, and need neither `clients` nor `shuffle` of the returns."""
+
+    weigh: Weigh
+    share: Callable[[Hyper, Tree, Returns], Variables]
+    """(hyper, signals stacked [K], returns) -> c_t of the whole cohort: like the variables, every leaf []"""
 
 
 class Weighting(NamedTuple):

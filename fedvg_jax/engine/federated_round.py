@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import EVERYTHING, Live
+from fedvg_jax.core.gradient_support import EVERYTHING
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
@@ -21,6 +21,7 @@ from fedvg_jax.core.types import (
     Cohort,
     Data,
     Executor,
+    GradientSupport,
     Hyper,
     Loop,
     Metrics,
@@ -77,7 +78,7 @@ def make_round(
     disturb: attacks.Disturb = attacks.none,
     refine: server_tuning.Refine = server_tuning.none,
     augment: Augment | None = None,
-    live: Live = EVERYTHING,
+    live: GradientSupport = EVERYTHING,
     stats_too: bool = False,
     weigh_untrained: bool = False,
 ) -> RoundStep:

@@ -13,8 +13,21 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import EVERYTHING, Live
-from fedvg_jax.core.types import Algorithm, Anchor, Augment, Client, Data, Hyper, Loop, Schedule, SimState, Task, Tree
+from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Augment,
+    Client,
+    Data,
+    GradientSupport,
+    Hyper,
+    Loop,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+)
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
@@ -81,7 +94,7 @@ def make_client(
     data: Data,
     hyper: Hyper,
     augment: Augment | None = None,
-    live: Live = EVERYTHING,
+    live: GradientSupport = EVERYTHING,
 ) -> Client:
     """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch,
     which `augment` may change before, by a key of its own.

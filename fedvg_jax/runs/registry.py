@@ -11,8 +11,8 @@ import optax
 
 from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
 from fedvg_jax.config import Config, num_corrupt
-from fedvg_jax.core.gradient_support import EVERYTHING, Live
-from fedvg_jax.core.types import Algorithm, Hyper, Task, UsageError, Variables
+from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Task, UsageError, Variables
 from fedvg_jax.data import given
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
@@ -107,7 +107,7 @@ def block_of(config: Config) -> Callable[[str], str]:
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
 
-def make_live(config: Config, task: Task) -> Live:
+def make_live(config: Config, task: Task) -> GradientSupport:
     """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
     their optimiser remembers."""
     moves = config.weight_decay or config.optimiser == "adamw"

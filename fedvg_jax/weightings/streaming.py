@@ -9,24 +9,12 @@ depend on the whole cohort, for they are needed at the end. FedVG modelwise is o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.core.types import Hyper, Returns, Tree, Variables
-
-Weigh = Callable[[Hyper, Tree, Returns], Variables]
-"""(hyper, signals stacked [K], returns) -> weights: like the variables, every leaf [K]"""
-
-
-class Term(NamedTuple):
-    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on the signals of j and k
-    only. They sum to 1, are finite where the signals are, and need neither `clients` nor `shuffle` of the returns."""
-
-    weigh: Weigh
-    share: Callable[[Hyper, Tree, Returns], Variables]
-    """(hyper, signals stacked [K], returns) -> c_t of the whole cohort: like the variables, every leaf []"""
+from fedvg_jax.core.types import Hyper, Returns, Term, Tree, Variables, Weigh
 
 
 def alone(weigh: Weigh) -> tuple[Term, ...]:

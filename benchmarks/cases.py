@@ -101,13 +101,13 @@ def task(case: Case, conv: str = "auto"):
     """The model and its loss, where it is not one of the package's by name."""
     from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
-    from fedvg_jax.models.conv import layout
+    from fedvg_jax.models.conv import selection
 
     hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
     if case.model in hidden:
         return tasks.classification(mlp.MLP(10, hidden[case.model]), 10, (8, 8, 1))
     if case.model == "pfl_cnn":
-        return tasks.classification(_pfl_cnn(layout.by_name(conv)), 10, (32, 32, 3))
+        return tasks.classification(_pfl_cnn(selection.layout(conv)), 10, (32, 32, 3))
     return None
 
 
@@ -123,7 +123,7 @@ def _pfl_cnn(at):
     class PflCNN(nn.Module):
         @nn.compact
         def __call__(self, x, mask, train: bool):
-            x = nn.relu(Conv(32, 3, at, name="conv1")(at.enter(x)))
+            x = nn.relu(Conv(32, 3, at, name="conv1")(at.from_nhwc(x)))
             x = nn.relu(at.pool(Conv(64, 3, at, pooled=True, name="conv2")(x)))
             return dense(nn.relu(dense(at.flatten(x), 128, "fc1")), 10, "classifier")
 

@@ -91,9 +91,9 @@ def live(box: world.Box) -> Results:
     """The step when all parameters are carried through the loop, and when only those that can have a gradient are."""
     task = world.make_task(box, "gemm")
     params = jax.eval_shape(task.init, jax.random.key(0)).params
-    share = tree.size(jax.eval_shape(task.live.of, params)) / tree.size(params)
+    share = tree.size(jax.eval_shape(task.support.of, params)) / tree.size(params)
     found = {}
-    for name, carried in (("all", EVERYTHING), ("live", task.live)):
+    for name, carried in (("all", EVERYTHING), ("live", task.support)):
         found[name] = world.step_seconds(box, 1, "gemm", PRECISIONS[0], carried)
         yield {"milliseconds per client and step": found, "live share of the parameters": round(share, 4)}
 

@@ -71,7 +71,7 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: L
 
     def make_client(shared, planned):
         state, data, hyper = shared
-        live = carried or task.live
+        live = carried or task.support
         return local_training.make_client(
             task, fedavg.fedavg(), local_training.sgd, state, planned, data, hyper, live=live
         )

@@ -46,7 +46,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import lenet, task
-from fedvg_jax.models.conv import layout
+from fedvg_jax.models.conv import selection
 from fedvg_jax.runs import simulation
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-4, 1e-3, 5e-3, 2e-2
@@ -166,7 +166,7 @@ def replay(recording: Recording, data_dir: Path) -> Measured:
     """Replays all rounds and measures what differs."""
     meta, config = recording.meta, settings(recording)
     images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-    model = task.classification(lenet.LeNet5(10, layout.by_name("auto")), 10, images.x.shape[1:])
+    model = task.classification(lenet.LeNet5(10, selection.layout("auto")), 10, images.x.shape[1:])
     val = schedule.cut(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = simulation.ALGORITHMS[config.algorithm](config)

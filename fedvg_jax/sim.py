@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, presets
-from fedvg_jax.core import files
+from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import resume, seals, stop_signals
 from fedvg_jax.views import output
@@ -280,8 +280,7 @@ def start_jax(config: Config) -> None:
     """
     files.private_folder(config.cache_dir, config.trust_cache)
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(cores))
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
     if config.deterministic:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
     import jax

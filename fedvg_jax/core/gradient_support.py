@@ -1,7 +1,7 @@
-"""The part of every parameter that can have a gradient; of the rest it is exactly 0.
+"""The entries of the parameters whose gradient can be nonzero; everywhere else it is exactly 0.
 
-Taps of a kernel that only ever meet padding are such a rest: most of ResNet-18 at 32 pixels, whose last stage works on
-single pixels. What is not carried need not be read, written or sent.
+Kernel taps that only ever meet padding have no gradient. In ResNet-18 at 32 pixels they are most of the parameters,
+because its last stage works on single pixels. What clients do not carry need not be read, written or sent.
 """
 
 from __future__ import annotations
@@ -15,37 +15,42 @@ from jax import Array, lax
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import GradientSupport, Tree
 
+Box = Sequence[tuple[int, int]]
+"""Ranges (begin, end) along the first axes of a tensor; the other axes are whole."""
+
 EVERYTHING = GradientSupport(lambda params: params, lambda params, part: part)
+"""The support of a model in which every parameter can have a gradient."""
 
 
-def by_path(ranges: Callable[[], Mapping[str, Sequence[tuple[int, int]]]]) -> GradientSupport:
-    """Of the named tensors only a box is alive.
+def from_boxes(boxes: Callable[[], Mapping[str, Box]]) -> GradientSupport:
+    """Returns the support that is a box of each named tensor, and the whole of every other tensor.
 
     Args:
-        ranges: asked once, when first needed: path -> (begin, end) along the first axes of that tensor.
+        boxes: () -> path of a tensor -> its box; called once, at the first use.
 
     >>> import jax.numpy as jnp
-    >>> live = by_path(lambda: {"w": [(1, 3)]})
-    >>> part = live.of({"w": jnp.arange(4.0), "b": jnp.zeros(1)})
-    >>> part["w"].tolist(), live.within({"w": jnp.zeros(4), "b": jnp.ones(1)}, part)["w"].tolist()
+    >>> support = from_boxes(lambda: {"w": [(1, 3)]})
+    >>> part = support.of({"w": jnp.arange(4.0), "b": jnp.zeros(1)})
+    >>> part["w"].tolist(), support.within({"w": jnp.zeros(4), "b": jnp.ones(1)}, part)["w"].tolist()
     ([1.0, 2.0], [0.0, 1.0, 2.0, 0.0])
     """
-    ranges = functools.cache(ranges)
+    boxes = functools.cache(boxes)
 
-    def boxed(change: Callable[..., Array], params: Tree, *others: Tree) -> Tree:
-        leaves, structure = jax.tree.flatten(params)
-        matching = zip(tree.paths(params), leaves, *map(jax.tree.leaves, others), strict=True)
-        found = [change(ranges()[path], *xs) if path in ranges() else xs[-1] for path, *xs in matching]
-        return jax.tree.unflatten(structure, found)
+    def map_boxed(f: Callable[..., Array], *trees: Tree) -> Tree:
+        """Returns f(box, *leaves) for tensors with a box, and the last tree's leaf for the others."""
+        leaves, structure = jax.tree.flatten(trees[0])
+        matching = zip(tree.paths(trees[0]), leaves, *map(jax.tree.leaves, trees[1:]), strict=True)
+        mapped = [f(boxes()[path], *xs) if path in boxes() else xs[-1] for path, *xs in matching]
+        return jax.tree.unflatten(structure, mapped)
 
     def of(params: Tree) -> Tree:
-        return boxed(lambda box, x: x[tuple(slice(*ends) for ends in box)], params)
+        return map_boxed(lambda box, x: x[tuple(slice(*ends) for ends in box)], params)
 
     def within(params: Tree, part: Tree) -> Tree:
-        def put(box, x: Array, inner: Array) -> Array:
+        def put(box: Box, x: Array, inner: Array) -> Array:
             begins = [begin for begin, _ in box] + (x.ndim - len(box)) * [0]
             return lax.dynamic_update_slice(x, inner, begins)
 
-        return boxed(put, params, part)
+        return map_boxed(put, params, part)
 
     return GradientSupport(of, within)

@@ -73,8 +73,8 @@ class Task(NamedTuple):
     """added sums, on the host -> named metrics: `loss` and any others; `accuracy`, if there is one, is shown first"""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its block."""
-    live: GradientSupport | None = None
-    """the part of the parameters that can have a gradient; None for all"""
+    support: GradientSupport | None = None
+    """The entries of the parameters that can have a gradient; None for all."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError
 
 _MAX_CLASSES = 2**16
@@ -97,18 +96,10 @@ def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
     return np.empty(shape, np.uint8)
 
 
-def memory() -> float:
-    """Bytes of this machine's memory, a container's where it has less; infinite where the machine does not tell."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-    limit = Path("/sys/fs/cgroup/memory.max")
-    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return min(found, math.inf if said == "max" else int(said))
-
-
 def refuse_too_large(num_bytes: int, source: object) -> None:
     """UsageError where this machine's memory cannot hold so much, as far as it tells."""
-    there = memory()
-    if num_bytes > there:
+    there = hardware.host_memory()
+    if there is not None and num_bytes > there:
         needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, there))
         raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
 

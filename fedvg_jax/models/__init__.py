@@ -1,1 +1,1 @@
-"""Models in Flax Linen; the only room that knows Flax. `task.classification` turns a module into a `Task`."""
+"""Models in Flax; no other package imports Flax. `task.classification` turns a module into a `Task`."""

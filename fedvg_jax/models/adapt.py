@@ -1,9 +1,9 @@
-"""A `Task` from a user's own module, Linen or NNX, and a loss of one example: no images and no classes assumed.
+"""A `Task` from a user's own Linen or NNX module and a loss per example. Neither images nor classes are assumed.
 
     task = linen_task(Net(), lambda output, y: (output - y) ** 2, x[:1])
 
-The module is called as `module(x)`, x [B, ...], or with whichever of these its `__call__` names: `mask` [B] bool, the
-real rows; `train` or `training`; `deterministic` or `use_running_average`, their opposite.
+The module is called as `module(x)` with x [B, ...], plus those of the following arguments that its `__call__` has:
+`mask` [B] bool, the real rows; `train` or `training`; `deterministic` or `use_running_average`, their negation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 
 PerExample = Callable[[Tree, Array], Array]
-"""(the module's output for one example, its y) -> scalar"""
+"""(the module's output for one example, its y) -> scalar."""
 
 Apply = Callable[[Tree, Tree, Array, Array, bool], tuple[Tree, Tree]]
-"""(params, stats, x, mask, train) -> (outputs [B, ...], new stats)"""
+"""(params, stats, x, mask, train) -> (outputs [B, ...], new stats)."""
 
 
 def linen_task(
@@ -36,19 +36,19 @@ def linen_task(
     metrics: Mapping[str, PerExample] | None = None,
     block_of: Callable[[str], str] | None = None,
 ) -> Task:
-    """A Linen module and a loss as a `Task`: the mean of loss(module(x)_i, y_i) over the real rows of a batch.
+    """Returns the task of minimising the mean of loss(module(x)_i, y_i) over the real rows of a batch.
 
     Args:
-        module: x [B, ...] -> outputs, a pytree with leading axis B. Collections: params, and batch_stats.
-        loss: of one example, a scalar.
-        example: x of one example or more, [B, ...], for shape and dtype: e.g. `x[:1]`.
-        metrics: name -> scalar of one example, whose mean evaluations show beside the loss. One that is called
-            `accuracy` is what progress and summaries show.
-        block_of: path of a tensor -> block; by default every top-level module is one.
+        module: x [B, ...] -> outputs, a pytree with leading axis B. Allowed collections: params and batch_stats.
+        loss: (output, y) of one example -> scalar.
+        example: one or more examples x [B, ...], for shape and dtype; e.g. `x[:1]`.
+        metrics: name -> function of one example, as `loss`; evaluations report their means beside the loss. Progress
+            and summaries show the metric called `accuracy` if there is one.
+        block_of: path of a tensor -> name of its block; defaults to the top-level module.
 
     Raises:
-        UsageError: for a module with another collection, with batch statistics that would include padding, or with
-            random numbers in training; for outputs without the leading axis B.
+        UsageError: if the module has another collection, batch statistics that would include padding, or random
+            numbers in training; or if its outputs lack the leading axis B.
 
     >>> task = linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 3)))
     >>> variables = task.init(jax.random.key(0))
@@ -60,20 +60,20 @@ def linen_task(
 
     def init(key: Array) -> Variables:
         x = jnp.zeros(jnp.shape(example), jnp.asarray(example).dtype)
-        drawn = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
-        others = drawn.keys() - {"params", "batch_stats"}
+        variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
+        others = variables.keys() - {"params", "batch_stats"}
         if others:
             raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
-        return Variables(drawn.get("params", {}), drawn.get("batch_stats", {}))
+        return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
-        known = {"params": params, "batch_stats": stats}
+        variables = {"params": params, "batch_stats": stats}
         try:
             outputs, new = call(
-                lambda *x, **modes: module.apply(known, *x, **modes, mutable=["batch_stats"]), x, mask, train
+                lambda *x, **modes: module.apply(variables, *x, **modes, mutable=["batch_stats"]), x, mask, train
             )
         except flax.errors.InvalidRngError:
-            raise _random(module) from None
+            raise _random_numbers_error(module) from None
         return outputs, new.get("batch_stats", stats)
 
     return _task(module, init, apply, example, loss, metrics, block_of)
@@ -87,14 +87,18 @@ def nnx_task(
     metrics: Mapping[str, PerExample] | None = None,
     block_of: Callable[[str], str] | None = None,
 ) -> Task:
-    """An NNX module and a loss as a `Task`, as `linen_task`.
+    """Returns the same task as `linen_task`, for an NNX module.
 
     Args:
-        make: nnx.Rngs -> the module, e.g. `lambda rngs: Net(rngs=rngs)`. Its Params are trained, its BatchStats
-            averaged; in training it is `module.train()`, otherwise `module.eval()`.
+        make: nnx.Rngs -> the module, e.g. `lambda rngs: Net(rngs=rngs)`. Its Params are trained and its BatchStats
+            averaged; it runs as `module.train()` in training and as `module.eval()` otherwise.
+        loss: as in `linen_task`.
+        example: as in `linen_task`.
+        metrics: as in `linen_task`.
+        block_of: as in `linen_task`.
 
     Raises:
-        UsageError: as `linen_task`; a module with Dropout keeps the state of random numbers, and is refused.
+        UsageError: as `linen_task`; also for a module with Dropout, which holds random state.
 
     >>> from flax import nnx
     >>> task = nnx_task(lambda rngs: nnx.Linear(3, 1, rngs=rngs), lambda out, y: (out[0] - y) ** 2, jnp.ones((1, 3)))
@@ -104,25 +108,25 @@ def nnx_task(
     from flax import nnx
 
     abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graph, *states, rest = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
-    others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
+    graph, *abstract_states, other_state = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
+    others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(other_state)})
     if any(name.startswith("Rng") for name in others):
-        raise _random(abstract)
+        raise _random_numbers_error(abstract)
     if others:
         raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat")
     call = _caller(abstract)
 
     def init(key: Array) -> Variables:
-        _, *drawn = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
-        return Variables(*map(nnx.to_pure_dict, drawn))
+        _, *states = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return Variables(*map(nnx.to_pure_dict, states))
 
-    def filled(state, values: Tree):
-        state = jax.tree.map(lambda leaf: leaf, state)  # a copy, for it is filled in place
+    def with_values(state, values: Tree):
+        state = jax.tree.map(lambda leaf: leaf, state)  # a copy, because replace_by_pure_dict works in place
         nnx.replace_by_pure_dict(state, values)
         return state
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
-        module = nnx.merge(graph, *map(filled, states, (params, stats)))
+        module = nnx.merge(graph, *map(with_values, abstract_states, (params, stats)))
         module.train() if train else module.eval()
         outputs = call(module, x, mask, train)
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
@@ -139,54 +143,56 @@ def _task(
     metrics: Mapping[str, PerExample] | None,
     block_of: Callable[[str], str] | None,
 ) -> Task:
+    """Returns the task of a module given as functions; arguments as in `linen_task`."""
     metrics = dict(metrics or {})
     if "loss" in metrics:
-        raise UsageError("metrics must have another name than loss, which is always there")
+        raise UsageError("a metric is named loss, which is reserved for the loss itself; choose another name")
 
-    def outputs_of(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
+    def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
         outputs, stats = apply(params, stats, x, mask, train)
         _check_rows(_name(module), outputs, len(mask))
         return outputs, stats
 
     def mean_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
-        batch = _as_params(params, batch)
-        outputs, stats = outputs_of(params, stats, batch.x, mask, train)
-        total = jnp.where(mask, _rows("loss", loss, outputs, batch.y), 0).sum()
+        batch = _cast_floats(params, batch)
+        outputs, stats = checked_apply(params, stats, batch.x, mask, train)
+        total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
         return total / jnp.maximum(mask.sum(), 1).astype(total.dtype), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
-        batch = _as_params(params, batch)
-        return outputs_of(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
+        batch = _cast_floats(params, batch)
+        return checked_apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
-        outputs, batch = predict(params, stats, batch), _as_params(params, batch)
-        rows = {name: _rows(name, f, outputs, batch.y) for name, f in {"loss": loss, **metrics}.items()}
-        totals = {name: jnp.where(mask, values.astype(tree.dtype(params)), 0).sum() for name, values in rows.items()}
+        outputs, batch = predict(params, stats, batch), _cast_floats(params, batch)
+        values = {name: _per_example(name, f, outputs, batch.y) for name, f in {"loss": loss, **metrics}.items()}
+        totals = {name: jnp.where(mask, value.astype(tree.dtype(params)), 0).sum() for name, value in values.items()}
         return {"totals": totals, "rows": mask.sum()}
 
     def means(sums: Tree) -> dict[str, float]:
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
     task = Task(init, mean_loss, predict, measure, means, block_of or (lambda path: path.split("/")[0]))
-    _check_module(module, init, outputs_of, example)
+    _check_module(module, init, checked_apply, example)
     return task
 
 
-def _check_module(module: Any, init: Callable, outputs_of: Apply, example) -> None:
-    """What can be known of a module before there is data; nothing is computed."""
+def _check_module(module: Any, init: Callable, apply: Apply, example) -> None:
+    """Traces the module's initialisation and outputs, without computing them, and raises UsageError as `linen_task`."""
     variables = jax.eval_shape(init, jax.random.key(0))
     if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
         raise UsageError(
-            f"{_name(module)} has batch statistics, which padded rows must not enter: let its __call__ take mask, bool"
-            " [B], and call BatchNorm with it, as mask=mask[:, None] for x [B, C]"
+            f"{_name(module)} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
+            " bool [B], and pass it to BatchNorm, as mask=mask[:, None] for x [B, C]"
         )
     mask = jnp.ones(3, bool)
     x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
     for train in (True, False):
-        jax.eval_shape(lambda v, x, train=train: outputs_of(*v, x, mask, train)[0], variables, x)
+        jax.eval_shape(lambda v, x, train=train: apply(*v, x, mask, train)[0], variables, x)
 
 
 def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:
+    """Raises UsageError unless every output has leading axis B."""
     for path, leaf in zip(tree.paths(outputs), jax.tree.leaves(outputs), strict=True):
         if jnp.shape(leaf)[:1] != (batch_size,):
             raise UsageError(
@@ -195,9 +201,9 @@ def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:
             )
 
 
-def _rows(name: str, of_one: PerExample, outputs: Tree, y: Array) -> Array:
-    """[B] of every example."""
-    values = jax.vmap(of_one)(outputs, y)
+def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
+    """Returns f of every example, [B]; raises UsageError if f does not return a scalar."""
+    values = jax.vmap(f)(outputs, y)
     if not isinstance(values, jax.Array) or values.ndim != 1:
         got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(values)]
         given = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(outputs)]
@@ -208,14 +214,14 @@ def _rows(name: str, of_one: PerExample, outputs: Tree, y: Array) -> Array:
     return values
 
 
-def _as_params(params: Tree, batch: Batch) -> Batch:
-    """Floating data in the precision of the model; tokens and labels stay."""
+def _cast_floats(params: Tree, batch: Batch) -> Batch:
+    """Returns the batch with its float arrays in the dtype of the parameters; integers are unchanged."""
     dtype = tree.dtype(params)
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, batch)
 
 
 def _caller(module: Any) -> Callable:
-    """call(f, x, mask, train): f(x) with the modes that the module's `__call__` names."""
+    """Returns (f, x, mask, train) -> f(x, ...) with the keywords that the module's `__call__` has."""
     names = _signature(module)
 
     def call(f: Callable, x: Array, mask: Array, train: bool):
@@ -227,6 +233,7 @@ def _caller(module: Any) -> Callable:
 
 
 def _signature(module: Any) -> set[str]:
+    """Returns the argument names of the module's `__call__`."""
     return set(inspect.signature(type(module).__call__).parameters)
 
 
@@ -234,8 +241,8 @@ def _name(module: Any) -> str:
     return type(module).__name__
 
 
-def _random(module: Any) -> UsageError:
+def _random_numbers_error(module: Any) -> UsageError:
     return UsageError(
-        f"{_name(module)} draws random numbers while it trains (Dropout?), but a loss is a function of parameters and"
-        " batch alone here: leave them out"
+        f"{_name(module)} uses random numbers in training (Dropout?), but the loss must be a function of parameters and"
+        " batch only; remove them"
     )

@@ -1,5 +1,8 @@
-"""Convolution and dense layers with torch's default initialisation, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for both
-kernel and bias, which the published models start from; shapes of images."""
+"""Layers that several networks share.
+
+Convolutions and dense layers start with torch's default initialisation, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel
+and bias, as the published models do.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv.layout import Layout
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Conv(nn.Module):
-    """A square convolution with a bias, in any layout; parameters as `flax.linen.Conv`."""
+    """A square convolution with a bias and stride 1, in any layout; parameters as in `flax.linen.Conv`."""
 
     features: int
     kernel: int
     layout: Layout
     padding: str = "VALID"
     pooled: bool = False
-    """whether `layout.pool` sees the result next, before or after what works value by value or channel by channel"""
+    """Whether `layout.pool` follows, with at most elementwise or per-channel operations in between."""
 
     @nn.compact
     def __call__(self, x):
@@ -36,29 +40,42 @@ class Conv(nn.Module):
 
 
 def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):
-    """A dense layer of x [..., D] inside a compact module."""
+    """Applies a dense layer to x [..., D] inside a compact module.
+
+    Args:
+        x: [..., D].
+        features: size of the last axis of the result.
+        name: of the layer, in the path of its parameters.
+        kernel_init: defaults to torch's.
+        bias_init: defaults to torch's.
+    """
     bias_init = bias_init or _uniform(x.shape[-1])
     return nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, name=name)(x)
 
 
 def rgb(x):
-    """Grayscale images [..., 1] as three equal channels; others as they are."""
+    """Returns grayscale images [..., 1] with three equal channels, and other images unchanged."""
     return jnp.broadcast_to(x, (*x.shape[:-1], 3)) if x.shape[-1] == 1 else x
 
 
-def computed_once(x: Array) -> Array:
-    """x. On the CPU neither it nor its gradient is fused into what follows.
+def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
+    """Returns x; on a CPU, XLA fuses neither x nor its gradient into the operations that consume it.
 
-    Sums are cheap to XLA: it would compute the gradient of a residual stream again in every block, from the parts of
-    all later ones, and that of a normalisation again for every patch of a convolution. `lax.optimization_barrier` is
-    gone before it fuses; a choice that only the data can make is not.
+    XLA considers sums cheap. Without a barrier it recomputes the gradient of a residual stream in every network block,
+    from the terms of all later blocks, and that of a normalisation for every patch of a convolution.
+    `lax.optimization_barrier` is removed before fusion; a conditional whose branch depends on data is not.
+
+    Args:
+        x: any float array.
+        hardware: defaults to `hardware.current()`.
     """
-    if jax.default_backend() != "cpu":
+    if not hw.choices(hardware).fusion_barriers:
         return x
     first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
     return lax.cond(first == first, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
 
 
 def _uniform(fan_in: int) -> Callable:
+    """Returns the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = fan_in**-0.5
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)

@@ -10,19 +10,23 @@ from fedvg_jax.models.norm import BatchNorm
 
 
 class LeNet5(nn.Module):
-    """5x5 convolutions 6 and 16, each BatchNorm, max-pool, ReLU; dense 120, 84. 62,050 parameters at 3 x 32 x 32."""
+    """5x5 convolutions with 6 and 16 channels, each followed by BatchNorm, max-pool and ReLU; dense 120 and 84.
+
+    62,050 parameters at 3 x 32 x 32 and 10 classes.
+    """
 
     num_classes: int
     layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
-        at = self.layout
-        x = at.enter(x)
-        x = Conv(6, 5, at, pooled=True, name="conv1")(x)
-        x = nn.relu(at.pool(BatchNorm(rows=at.images, channels=at.channels, name="bn1")(x, mask, train)))
-        x = Conv(16, 5, at, pooled=True, name="conv2")(x)
-        x = nn.relu(at.pool(BatchNorm(rows=at.images, channels=at.channels, name="bn2")(x, mask, train)))
-        x = nn.relu(dense(at.flatten(x), 120, "fc1"))
+        layout = self.layout
+        axes = {"rows": layout.images, "channels": layout.channels}
+        x = layout.from_nhwc(x)
+        x = Conv(6, 5, layout, pooled=True, name="conv1")(x)
+        x = nn.relu(layout.pool(BatchNorm(**axes, name="bn1")(x, mask, train)))
+        x = Conv(16, 5, layout, pooled=True, name="conv2")(x)
+        x = nn.relu(layout.pool(BatchNorm(**axes, name="bn2")(x, mask, train)))
+        x = nn.relu(dense(layout.flatten(x), 120, "fc1"))
         x = nn.relu(dense(x, 84, "fc2"))
         return dense(x, self.num_classes, "classifier")

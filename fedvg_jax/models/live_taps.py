@@ -1,4 +1,7 @@
-"""Which taps of kernels meet an image at all."""
+"""Finds the kernels of a network that have dead taps: taps that only ever meet padding, so that their gradient is 0.
+
+`core.gradient_support` leaves dead taps out of what clients carry, send and average.
+"""
 
 from __future__ import annotations
 
@@ -8,57 +11,62 @@ import flax.linen as nn
 import jax
 from jax import Array
 
+from fedvg_jax.core.gradient_support import Box
 from fedvg_jax.core.types import Tree
-from fedvg_jax.models.conv.patches import live_taps
-
-Boxes = dict[str, list[tuple[int, int]]]
-"""Path of a kernel -> first and one past the last live tap of its height and width."""
+from fedvg_jax.models.conv import taps
 
 
-def watched(init: Callable[[Array], Tree]) -> tuple[Callable[[Array], Tree], Callable[[], Boxes]]:
-    """`init`, and a function that tells which kernels have dead taps, with their live ones.
+def record_live_taps(init: Callable[[Array], Tree]) -> tuple[Callable[[Array], Tree], Callable[[], dict[str, Box]]]:
+    """Returns `init`, which now also records live taps, and a function that returns the record.
 
-    Looks at 2-d `nn.Conv` with all of strides and padding written out; in any other layer everything counts as alive.
-    That is seen whenever `init` is traced, which a run does anyway; if it has not been, it is traced when asked.
+    The record is made whenever `init` is traced, which a run does anyway. Asking for it before that traces `init`.
+
+    Only 2-d `nn.Conv` layers with explicit strides and padding are examined; all taps of other layers count as live.
 
     Args:
-        init: key -> variables, by calling modules on inputs of the shapes they will see.
+        init: key -> variables, calling modules on inputs of the shapes they will get.
+
+    Returns:
+        The recording `init`; and () -> path of a kernel -> range (begin, end) of live taps along height and width, for
+        the kernels with dead taps.
     """
-    found: list[Boxes] = []
+    records: list[dict[str, Box]] = []
 
-    def watching(key: Array) -> Tree:
-        whole, uses = {}, {}
+    def recording_init(key: Array) -> Tree:
+        full: dict[str, Box] = {}
+        used: dict[str, list[Box]] = {}
 
-        def note(call, args, kwargs, context):
+        def record(call, args, kwargs, context):
             layer = context.module
             if type(layer) is nn.Conv and context.method_name == "__call__":
                 path = "/".join((*layer.path, "kernel"))
-                whole[path] = [(0, taps) for taps in layer.kernel_size]
-                uses[path] = [*uses.get(path, []), _seen(layer, args[0].shape) or whole[path]]
+                full[path] = [(0, num_taps) for num_taps in layer.kernel_size]
+                used[path] = [*used.get(path, []), _live_box(layer, args[0].shape) or full[path]]
             return call(*args, **kwargs)
 
-        with nn.intercept_methods(note):
+        with nn.intercept_methods(record):
             variables = init(key)
-        joined = {path: [_hull(ends) for ends in zip(*boxes, strict=True)] for path, boxes in uses.items()}
-        found.append({path: box for path, box in joined.items() if box != whole[path]})
+        boxes = {path: [_hull(ranges) for ranges in zip(*uses, strict=True)] for path, uses in used.items()}
+        records.append({path: box for path, box in boxes.items() if box != full[path]})
         return variables
 
-    def live_kernels() -> Boxes:
-        if not found:
-            jax.eval_shape(watching, jax.random.key(0))
-        return found[0]
+    def live_boxes() -> dict[str, Box]:
+        if not records:
+            jax.eval_shape(recording_init, jax.random.key(0))
+        return records[0]
 
-    return watching, live_kernels
+    return recording_init, live_boxes
 
 
-def _seen(layer: nn.Conv, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:
-    """Live taps of one use of a layer; None where they are not looked for."""
+def _live_box(layer: nn.Conv, shape: tuple[int, ...]) -> Box | None:
+    """Returns the live taps for one input shape of a layer; None where they are not examined."""
     pads = layer.padding if isinstance(layer.padding, (list, tuple)) else [None]
-    written_out = isinstance(layer.strides, tuple) and all(isinstance(pad, (list, tuple)) for pad in pads)
-    if not (written_out and len(layer.kernel_size) == 2 and layer.kernel_dilation == layer.input_dilation == 1):
+    is_explicit = isinstance(layer.strides, tuple) and all(isinstance(pad, (list, tuple)) for pad in pads)
+    if not (is_explicit and len(layer.kernel_size) == 2 and layer.kernel_dilation == layer.input_dilation == 1):
         return None
-    return live_taps(layer.kernel_size, shape[-3:-1], layer.strides, pads)
+    return taps.live_box(shape[-3:-1], layer.kernel_size, layer.strides, pads)
 
 
-def _hull(ends) -> tuple[int, int]:
-    return min(begin for begin, _ in ends), max(end for _, end in ends)
+def _hull(ranges) -> tuple[int, int]:
+    """Returns the smallest range that covers all of them."""
+    return min(begin for begin, _ in ranges), max(end for _, end in ranges)

@@ -1,4 +1,4 @@
-"""A minibatch's gradient a few rows at a time, for models whose activations would leave the caches."""
+"""Gradients of a minibatch by microbatches, for models whose activations would exceed a CPU's caches."""
 
 from __future__ import annotations
 
@@ -10,48 +10,58 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Task, Tree
 
 
-def in_chunks(task: Task, most: int) -> Task:
-    """`task`, with a loss whose gradient is added up over chunks of at most so many rows:
+def accumulate_gradients(task: Task, max_rows: int) -> Task:
+    """Returns `task` with a loss whose gradient is added up over microbatches of at most `max_rows` rows.
 
-        grad L = sum_c (n_c / n) grad L_c
+        grad L = sum_m (n_m / n) grad L_m        n_m, n: real rows of microbatch m and of the minibatch
 
-    For models in which no row depends on another, and without running statistics. The activations of one chunk are held
-    at a time, and a chunk of padding costs nothing. Loss and gradient have slopes in both modes.
+    For models in which no row depends on another and without running statistics. Only one microbatch's activations are
+    in memory at a time, and a microbatch of padding is skipped. Loss and gradient are differentiable in forward and
+    reverse mode.
 
     Args:
-        most: rows of a chunk; it takes the largest number up to it that divides the minibatch.
+        task: its batches' leaves have leading axis B.
+        max_rows: the microbatches have the largest number of rows up to this that divides B.
     """
 
     def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
-        size = max(rows for rows in range(1, most + 1) if len(mask) % rows == 0)
-        if size == len(mask) or any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch)):
-            return task.loss(params, stats, batch, mask, train)  # numbers have a gradient too, images in bytes none
-
-        @jax.custom_jvp
-        def mean(params: Tree, batch: Tree, mask: Array) -> Array:
-            return task.loss(params, stats, batch, mask, train)[0]
-
-        @mean.defjvp
-        def slope(at, along):
-            value, grads = added_up(*at)
-            products = jax.tree.map(lambda g, d: (g * d).sum(), grads, along[0])
-            return value, sum(jax.tree.leaves(products))
-
-        def added_up(params: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
-            real = jnp.maximum(mask.sum(), 1)
-
-            def add_chunk(total, chunk):
-                def share(params):
-                    part = (chunk[1].sum() / real).astype(tree.dtype(params))
-                    return part * task.loss(params, stats, *chunk, train)[0]
-
-                measured = lax.cond(chunk[1].any(), lambda: jax.value_and_grad(share)(params), lambda: nothing)
-                return tree.add(total, measured), None  # the sum stays outside, where it is added to in place
-
-            chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, mask))
-            nothing = jnp.zeros((), tree.dtype(params)), tree.zeros_like(params)
-            return lax.scan(add_chunk, nothing, chunks)[0]
-
-        return mean(params, batch, mask), stats
+        size = max(rows for rows in range(1, max_rows + 1) if len(mask) % rows == 0)
+        # the rule below differentiates by the parameters only: float inputs need gradients, uint8 images do not
+        has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))
+        if size == len(mask) or has_float_inputs:
+            return task.loss(params, stats, batch, mask, train)
+        return _mean_by_microbatches(task, stats, train, size)(params, batch, mask), stats
 
     return task._replace(loss=loss)
+
+
+def _mean_by_microbatches(task: Task, stats: Tree, train: bool, size: int):
+    """Returns (params, batch, mask) -> mean loss over the real rows, differentiable by the parameters only."""
+
+    @jax.custom_jvp
+    def mean(params: Tree, batch: Tree, mask: Array) -> Array:
+        return task.loss(params, stats, batch, mask, train)[0]
+
+    @mean.defjvp
+    def directional_derivative(primals, tangents):
+        value, grads = value_and_grad(*primals)
+        products = jax.tree.map(lambda g, d: (g * d).sum(), grads, tangents[0])
+        return value, sum(jax.tree.leaves(products))
+
+    def value_and_grad(params: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
+        num_real = jnp.maximum(mask.sum(), 1)
+
+        def add_microbatch(total, microbatch):
+            def weighted_loss(params):
+                weight = (microbatch[1].sum() / num_real).astype(tree.dtype(params))
+                return weight * task.loss(params, stats, *microbatch, train)[0]
+
+            has_rows = microbatch[1].any()
+            term = lax.cond(has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero)
+            return tree.add(total, term), None  # outside of the conditional, where XLA adds in place
+
+        microbatches = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, mask))
+        zero = jnp.zeros((), tree.dtype(params)), tree.zeros_like(params)
+        return lax.scan(add_microbatch, zero, microbatches)[0]
+
+    return mean

@@ -10,10 +10,11 @@ from fedvg_jax.models.layers import dense
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between; no hidden layer is logistic regression."""
+    """Dense layers with ReLU in between; without hidden layers it is logistic regression."""
 
     num_classes: int
     hidden: Sequence[int] = (200, 200)
+    """Widths of the hidden layers."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):

@@ -1,4 +1,4 @@
-"""BatchNorm whose statistics leave out padded rows, with torch's rule for the running variance; GroupNorm."""
+"""BatchNorm whose statistics exclude padded rows, with torch's rule for the running variance; and GroupNorm."""
 
 from __future__ import annotations
 
@@ -14,48 +14,57 @@ from fedvg_jax.core.types import Variables
 
 
 class BatchNorm(nn.Module):
-    """y = scale (x - mean) / sqrt(var + eps) + bias over all axes but that of the channels.
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except that of the channels.
 
-    Training takes the statistics of the batch's real rows (biased variance) and moves the running ones,
-    running <- (1 - momentum) running + momentum batch, with the unbiased variance n / (n - 1), as torch does
-    (Flax's own takes the biased one). A batch without real rows moves nothing.
+    In training, mean and (biased) variance are those of the batch's real rows, and they move the running ones:
+
+        running <- (1 - momentum) running + momentum batch
+
+    with the unbiased variance, a factor n / (n - 1), as in torch (Flax's own uses the biased one). A batch without real
+    rows leaves the running statistics unchanged.
     """
 
     momentum: float = 0.1
     eps: float = 1e-5
     rows: int = 0
-    """axis of the rows"""
+    """Axis of the rows."""
     channels: int = -1
-    """axis of the channels"""
+    """Axis of the channels."""
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        """x [B, ..., C], or as `rows` and `channels` say; mask [B] bool."""
+        """Normalises x.
+
+        Args:
+            x: [B, ..., C], or with rows and channels on other axes.
+            mask: [B] bool, the real rows.
+            train: whether to use, and move towards, the statistics of the batch.
+        """
         features = (x.shape[self.channels],)
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-        narrow, x = x.dtype, wide(x)  # statistics of halved numbers would be worth little
-        scale, bias = wide(scale), wide(bias)
+        dtype, x = x.dtype, at_least_float32(x)  # sums over a batch lose too much in 16 bits
+        scale, bias = at_least_float32(scale), at_least_float32(bias)
         if train:
             mean, var, count = _statistics(x, mask, self.rows, self.channels)
             if not self.is_initializing():
-                moved = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
+                momentum = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
                 unbiased = var * count / jnp.maximum(count - 1, 1)
-                running_mean.value += moved * (mean - running_mean.value)
-                running_var.value += moved * (unbiased - running_var.value)
+                running_mean.value += momentum * (mean - running_mean.value)
+                running_var.value += momentum * (unbiased - running_var.value)
         else:
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
-        return (x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)).astype(narrow)
+        return (x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)).astype(dtype)
 
 
 class GroupNorm(nn.Module):
-    """y = scale (x - mean) / sqrt(var + eps) + bias, mean and biased variance per row and group of channels.
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with mean and biased variance per row and group of channels.
 
-    No running statistics, and a row depends on no other: the mask plays no part. 32 groups, or the largest divisor
-    of 32 that divides the channels.
+    There are no running statistics and no row depends on another, so the mask is ignored. The number of groups is the
+    greatest common divisor of `num_groups` and the number of channels.
     """
 
     num_groups: int = 32
@@ -63,15 +72,15 @@ class GroupNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        """x [B, ..., C], mask [B] bool."""
+        """Normalises x [B, ..., C]; mask [B] bool and train are ignored."""
         features = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        narrow, x, scale, bias = x.dtype, wide(x), wide(scale), wide(bias)
+        dtype, x, scale, bias = x.dtype, at_least_float32(x), at_least_float32(scale), at_least_float32(bias)
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
-        return (y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)).astype(narrow)
+        return (y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)).astype(dtype)
 
 
 def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
@@ -107,13 +116,13 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     return num_stats > 0 and (num_stats != 2 * len(values) or min(values.values()) == 1)
 
 
-def wide(x: Array) -> Array:
-    """At least float32."""
+def at_least_float32(x: Array) -> Array:
+    """Returns x in float32 if it has fewer bits, else unchanged."""
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array, Array, Array]:
-    """Mean and biased variance [C] over the real rows and all positions, and how many values they are of."""
+    """Returns mean [C], biased variance [C] and the number of values [], over the real rows and all positions."""
     weight = _along(mask.astype(x.dtype), x, rows)
     axes = tuple(axis for axis in range(x.ndim) if axis != channels % x.ndim)
     count = mask.sum().astype(x.dtype) * (x.size // (len(mask) * x.shape[channels]))
@@ -123,5 +132,5 @@ def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array,
 
 
 def _along(vector: Array, x: Array, axis: int) -> Array:
-    """`vector` on that axis of x, to be broadcast over the others."""
+    """Returns `vector` on that axis of x, with axes of size 1 elsewhere."""
     return jnp.expand_dims(vector, [other for other in range(x.ndim) if other != axis % x.ndim])

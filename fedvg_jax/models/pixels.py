@@ -1,4 +1,4 @@
-"""What is done to images inside the program: scaling and normalising always, augmentation while a client trains."""
+"""Operations on images inside the program: scaling and normalising always, augmentation while a client trains."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
 }
-"""name -> mean and deviation of each channel of pixels in [0, 1]: torchvision's for its ImageNet weights, and 1/2 for
-timm's ViTs; none is the published code's."""
+"""Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
+weights; half: that of timm's ViTs; none: the published code does not normalise."""
 
 
 def scale(x: Array, dtype, statistics: str = "none") -> Array:
-    """(x / 255 - mean) / deviation of uint8 pixels; numbers of any other dtype are taken as they are.
+    """Returns (x / 255 - mean) / deviation for uint8 pixels; inputs of other dtypes are not divided by 255.
 
-    Under three channels' statistics a grayscale image becomes three channels.
+    With the statistics of three channels, a grayscale image becomes three channels.
+
+    Args:
+        x: [..., H, W, D].
+        dtype: of the result.
+        statistics: a name of `STATISTICS`.
 
     >>> scale(jnp.full((1, 1, 1, 1), 255, jnp.uint8), jnp.float32, "half").tolist()
     [[[[1.0]]]]
@@ -36,30 +41,30 @@ def scale(x: Array, dtype, statistics: str = "none") -> Array:
 
 
 def flip(key: Array, x: Array) -> Array:
-    """Every image [B, H, W, D] left to right with probability 1/2."""
-    turned = jax.random.bernoulli(key, shape=(len(x), 1, 1, 1))
-    return jnp.where(turned, x[:, :, ::-1], x)
+    """Mirrors each image of x [B, H, W, D] left to right with probability 1/2."""
+    is_mirrored = jax.random.bernoulli(key, shape=(len(x), 1, 1, 1))
+    return jnp.where(is_mirrored, x[:, :, ::-1], x)
 
 
 def crop(key: Array, x: Array, pad: int = 4) -> Array:
-    """Every image [B, H, W, D] moved by -pad to pad pixels each way, black where it leaves off."""
+    """Shifts each image of x [B, H, W, D] by -pad to pad pixels in both directions, filling with black."""
     padded = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     corners = jax.random.randint(key, (len(x), 2), 0, 2 * pad + 1)
-    return jax.vmap(lambda image, at: lax.dynamic_slice(image, (*at, 0), x.shape[1:]))(padded, corners)
+    return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), x.shape[1:]))(padded, corners)
 
 
-def _of_images(change: Callable[[Array, Array], Array], key: Array, batch: Batch) -> Batch:
-    return batch._replace(x=change(key, batch.x))
+def _augment_images(augment: Callable[[Array, Array], Array], key: Array, batch: Batch) -> Batch:
+    return batch._replace(x=augment(key, batch.x))
 
 
-def _both(key: Array, x: Array) -> Array:
-    first, second = jax.random.split(key)
-    return crop(second, flip(first, x))
+def _flip_and_crop(key: Array, x: Array) -> Array:
+    flip_key, crop_key = jax.random.split(key)
+    return crop(crop_key, flip(flip_key, x))
 
 
 AUGMENTATIONS: dict[str, Augment | None] = {
     "none": None,
-    "flip": partial(_of_images, flip),
-    "crop": partial(_of_images, crop),
-    "flip_crop": partial(_of_images, _both),
+    "flip": partial(_augment_images, flip),
+    "crop": partial(_augment_images, crop),
+    "flip_crop": partial(_augment_images, _flip_and_crop),
 }

@@ -12,29 +12,31 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Task, Tree
 
 NAMES = ("default", "highest", "bfloat16")
-"""default: float32, whose products a GPU rounds as it sees fit (TF32); highest: float32 throughout; bfloat16."""
+"""default: float32, with matmul factors rounded as the device prefers (TF32 on a GPU); highest: float32 throughout;
+bfloat16: forward and backward pass in bfloat16."""
 
 
 def compute_in(task: Task, name: str) -> Task:
-    """`task` with its forward and backward pass in that format; losses and statistics come out in float32.
+    """Returns `task` with its forward and backward pass in that format; losses and statistics come out in float32.
 
     Args:
+        task: with float32 parameters.
         name: one of `NAMES`.
     """
     if name == "default":
         return task
-    narrow = _to_bfloat16 if name == "bfloat16" else _unchanged
-    products = _highest if name == "highest" else contextlib.nullcontext
+    convert = _to_bfloat16 if name == "bfloat16" else _unchanged
+    matmul_precision = _highest if name == "highest" else contextlib.nullcontext
 
     def loss(params: Tree, stats: Tree, batch: Tree, mask, train: bool) -> tuple[jax.Array, Tree]:
-        with products():
-            value, new = task.loss(narrow(params), stats, batch, mask, train)
+        with matmul_precision():
+            value, new = task.loss(convert(params), stats, batch, mask, train)
         return value.astype(tree.dtype(params)), jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
 
     def in_format(f: Callable) -> Callable:
         def run(params: Tree, *args):
-            with products():
-                return f(narrow(params), *args)
+            with matmul_precision():
+                return f(convert(params), *args)
 
         return run
 

@@ -1,9 +1,11 @@
-"""Residual networks in torchvision's layout (He et al. 2016, "v1.5": a bottleneck strides in its 3x3 convolution).
+"""Residual networks (He et al. 2016) as in torchvision ("v1.5": a bottleneck strides in its 3x3 convolution).
 
-Paths are torchvision's names: `layer1_0/conv1/kernel` is its `layer1.0.conv1.weight`, `layer2_0/downsample_1/scale` its
-`layer2.0.downsample.1.weight`; its `fc` is `classifier` here. Normalisation layers are called `bn` whatever they do,
-as there. Initialisation is torchvision's: convolutions N(0, 2 / fan_out), normalisation 1 and 0 (no zero-initialised
-residual), the head torch's default.
+Paths follow torchvision's names: `layer1_0/conv1/kernel` is `layer1.0.conv1.weight`, `layer2_0/downsample_1/scale` is
+`layer2.0.downsample.1.weight`, and `classifier` is `fc`. Normalisation layers are called `bn` for every kind of
+normalisation, as in torchvision.
+
+Initialisation is torchvision's: convolutions N(0, 2 / fan_out); normalisation scale 1 and bias 0, also at the end of a
+residual block; the head torch's default.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.layers import computed_once, dense, rgb
+from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
 NORMS = {"batch": BatchNorm, "group": GroupNorm}
@@ -23,13 +25,17 @@ _kaiming = nn.initializers.variance_scaling(2, "fan_out", "normal")
 
 
 class Residual(nn.Module):
-    """y = relu(x + f(x)), f a chain of convolutions with normalisation after each and ReLU between; where shapes
-    differ, x goes through a strided 1x1 convolution and normalisation."""
+    """y = relu(x + f(x)), where f is a chain of convolutions, each normalised, with ReLU in between.
+
+    Where the shapes of x and f(x) differ, x passes through a strided 1x1 convolution and normalisation.
+    """
 
     layers: Sequence[tuple[int, int, int]]
-    """(features, kernel, stride) of each convolution"""
+    """(features, kernel, stride) of each convolution."""
     norm: str
+    """A name of `NORMS`."""
     conv: Callable
+    """With the signature of `lax.conv_general_dilated`."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -44,12 +50,16 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, stages of residual blocks with `width`, 2 `width`, ... features, global mean, dense. Every stage but the
-    first halves the image. Grayscale images become three equal channels.
+    """Stem, stages of residual blocks with `width`, 2 `width`, ... features, global mean, dense layer.
+
+    Every stage except the first halves the image. Grayscale images become three equal channels.
 
     Args:
-        depths: blocks of each stage.
-        bottleneck: 1x1, 3x3, 1x1 with four times the features out, instead of two 3x3.
+        num_classes: C.
+        conv: a convolution with the signature of `lax.conv_general_dilated`.
+        depths: residual blocks of each stage.
+        bottleneck: whether a block is 1x1, 3x3 and 1x1 with four times the features, instead of two 3x3.
+        width: features of the first stage.
         stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
         norm: "batch" or "group".
     """
@@ -81,38 +91,48 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
-    """11,181,642 parameters at 10 classes."""
+    """ResNet-18: 11,181,642 parameters at 10 classes."""
     return ResNet(num_classes, conv, (2, 2, 2, 2), **options)
 
 
 def resnet34(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
-    """21,289,802 parameters at 10 classes."""
+    """ResNet-34: 21,289,802 parameters at 10 classes."""
     return ResNet(num_classes, conv, (3, 4, 6, 3), **options)
 
 
 def resnet50(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
-    """23,528,522 parameters at 10 classes."""
+    """ResNet-50: 23,528,522 parameters at 10 classes."""
     return ResNet(num_classes, conv, (3, 4, 6, 3), bottleneck=True, **options)
 
 
 def blocks_residual(path: str) -> str:
-    """Every residual block is a block; before them `stem`, after them `classifier`."""
+    """Returns the block of a tensor: its residual block, `stem` or `classifier`.
+
+    >>> blocks_residual("layer2_0/bn1/scale"), blocks_residual("conv1/kernel")
+    ('layer2_0', 'stem')
+    """
     first = path.split("/")[0]
     return "stem" if first in ("conv1", "bn1") else first
 
 
 def blocks_stage(path: str) -> str:
-    """The reference code's six: `base` (convolution and normalisation of the stem), `layer1` to `layer4`,
-    `classifier`."""
+    """Returns the block of a tensor in the reference code's six: `base` (the stem), `layer1` to `layer4`, `classifier`.
+
+    >>> blocks_stage("layer2_0/bn1/scale"), blocks_stage("conv1/kernel")
+    ('layer2', 'base')
+    """
     block = blocks_residual(path)
     return "base" if block == "stem" else block.split("_")[0]
 
 
 def max_pool(x: Array) -> Array:
-    """3 x 3 maximum, stride 2, one pixel of -inf around; of equal values the first takes the gradient.
+    """Returns the 3 x 3 maximum, stride 2, padded by one pixel of -inf; of equal values the first takes the gradient.
 
-    One dimension after the other, as a maximum of three shifted slices: 16 times as fast on the CPU as a windowed
-    reduction and its gradient at 16 x 16, and equal to it.
+    One dimension after the other, each as a maximum of three shifted slices. Equal to a windowed reduction; with its
+    gradient 16 times as fast on a CPU, at 16 x 16.
+
+    Args:
+        x: [B, H, W, C].
     """
     for axis in (2, 1):
         size = x.shape[axis]
@@ -125,12 +145,12 @@ def max_pool(x: Array) -> Array:
 
 
 def _first_max(a: Array, b: Array) -> Array:
-    # not jnp.maximum, which shares the gradient of equal values; a NaN is passed on, as by torch
+    # jnp.maximum would split the gradient between equal values; a NaN is propagated, as in torch
     return jnp.where((b > a) | jnp.isnan(b), b, a)
 
 
 def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable):
-    """A convolution without bias, padded symmetrically by half its kernel as torch's are, never "SAME"."""
+    """Applies a convolution without bias, padded by half its kernel on both sides as in torch, which "SAME" is not."""
     half = kernel // 2
     layer = nn.Conv(
         features,
@@ -142,4 +162,4 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callab
         kernel_init=_kaiming,
         name=name,
     )
-    return computed_once(layer(x))
+    return fusion_barrier(layer(x))

@@ -1,8 +1,8 @@
 """Vision transformers (Dosovitskiy et al. 2021): ViT-S/16 as in timm, ViT-B/16 as in torchvision.
 
-Both are one network: pre-norm encoder, LayerNorm eps 1e-6, exact GELU, queries, keys and values in one tensor,
-learned class token and position embeddings, the class token's final LayerNorm into the head, no dropout. They differ
-in how they start from scratch, `SCHEMES`; the head is torch's default in both.
+Both are the same network: pre-norm encoder, LayerNorm with eps 1e-6, exact GELU, queries, keys and values in one
+tensor, learned class token and position embeddings, a final LayerNorm of the class token before the head, no dropout.
+They differ in their initialisation, `SCHEMES`; the head has torch's default in both.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.layers import computed_once, dense, rgb
+from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 
 _init = nn.initializers
 _zeros = _init.zeros
 
-# torch's trunc_normal_ cuts at +-2, which is 100 deviations here: a normal
+# torch's trunc_normal_ truncates at +-2, which is 100 deviations here: effectively a normal distribution
 _small = _init.normal(0.02)
 
 
 class Scheme(NamedTuple):
-    """Initialisers; of a dense layer, those of kernel and bias, nothing for torch's default U(+-1/sqrt(fan_in))."""
+    """Initialisers; for a dense layer (kernel, bias), or () for torch's default U(+-1/sqrt(fan_in))."""
 
     patch: tuple[Callable, ...]
     token: Callable
@@ -49,7 +49,7 @@ SCHEMES = {
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x [B T, D], the T tokens of one image after those of another."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x [B T, D] holds the T tokens of each image consecutively."""
 
     heads: int
     tokens: int
@@ -58,21 +58,27 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         init, width = SCHEMES[self.scheme], x.shape[-1]
-        x = computed_once(x)
+        x = fusion_barrier(x)
         qkv = dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv)
         y = attention(qkv.reshape(-1, self.tokens, 3 * width), self.heads).reshape(-1, width)
-        x = computed_once(x + dense(y, width, "proj", *init.proj))
+        x = fusion_barrier(x + dense(y, width, "proj", *init.proj))
         y = _gelu(dense(_norm(x, "norm2"), 4 * width, "fc1", *init.mlp))
         return x + dense(y, width, "fc2", *init.mlp)
 
 
 class ViT(nn.Module):
-    """Images of any size, resized to `image_size` squared inside the program; grayscale becomes three channels.
+    """A vision transformer on images of any size, which it resizes to `image_size` x `image_size`.
+
+    Grayscale images become three equal channels.
 
     Args:
-        patch: pixels a side; divides image_size.
-        width: D; `heads` divides it.
-        scheme: how it starts, "timm" or "torchvision".
+        num_classes: C.
+        patch: side of a patch in pixels; must divide image_size.
+        width: D, a multiple of `heads`.
+        depth: encoder blocks.
+        heads: attention heads.
+        image_size: pixels per side.
+        scheme: initialisation, a name of `SCHEMES`.
     """
 
     num_classes: int
@@ -99,37 +105,46 @@ class ViT(nn.Module):
 
 
 def vit_s16(num_classes: int, **options) -> ViT:
-    """21,667,204 parameters at 4 classes."""
+    """ViT-S/16 with timm's initialisation: 21,667,204 parameters at 4 classes."""
     return ViT(num_classes, **options)
 
 
 def vit_b16(num_classes: int, **options) -> ViT:
-    """85,804,039 parameters at 7 classes."""
+    """ViT-B/16 with torchvision's initialisation: 85,804,039 parameters at 7 classes."""
     return ViT(num_classes, width=768, heads=12, scheme="torchvision", **options)
 
 
 def blocks(path: str) -> str:
-    """Every encoder block is a block, the head is `classifier`, the rest `base`."""
+    """Returns the block of a tensor: its encoder block, `classifier` for the head, or `base`.
+
+    >>> blocks("block_3/qkv/kernel"), blocks("pos_embed")
+    ('block_3', 'base')
+    """
     first = path.split("/")[0]
     return first if first.startswith("block_") or first == "classifier" else "base"
 
 
 def resize(x: Array, size: int) -> Array:
-    """Bilinear to size x size, antialiased where it shrinks, as torchvision's Resize of a tensor; x [B, H, W, C]."""
+    """Resizes x [B, H, W, C] to size x size, bilinear and antialiased, as torchvision's Resize of a tensor."""
     return jax.image.resize(x, (len(x), size, size, x.shape[-1]), "bilinear")
 
 
 def patches(x: Array, patch: int) -> Array:
-    """[B, H, W, C] -> [B, (H / patch) (W / patch), patch patch C], rows of the image first."""
+    """Returns the patches [B, (H / patch) (W / patch), patch patch C] of x [B, H, W, C], row by row."""
     n, height, width, channels = x.shape
     x = x.reshape(n, height // patch, patch, width // patch, patch, channels).swapaxes(2, 3)
     return x.reshape(n, -1, patch * patch * channels)
 
 
 def attention(qkv: Array, heads: int) -> Array:
-    """softmax(q k' / sqrt(d)) v for each head; qkv [B, T, 3 D], the last axis (q, k, v) x heads x d -> [B, T, D]."""
+    """Returns softmax(q k' / sqrt(d)) v of every head, [B, T, D].
+
+    Args:
+        qkv: [B, T, 3 D], the last axis is (q, k, v) x heads x d.
+        heads: number of heads, D = heads x d.
+    """
     n, tokens, width = qkv.shape
-    parts = lax.split(qkv, [width // 3] * 3, 2)  # gradients of slices would be padded and added up
+    parts = lax.split(qkv, [width // 3] * 3, 2)  # slices would have padded gradients to add up
     q, k, v = (part.reshape(n, tokens, heads, -1) for part in parts)
     scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) * q.shape[-1] ** -0.5
     return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v).reshape(n, tokens, width // 3)
@@ -137,7 +152,7 @@ def attention(qkv: Array, heads: int) -> Array:
 
 @jax.checkpoint
 def _gelu(x: Array) -> Array:
-    """Exact; of x nothing else is kept for the backward pass."""
+    """Exact GELU; only x is kept for the backward pass."""
     return nn.gelu(x, approximate=False)
 
 

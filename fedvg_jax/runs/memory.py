@@ -10,17 +10,15 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
-from fedvg_jax.data import arrays as machine
 from fedvg_jax.engine import schedule
 
 
 def available() -> float:
-    """Bytes a run may take: of the accelerator, or on the CPU of the machine; infinite where neither says."""
-    if jax.default_backend() == "cpu":
-        return machine.memory()
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", math.inf)
+    """Returns the bytes a run may take: of one accelerator, or of the host on a CPU; infinite where it is unknown."""
+    known = hardware.current().memory_bytes
+    return math.inf if known is None else known
 
 
 def num_bytes(tree: Tree) -> int:

@@ -11,6 +11,7 @@ import optax
 
 from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
 from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.core import hardware
 from fedvg_jax.core.gradient_support import EVERYTHING
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Task, UsageError, Variables
 from fedvg_jax.data import given
@@ -18,7 +19,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import layout, patches
+from fedvg_jax.models.conv import selection
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: fedavg.fedavg(),
@@ -38,13 +39,13 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
 }
 
 MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, name: cnn.TinyCNN(classes, layout.by_name(name)),
+    "tinycnn": lambda classes, name: cnn.TinyCNN(classes, selection.layout(name)),
     "mlp": lambda classes, name: mlp.MLP(classes),
-    "cnn": lambda classes, name: cnn.CNN(classes, layout.by_name(name)),
-    "lenet5": lambda classes, name: lenet.LeNet5(classes, layout.by_name(name)),
-    "resnet18": lambda classes, name, **options: resnet.resnet18(classes, patches.by_name(name), **options),
-    "resnet34": lambda classes, name, **options: resnet.resnet34(classes, patches.by_name(name), **options),
-    "resnet50": lambda classes, name, **options: resnet.resnet50(classes, patches.by_name(name), **options),
+    "cnn": lambda classes, name: cnn.CNN(classes, selection.layout(name)),
+    "lenet5": lambda classes, name: lenet.LeNet5(classes, selection.layout(name)),
+    "resnet18": lambda classes, name, **options: resnet.resnet18(classes, selection.convolution(name), **options),
+    "resnet34": lambda classes, name, **options: resnet.resnet34(classes, selection.convolution(name), **options),
+    "resnet50": lambda classes, name, **options: resnet.resnet50(classes, selection.convolution(name), **options),
     "vit_s16": lambda classes, name: vit.vit_s16(classes),
     "vit_b16": lambda classes, name: vit.vit_b16(classes),
 }
@@ -52,10 +53,6 @@ MODELS: dict[str, Callable] = {
 
 SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
 """Pixels a side below which a model has nothing left to flatten."""
-
-
-IMAGES_AT_ONCE = {"vit_s16": 2, "vit_b16": 2}
-"""Images whose activations a CPU's caches serve well, of models in which no image depends on another."""
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
@@ -82,8 +79,8 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
     module = MODELS[config.model](num_classes, config.conv, **options)
     task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = precision.compute_in(task, config.precision)
-    at_once = IMAGES_AT_ONCE.get(config.model) if jax.default_backend() == "cpu" else None
-    return microbatch.in_chunks(task, at_once) if at_once else task
+    max_rows = hardware.choices().microbatch_rows.get(config.model)
+    return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
 
 
 def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
@@ -111,7 +108,7 @@ def make_live(config: Config, task: Task) -> GradientSupport:
     """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
     their optimiser remembers."""
     moves = config.weight_decay or config.optimiser == "adamw"
-    return EVERYTHING if moves or config.optimiser_state == "kept" else task.live or EVERYTHING
+    return EVERYTHING if moves or config.optimiser_state == "kept" else task.support or EVERYTHING
 
 
 def make_hooks(config: Config, task: Task) -> dict[str, Callable]:

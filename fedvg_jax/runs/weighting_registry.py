@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import FedVG
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
-from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core import groups, hardware, norms, tree
 from fedvg_jax.core.types import Algorithm, Grouping, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.weightings import baselines, family, rules, signals
 
@@ -95,7 +95,7 @@ def _of_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Wei
 def make_signal(config: Config, task: Task) -> Signal:
     """What is measured, tensors like the client's own."""
     options = config.fedvg
-    groups_per_pass = 1 if jax.default_backend() == "cpu" else max(1, 1024 // config.batch_size)
+    groups_per_pass = hardware.groups_per_scoring_pass(config.batch_size)
     named = {
         "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
         "delta": signals.delta,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Data, Schedule
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import loop, simulation
@@ -195,7 +196,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _memory(programs: loop.Programs) -> int:
-    if jax.default_backend() == "cpu" and sys.platform != "win32":
+    if hardware.current().is_cpu and sys.platform != "win32":
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

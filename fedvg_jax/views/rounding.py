@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import tree
+from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation
@@ -30,7 +30,7 @@ class Rounding(NamedTuple):
 
 def is_float32(config: Config) -> bool:
     """Whether the run computes in float32 throughout already: the CPU's default does."""
-    return config.precision == "highest" or (config.precision == "default" and jax.default_backend() == "cpu")
+    return config.precision == "highest" or (config.precision == "default" and hardware.choices().is_default_float32)
 
 
 def in_float32(sim: simulation.Simulation) -> simulation.Simulation:

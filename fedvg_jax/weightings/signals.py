@@ -95,7 +95,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
     BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
     one pass; that number only sets how large the matmuls are.
     """
-    live = task.live or EVERYTHING
+    live = task.support or EVERYTHING
 
     def summed_loss(part, params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows)

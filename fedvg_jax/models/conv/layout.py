@@ -1,12 +1,13 @@
-"""How a batch of images lies in memory while a small network works on it.
+"""How a minibatch of images lies in memory while a small network works on it.
 
-XLA runs a loop over the innermost axis with vector instructions. With 6 or 16 channels innermost most of a vector is
-empty, and BatchNorm, ReLU and pooling cost more than the convolutions; with the images of the batch innermost they do
-not, and the patches of a convolution are plain copies. Both layouts hold the same parameters and give the same result.
+XLA's CPU back end vectorises loops over the innermost axis. With 6 or 16 channels innermost most of a vector is empty,
+and BatchNorm, ReLU and pooling cost more than the convolutions. With the images of the minibatch innermost the vectors
+are full, and the patches of a convolution are plain copies. Both layouts hold the same parameters and give the same
+result.
 
-A convolution that is pooled next may come in blocks, the 4 positions of a 2x2 window on an axis of their own: four
-outputs share one patch, and pooling is a maximum over that axis. Many channels come so by Winograd's products, in tiles
-of t x t windows, few ones by a kernel four times as wide.
+A convolution that is pooled next may put the 4 positions of a 2x2 pooling window on an axis of their own: four outputs
+then share one patch, and pooling is a maximum over that axis. With many channels it uses Winograd's products, with few
+a kernel four times as wide.
 """
 
 from __future__ import annotations
@@ -14,51 +15,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.models.conv import patches as conv
 from fedvg_jax.models.conv import winograd
 
-_THIN = 32
-"""Output channels up to which a 5x5 kernel's patches cost more than the zeros that blocks add. A step of training in
-blocks takes, of its time in planes, 0.7 (LeNet5: 6 and 16 channels), 0.94 (32 in the CNN's first layer) and 1.1 (64 in
-its second); one core, batches of 30."""
+_MAX_FEATURES = 32
+"""Output channels up to which the patches of a 5x5 kernel cost more than the zeros that the wider kernel adds. With the
+wider kernel a training step takes 0.7 of the time (LeNet5: 6 and 16 channels), 0.94 (32, the CNN's first layer) and 1.1
+(64, its second layer); one core, batches of 30."""
 
-_SMALLEST_KERNEL = 5
-"""5x5 kernels become 31 % zeros, 3x3 kernels 44 %, and tinycnn's step takes 1.1 to 1.3 of its time in planes."""
+_MIN_KERNEL = 5
+"""Widened 5x5 kernels are 31 % zeros, 3x3 kernels 44 %: tinycnn's step takes 1.1 to 1.3 of the time with them."""
 
 
 class Layout(NamedTuple):
-    """Axes 1 and 2 are height and width in every layout."""
+    """A memory layout and its operations. Axes 1 and 2 are height and width in every layout."""
 
     images: int
-    """axis of the images"""
+    """Axis of the images."""
     channels: int
-    """axis of the channels"""
-    enter: Callable[[Array], Array]
-    """[B, H, W, C] in this layout"""
+    """Axis of the channels."""
+    from_nhwc: Callable[[Array], Array]
+    """[B, H, W, C] -> the same images in this layout."""
     convolve: Callable[[Array, Array, str], Array]
-    """(x, kernel [k, k, C, O], "VALID" or "SAME") -> y, stride 1"""
+    """(x, kernel [k, k, C, O], "VALID" or "SAME") -> y, stride 1."""
     convolve_pooled: Callable[[Array, Array, str], Array]
-    """the same for what `pool` sees next; y may come in blocks"""
+    """As `convolve`, for an output that goes to `pool`; y may have its pooling windows on an axis of their own."""
 
     def flatten(self, x: Array) -> Array:
-        """[B, H W C], in that order."""
+        """Returns [B, H W C], in that order in every layout."""
         return jnp.moveaxis(x, (self.images, self.channels), (0, 3)).reshape(x.shape[self.images], -1)
 
     def per_channel(self, vector: Array, like: Array) -> Array:
-        """[C], to be broadcast."""
+        """Returns `vector` [C] with the axes that broadcast it against `like`."""
         return jnp.expand_dims(vector, [axis for axis in range(like.ndim) if axis != self.channels % like.ndim])
 
     def pool(self, x: Array) -> Array:
-        """2 x 2 maximum, stride 2, of a convolution's output."""
-        return _pooled(x) if x.ndim == 7 else max_pool(x, 2)
+        """Returns the 2 x 2 maximum, stride 2, of a convolution's output."""
+        return _max_of_windows(x) if x.ndim == 7 else max_pool(x, 2)
 
 
 def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
-    """[B, H, W, C], the usual one, around a function of the signature of `lax.conv_general_dilated`."""
+    """Returns the usual layout [B, H, W, C], with a convolution of `lax.conv_general_dilated`'s signature."""
 
     def convolve(x: Array, w: Array, padding: str) -> Array:
         return conv_fn(x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -67,45 +66,52 @@ def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
 
 
 def images_last() -> Layout:
-    """[C, H, W, B]; in blocks [C, 4, t, t, H / 2 t, W / 2 t, B]: position in a window, window in a tile, tile."""
+    """Returns the layout [C, H, W, B], with convolutions by patches or, before pooling, in output tiles.
 
-    def enter(x: Array) -> Array:
-        # a loop, for XLA would transpose anew for every patch that reads the result of a plain transposition
+    In output tiles, y is [C, 4, t, t, H / 2t, W / 2t, B]: position in the 2x2 pooling window, window in the tile, tile.
+    """
+
+    def from_nhwc(x: Array) -> Array:
+        # a loop: XLA recomputes a plain transposition for every patch that reads its result
         return lax.map(lambda c: jnp.moveaxis(x[..., c], 0, -1), jnp.arange(x.shape[-1]))
 
     def convolve_pooled(x: Array, w: Array, padding: str) -> Array:
-        x = _padded(x, w, padding)
-        square = w.shape[0] == w.shape[1] and w.shape[0] % 2 == 1
-        if not square or x.shape[1] % 2 or x.shape[2] % 2:  # no whole 2x2 outputs
-            return _in_planes(x, w)
-        if w.shape[0] in (3, 5) and winograd.is_wide(x, w):
-            return winograd.convolve_planes(x, w)
-        return _in_blocks(x, w) if w.shape[0] >= _SMALLEST_KERNEL and w.shape[3] <= _THIN else _in_planes(x, w)
+        x = _pad(x, w, padding)
+        is_odd_square = w.shape[0] == w.shape[1] and w.shape[0] % 2 == 1
+        if not is_odd_square or x.shape[1] % 2 or x.shape[2] % 2:  # the output has no whole 2x2 windows
+            return _convolve(x, w)
+        if w.shape[0] in (3, 5) and winograd.is_eligible(x, w):
+            return winograd.convolve_images_last(x, w)
+        widened = w.shape[0] >= _MIN_KERNEL and w.shape[3] <= _MAX_FEATURES
+        return _convolve_widened(x, w) if widened else _convolve(x, w)
 
-    return Layout(-1, 0, enter, lambda x, w, padding: _in_planes(_padded(x, w, padding), w), convolve_pooled)
-
-
-def by_name(name: str) -> Layout:
-    """The layout for `--conv NAME`; "auto" is planes on the CPU and otherwise what `conv.by_name` takes for it."""
-    if name == "planes" or (name == "auto" and jax.default_backend() == "cpu"):
-        return images_last()
-    return images_first(conv.by_name(name))
+    return Layout(-1, 0, from_nhwc, lambda x, w, padding: _convolve(_pad(x, w, padding), w), convolve_pooled)
 
 
 def max_pool(x: Array, k: int) -> Array:
-    """k x k maximum, stride k, borders that do not fill a window dropped; by reshape, whose backward is several times
-    cheaper on the CPU than that of a windowed reduction."""
+    """Returns the k x k maximum, stride k; borders that do not fill a window are dropped.
+
+    By reshape: its backward pass is several times cheaper on a CPU than that of a windowed reduction.
+
+    Args:
+        x: [B, H, W, C], or any layout with height and width on axes 1 and 2.
+    """
     first, h, w, last = x.shape
     return x[:, : h // k * k, : w // k * k].reshape(first, h // k, k, w // k, k, last).max((2, 4))
 
 
-def _padded(x: Array, w: Array, padding: str) -> Array:
+def _pad(x: Array, w: Array, padding: str) -> Array:
+    """Returns x [C, H, W, B] with the zeros that `padding` means for kernel w."""
     return jnp.pad(x, ((0, 0), *lax.padtype_to_pads(x.shape[1:3], w.shape[:2], (1, 1), padding), (0, 0)))
 
 
-def _in_planes(x: Array, w: Array) -> Array:
-    """y[o, p, q, n] = sum_ijc w[i, j, c, o] x[c, p + i, q + j, n]: one matmul with the patches, which are copied along
-    columns first and then, all columns at once, along rows."""
+def _convolve(x: Array, w: Array) -> Array:
+    """Convolves padded x [C, H, W, B] with w [r, s, C, O] by one matmul with the patches.
+
+        y[o, p, q, n] = sum_ijc w[i, j, c, o] x[c, p + i, q + j, n]
+
+    The patches are copied along columns first and then, all columns at once, along rows.
+    """
     height, width = (n - k + 1 for n, k in zip(x.shape[1:3], w.shape[:2], strict=True))
     columns = jnp.concatenate([x[:, :, j : j + width] for j in range(w.shape[1])])
     patches = jnp.concatenate([columns[:, i : i + height] for i in range(w.shape[0])])
@@ -113,24 +119,26 @@ def _in_planes(x: Array, w: Array) -> Array:
     return y.reshape(w.shape[3], height, width, x.shape[3])
 
 
-def _in_blocks(x: Array, w: Array) -> Array:
-    """y[o, 2 a + b, p, q, n] = sum_ijc w[i, j, c, o] x[c, 2 p + a + i, 2 q + b + j, n].
+def _convolve_widened(x: Array, w: Array) -> Array:
+    """Convolves padded x with w, the outputs of a 2x2 pooling window on axis 1.
 
-    As in `_in_planes`, on pixels taken two by two as channels: a k x k kernel with a border of zeros on two of its
-    sides, in four places, is one of (k + 1) / 2 pixels and four times the outputs.
+        y[o, 2 a + b, p, q, n] = sum_ijc w[i, j, c, o] x[c, 2 p + a + i, 2 q + b + j, n]
+
+    As `_convolve`, with every 2 x 2 pixels as four channels: a k x k kernel, shifted to four places with a border of
+    zeros on two sides, is one kernel of (k + 1) / 2 x (k + 1) / 2 such pixels with four times the output channels.
     """
     (channels, height, width, images), (k, _, _, features) = x.shape, w.shape
     taps = (k + 1) // 2
     pixels = x.reshape(channels, height // 2, 2, width // 2, 2, images).transpose(2, 4, 0, 1, 3, 5)
-    placed = [jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a in range(2) for b in range(2)]
-    kernel = jnp.stack(placed, -1).reshape(taps, 2, taps, 2, channels, features * 4).transpose(0, 2, 1, 3, 4, 5)
+    shifted = [jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a in range(2) for b in range(2)]
+    kernel = jnp.stack(shifted, -1).reshape(taps, 2, taps, 2, channels, features * 4).transpose(0, 2, 1, 3, 4, 5)
     pixels = pixels.reshape(4 * channels, height // 2, width // 2, images)
-    y = _in_planes(pixels, kernel.reshape(taps, taps, 4 * channels, features * 4))
+    y = _convolve(pixels, kernel.reshape(taps, taps, 4 * channels, features * 4))
     return y.reshape(features, 4, 1, 1, *y.shape[1:])
 
 
-def _pooled(x: Array) -> Array:
-    """[C, 4, t, t, H, W, B] as [C, t H, t W, B]."""
-    greatest = x.max(1)
-    channels, t, _, height, width, images = greatest.shape
-    return greatest.transpose(0, 3, 1, 4, 2, 5).reshape(channels, t * height, t * width, images)
+def _max_of_windows(x: Array) -> Array:
+    """Returns the maxima [C, t H, t W, B] of pooling windows [C, 4, t, t, H, W, B]."""
+    maxima = x.max(1)
+    channels, t, _, height, width, images = maxima.shape
+    return maxima.transpose(0, 3, 1, 4, 2, 5).reshape(channels, t * height, t * width, images)

@@ -1,0 +1,211 @@
+"""The hardware as a value, and the table of the choices it calls for.
+
+Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Code that chooses
+takes a `Hardware` (default: `current()`), so a test can ask on any machine what another one would get:
+
+    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)
+    >>> choices(gpu).layout, choices(gpu).max_lanes
+    ('images_first', 4)
+
+jax is imported by `current` only, so packages without jax may import this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Hardware(NamedTuple):
+    """The devices that jax computes on, and their host."""
+
+    platform: str
+    """jax's name of the back end: "cpu", "gpu" or "tpu"."""
+    kind: str
+    """Name of the device model, e.g. "NVIDIA H100 80GB HBM3"."""
+    num_devices: int
+    """Devices of that platform; of a CPU, the virtual devices that jax was started with."""
+    cores: int
+    """CPU cores that this process may use."""
+    memory_bytes: int | None
+    """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are cores of the host."""
+        return self.platform == "cpu"
+
+
+class Choices(NamedTuple):
+    """What one platform calls for, where a setting is `auto` or there is no setting."""
+
+    layout: str
+    """Memory layout of small convolutional networks (`--conv auto`): "images_last" or "images_first".
+
+    XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
+    minibatch fill them. Accelerators tile channels themselves."""
+    small_image_conv: str
+    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its name in `models.conv.selection`.
+
+    XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
+    clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both.
+    Winograd's saving of products was measured on CPUs only."""
+    large_image_conv: str
+    """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
+    small_image_pixels: int
+    """Largest height x width of a small image."""
+    contiguous_patches: bool
+    """Whether convolutions on few channels copy each patch in two contiguous runs rather than tap by tap.
+
+    With its gradient, a 7x7 stride 2 kernel on 3 channels takes 0.76 of the time at 28 to 64 pixels, a 3x3 kernel 0.97
+    at 32; one CPU core, 16 to 32 images."""
+    fusion_barriers: bool
+    """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
+
+    XLA's CPU back end considers sums cheap and fuses them into every consumer."""
+    max_lanes: int
+    """Clients that train side by side on one device (`--lanes auto`).
+
+    One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
+    lanes share the launches."""
+    bytes_per_client: Mapping[str, int] | None
+    """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
+
+    0 where they are negligible. Other models use one device; None: every model uses all devices. The devices of a CPU
+    are its cores, and only for the listed models is one client per core faster than one client on all cores."""
+    memory_share: float
+    """Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
+    is_float64_safe_on_many_devices: bool
+    """False where a cohort must not be shared in double precision: with jax 0.10.2, two CPU devices at work at once
+    occasionally gave gradients that were off by 1e-3, in float64 only."""
+    rows_per_scoring_pass: int
+    """Validation rows that scoring evaluates at once, in whole groups of `batch_size` rows and at least one group.
+
+    More rows fill an accelerator. On a CPU a single group needs no batch axis, which would turn its matmuls into
+    batched ones."""
+    microbatch_rows: Mapping[str, int]
+    """Rows per microbatch, for models in which no row depends on another; other models use whole minibatches.
+
+    The activations of two ViT images fit a CPU's caches."""
+    is_default_float32: bool
+    """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
+
+
+CPU = Choices(
+    layout="images_last",
+    small_image_conv="winograd",
+    large_image_conv="winograd",
+    small_image_pixels=64 * 64,
+    contiguous_patches=True,
+    fusion_barriers=True,
+    max_lanes=1,
+    bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
+    memory_share=0.5,
+    is_float64_safe_on_many_devices=False,
+    rows_per_scoring_pass=0,
+    microbatch_rows={"vit_s16": 2, "vit_b16": 2},
+    is_default_float32=True,
+)
+
+ACCELERATOR = Choices(
+    layout="images_first",
+    small_image_conv="gemm",
+    large_image_conv="lax",
+    small_image_pixels=64 * 64,
+    contiguous_patches=False,
+    fusion_barriers=False,
+    max_lanes=4,
+    bytes_per_client=None,
+    memory_share=1.0,
+    is_float64_safe_on_many_devices=True,
+    rows_per_scoring_pass=1024,
+    microbatch_rows={},
+    is_default_float32=False,
+)
+"""GPUs and TPUs."""
+
+
+def choices(hardware: Hardware | None = None) -> Choices:
+    """Returns the choices that `hardware` calls for.
+
+    Args:
+        hardware: defaults to `current()`.
+    """
+    return CPU if (hardware or current()).is_cpu else ACCELERATOR
+
+
+def auto_conv(num_pixels: int, hardware: Hardware | None = None) -> str:
+    """Returns the name of the convolution that `--conv auto` uses for images of that many pixels.
+
+    Args:
+        num_pixels: height x width of the input.
+        hardware: defaults to `current()`.
+    """
+    chosen = choices(hardware)
+    return chosen.small_image_conv if num_pixels <= chosen.small_image_pixels else chosen.large_image_conv
+
+
+def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> int:
+    """Returns how many devices `--devices auto` shares a cohort among, before the cohort's size limits them.
+
+    Args:
+        model: name of the model.
+        double: whether the run computes in float64.
+        hardware: defaults to `current()`.
+
+    >>> laptop = Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)
+    >>> [auto_devices(model, False, laptop) for model in ("resnet18", "vit_s16", "mlp")]
+    [8, 6, 1]
+    """
+    hardware = hardware or current()
+    chosen, num_devices = choices(hardware), hardware.num_devices
+    if double and not chosen.is_float64_safe_on_many_devices:
+        return 1
+    if chosen.bytes_per_client is None:
+        return num_devices
+    num_bytes = chosen.bytes_per_client.get(model)
+    if num_bytes is None:
+        return 1
+    if not num_bytes or hardware.memory_bytes is None:
+        return num_devices
+    return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
+
+
+def groups_per_scoring_pass(group_rows: int, hardware: Hardware | None = None) -> int:
+    """Returns how many validation groups of `group_rows` rows scoring evaluates at once.
+
+    Args:
+        group_rows: rows of one group, the run's `batch_size`.
+        hardware: defaults to `current()`.
+    """
+    return max(1, choices(hardware).rows_per_scoring_pass // group_rows)
+
+
+@functools.cache
+def current() -> Hardware:
+    """Returns the hardware of this process. The first call starts jax's back end."""
+    import jax
+
+    platform, devices = jax.default_backend(), jax.devices()
+    memory = host_memory() if platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
+    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory)
+
+
+def num_cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> int | None:
+    """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
+    limits = []
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
+    if text != "max":
+        limits.append(int(text))
+    return min(limits, default=None)

@@ -1,0 +1,155 @@
+"""The table of choices that hardware calls for, asked for other machines than this one."""
+
+import ast
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from test_architecture import SOURCES
+
+from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.models import layers
+from fedvg_jax.models.conv import patches, selection, winograd
+from fedvg_jax.runs import registry, simulation
+
+CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
+GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+TPU = hw.Hardware("tpu", "TPU v5e", num_devices=4, cores=16, memory_bytes=None)
+accelerators = pytest.mark.parametrize("hardware", [GPU, TPU], ids=lambda h: h.platform)
+
+
+def test_current_hardware_is_what_jax_computes_on():
+    found = hw.current()
+    assert (found.platform, found.num_devices) == (jax.default_backend(), len(jax.devices()))
+    assert found.kind == jax.devices()[0].device_kind and found.cores >= 1
+
+
+def test_choices_default_to_the_current_hardware():
+    assert hw.choices() is hw.choices(hw.current())
+
+
+def test_a_cpu_gets_images_last_and_winograd_for_any_size():
+    assert selection.layout("auto", CPU).images == -1
+    assert {hw.auto_conv(side**2, CPU) for side in (1, 64, 65, 512)} == {"winograd"}
+
+
+@accelerators
+def test_an_accelerator_gets_patches_up_to_64_pixels_and_the_library_s_convolution_above(hardware):
+    assert selection.layout("auto", hardware).images == 0
+    assert [hw.auto_conv(side**2, hardware) for side in (1, 64, 65, 512)] == ["gemm", "gemm", "lax", "lax"]
+
+
+@accelerators
+def test_an_accelerator_gets_planes_or_winograd_only_by_name(hardware):
+    """16 channels at 8 x 8 are what Winograd is for: 36 matmuls in one there, and one of patches otherwise."""
+    x, w = jax.ShapeDtypeStruct((2, 8, 8, 16), jnp.float32), jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.float32)
+
+    def num_matmuls(name):
+        conv = selection.convolution(name, hardware)
+        program = jax.make_jaxpr(lambda x, w: conv(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return str(program(x, w)).count("dot_general")
+
+    assert winograd.tile_size((8, 8)) == 4
+    assert num_matmuls("auto") == num_matmuls("gemm") == 1 and num_matmuls("winograd") == 4
+    assert selection.layout("planes", hardware).images == -1
+
+
+def test_only_a_cpu_copies_patches_of_few_channels_in_contiguous_runs():
+    x, w = jnp.ones((2, 9, 8, 3)), jnp.ones((7, 7, 3, 4))
+
+    def num_slices(hardware):
+        program = jax.make_jaxpr(lambda x, w: patches.gemm_conv(x, w, (1, 1), "SAME", hardware=hardware))(x, w)
+        return str(program).count(" slice[")
+
+    assert num_slices(CPU) == 9 + 8 and num_slices(GPU) == 7 * 7
+
+
+def test_only_a_cpu_gets_fusion_barriers():
+    programs = [str(jax.make_jaxpr(lambda x, h=h: layers.fusion_barrier(x, h))(jnp.ones(3))) for h in (CPU, GPU, TPU)]
+    assert ["cond" in program for program in programs] == [True, False, False]
+
+
+def test_only_a_cpu_trains_vision_transformers_by_microbatches():
+    assert {model for model in registry.MODELS if hw.choices(CPU).microbatch_rows.get(model)} == {"vit_s16", "vit_b16"}
+    assert not hw.choices(GPU).microbatch_rows and not hw.choices(TPU).microbatch_rows
+
+
+@pytest.mark.parametrize(
+    ("hardware", "batch_size", "groups"), [(CPU, 1, 1), (CPU, 64, 1), (GPU, 64, 16), (GPU, 1000, 1), (GPU, 2048, 1)]
+)
+def test_scoring_takes_about_1024_rows_at_once_on_an_accelerator_and_one_group_on_a_cpu(hardware, batch_size, groups):
+    assert hw.groups_per_scoring_pass(batch_size, hardware) == groups
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "devices"),
+    [
+        (CPU, {"model": "resnet18"}, 8),
+        (CPU, {"model": "mlp"}, 1),
+        (CPU, {"model": "vit_b16"}, 1),
+        (CPU, {"model": "vit_s16"}, 8),
+        (CPU._replace(memory_bytes=4 * 2**30), {"model": "vit_s16"}, 3),  # 640 MiB a client of half of 4 GiB
+        (CPU._replace(memory_bytes=None), {"model": "vit_s16"}, 8),
+        (CPU._replace(num_devices=2), {"model": "resnet18"}, 2),
+        (GPU, {"model": "mlp"}, 4),
+        (GPU, {"model": "vit_b16"}, 4),
+        (GPU, {"model": "mlp", "clients": 3}, 3),
+        (GPU, {"model": "mlp", "devices": "2"}, 2),
+    ],
+)
+def test_auto_shares_a_cohort_among_the_devices_that_pay(hardware, changes, devices):
+    config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
+    assert simulation.num_devices(config, hardware) == devices
+
+
+def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
+    config = Config(clients=10, join_ratio=1.0, model="resnet18")
+    with jax.enable_x64(True):
+        assert [simulation.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
+
+
+def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
+    config = Config(clients=10, join_ratio=1.0, model="mlp")
+    machines = CPU, GPU._replace(num_devices=1)
+    assert [simulation.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])
+def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeypatch, tmp_path):
+    whole = hw.host_memory()
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(hw, "Path", lambda path: tmp_path / "memory.max")
+    assert hw.host_memory() == expected or (expected is None and hw.host_memory() >= whole)
+
+
+ASKS_JAX = {
+    "core/hardware": "finds the hardware",
+    "engine/executors": "places arrays on the devices",
+    "runs/loop": "records the device in summary.json",
+    "runs/provenance": "records the device in manifest.json",
+    "sim": "starts jax, to report a missing device in one line",
+    "views/display": "prints the device",
+}
+"""Modules that ask jax for its back end or devices -> why."""
+
+
+def test_no_other_module_asks_jax_for_the_back_end_to_choose():
+    names = {"default_backend", "devices", "local_devices", "device_count", "local_device_count"}
+    asking = {
+        module
+        for module, source in SOURCES.items()
+        for node in ast.walk(source)
+        if isinstance(node, ast.Attribute) and node.attr in names
+        if isinstance(node.value, ast.Name) and node.value.id == "jax"
+    }
+    assert asking == set(ASKS_JAX)
+
+
+def test_the_convolution_of_a_network_is_the_hardware_s():
+    """Flax's convolution calls what `selection` returns, with the hardware bound."""
+    layer = nn.Conv(16, (3, 3), conv_general_dilated=selection.convolution("auto", GPU), use_bias=False)
+    program = jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x)[0])(jnp.ones((1, 4, 4, 16)))
+    assert str(program).count("dot_general") == 1

@@ -1,4 +1,4 @@
-"""Parameters without a gradient are left out of the work, and nothing else changes."""
+"""Clients carry only the parameters that can have a gradient, and no result changes."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ from fedvg_jax.weightings import rules, signals
 
 
 class OnePixel(nn.Module):
-    """A 3x3 convolution of images of 1 x 2 pixels: of its nine taps only the middle row can meet them."""
+    """A 3x3 convolution of images of 1 x 2 pixels: of its nine taps only the middle row meets a pixel."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -32,8 +32,8 @@ TASK = tasks.classification(OnePixel(), worlds.CLASSES, worlds.IMAGE)
 WORLD = worlds.small()
 
 
-def test_a_gradient_is_zero_outside_of_what_is_alive_and_nowhere_inside(x64):
-    """The stages of this network see 4, 2 and 1 pixels: kernels with one row dead, with two, and with none."""
+def test_gradient_is_zero_outside_of_its_support_and_nonzero_inside(x64):
+    """The stages of this network work on 4, 2 and 1 pixels: kernels with one dead row, with two, and with none."""
     task = tasks.classification(resnet.ResNet(3, depths=(1, 1, 1), width=2), 3, (16, 16, 3))
     variables = jax.tree.map(lambda p: p.astype(float), worlds.jit(task.init)(jax.random.key(0)))
     rng = np.random.default_rng(0)
@@ -43,15 +43,16 @@ def test_a_gradient_is_zero_outside_of_what_is_alive_and_nowhere_inside(x64):
         return task.loss(params, variables.stats, batch, jnp.ones(8, bool), True)[0]
 
     gradient = worlds.jit(jax.grad(loss))(variables.params)
-    inside = task.live.within(tree.zeros_like(gradient), jax.tree.map(jnp.ones_like, task.live.of(gradient)))
+    support = task.support
+    inside = support.within(tree.zeros_like(gradient), jax.tree.map(jnp.ones_like, support.of(gradient)))
     for path, g, box in zip(tree.paths(gradient), *map(jax.tree.leaves, (gradient, inside)), strict=True):
         if g.ndim == 4:
             np.testing.assert_array_equal(np.asarray(g).any((2, 3)), np.asarray(box).any((2, 3)), path)
-    dead = {path: box for path, box in live_kernels(task.init).items() if path.startswith("layer3")}
-    assert dead == {"layer3_0/conv1/kernel": [(1, 3), (1, 3)], "layer3_0/conv2/kernel": [(1, 2), (1, 2)]}
+    boxes = {path: box for path, box in live_boxes(task.init).items() if path.startswith("layer3")}
+    assert boxes == {"layer3_0/conv1/kernel": [(1, 3), (1, 3)], "layer3_0/conv2/kernel": [(1, 2), (1, 2)]}
 
 
-def test_a_layer_used_on_two_sizes_keeps_the_taps_of_both():
+def test_layer_used_on_two_sizes_has_the_live_taps_of_both():
     class Twice(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -61,42 +62,44 @@ def test_a_layer_used_on_two_sizes_keeps_the_taps_of_both():
     def init(key):
         return Twice().init(key, jnp.zeros((1, 2, 2, 3)))["params"]
 
-    assert live_kernels(init) == {"Conv_0/kernel": [(0, 3), (1, 2)]}
+    assert live_boxes(init) == {"Conv_0/kernel": [(0, 3), (1, 2)]}
 
 
 @pytest.mark.parametrize("padding, strides, dilation", [("SAME", (1, 1), 1), (1, (1, 1), 1), ([(2, 2)] * 2, (1, 1), 2)])
-def test_where_padding_is_not_written_out_everything_is_alive(padding, strides, dilation):
+def test_every_tap_is_live_where_padding_is_not_explicit(padding, strides, dilation):
     layer = nn.Conv(3, (3, 3), strides, padding=padding, kernel_dilation=dilation)
-    assert live_kernels(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
+    assert live_boxes(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
 
 
-@pytest.mark.parametrize("drawn_before", [False, True])
-def test_it_is_known_whether_or_not_a_model_was_drawn_before(drawn_before):
-    init, known = live_taps.watched(lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False))
-    if drawn_before:
+@pytest.mark.parametrize("is_initialised", [False, True])
+def test_live_taps_are_recorded_whether_or_not_a_model_was_initialised(is_initialised):
+    init, boxes = live_taps.record_live_taps(
+        lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False)
+    )
+    if is_initialised:
         for _ in range(2):
             worlds.jit(init)(jax.random.key(1))
-    assert known() == {"conv1/kernel": [(1, 2), (0, 3)]}
+    assert boxes() == {"conv1/kernel": [(1, 2), (0, 3)]}
 
 
 @pytest.mark.parametrize("name", simulation.ALGORITHMS)
-def test_rounds_without_what_has_no_gradient_are_the_same_rounds(x64, name):
-    """Two rounds of every algorithm with its memories, carrying everything and carrying what is alive."""
+def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
+    """Two rounds of every algorithm with its memories."""
     algorithm = worlds.algorithm(name)
-    planned = [WORLD.schedule(number, probe_ratio=0.5) for number in range(2)]
+    schedules = [WORLD.schedule(number, probe_ratio=0.5) for number in range(2)]
 
-    def rounds(task, carried):
+    def rounds(task, support):
         signal = signals.validation_norms(task, norms.l2, train=True, groups_per_pass=1)
         rule = rules.fedvg(signal, groups.layerwise, task.block_of)
         arguments = task, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
-        step, state = worlds.jit(federated_round.make_round(*arguments, live=carried)), start
-        for schedule in planned:
+        step, state = worlds.jit(federated_round.make_round(*arguments, live=support)), start
+        for schedule in schedules:
             state, metrics = step(state, schedule, WORLD.data(), worlds.hyper())
         return state, metrics
 
     start = worlds.state(WORLD, algorithm, TASK)
-    found = rounds(TASK, TASK.live)
-    worlds.assert_close(found, rounds(TASK._replace(live=None), gradient_support.EVERYTHING), 1e-12)
+    found = rounds(TASK, TASK.support)
+    worlds.assert_close(found, rounds(TASK._replace(support=None), gradient_support.EVERYTHING), 1e-12)
     kernels = [state.variables.params["conv1"]["kernel"] for state in (start, found[0])]
     np.testing.assert_array_equal(*(kernel[0] for kernel in kernels))
     assert jnp.abs(kernels[1] - kernels[0])[1].min() > 0
@@ -104,21 +107,21 @@ def test_rounds_without_what_has_no_gradient_are_the_same_rounds(x64, name):
 
 @pytest.mark.parametrize("norm", norms.BY_NAME)
 @pytest.mark.parametrize("groups_per_pass", [1, 2])
-def test_a_validation_gradient_is_whole_again(x64, norm, groups_per_pass):
+def test_validation_gradient_on_the_support_equals_the_full_one(x64, norm, groups_per_pass):
     variables = worlds.variables(task=TASK)
     report = Report(variables, jnp.ones((), int), variables.params)
     found, expected = (
         signals.validation_norms(task, norms.BY_NAME[norm], True, groups_per_pass)({}, report, WORLD.data())
-        for task in (TASK, TASK._replace(live=None))
+        for task in (TASK, TASK._replace(support=None))
     )
     worlds.assert_close(found, expected, 1e-12)
 
 
-def test_a_client_carries_what_is_alive():
+def test_client_carries_the_support_only():
     state = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
     arguments = state, WORLD.schedule(0), WORLD.data(), worlds.hyper()
     client = local_training.make_client(
-        TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, live=TASK.live
+        TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, live=TASK.support
     )
     carries = client.init(0), client.step(client.init(0), 0, 0)
     assert [carry.params["conv1"]["kernel"].shape for carry in carries] == 2 * [(1, 3, 3, 4)]
@@ -128,17 +131,18 @@ def test_a_client_carries_what_is_alive():
     ("changes", "is_all"),
     [({}, False), ({"weight_decay": 1e-3}, True), ({"optimiser": "adamw"}, True), ({"optimiser_state": "kept"}, True)],
 )
-def test_where_the_rest_would_move_everything_is_carried(changes, is_all):
+def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
+    """Weight decay moves them, and a kept optimiser state covers them."""
     found = simulation.make_live(dataclasses.replace(config.Config(), **changes), TASK)
-    assert found is (gradient_support.EVERYTHING if is_all else TASK.live)
+    assert found is (gradient_support.EVERYTHING if is_all else TASK.support)
 
 
-def test_a_task_for_other_images_says_so():
-    """Its live parameters would be others."""
+def test_loss_refuses_images_of_another_shape():
+    """Other parameters would have a gradient."""
     batch = Batch(jnp.zeros((2, 4, 4, 3), jnp.uint8), jnp.zeros(2, jnp.int32))
     with pytest.raises(UsageError, match=r"images of \(4, 4, 3\) for the loss of a task made for \(1, 2, 3\)"):
         TASK.loss(*worlds.variables(task=TASK), batch, jnp.ones(2, bool), True)
 
 
-def live_kernels(init):
-    return live_taps.watched(init)[1]()
+def live_boxes(init):
+    return live_taps.record_live_taps(init)[1]()

@@ -1,4 +1,4 @@
-"""Tasks from a user's own Linen and NNX modules, and one clear line for whatever cannot be one."""
+"""Tasks from a user's own Linen and NNX modules, and one-line errors for modules that cannot be trained."""
 
 import importlib.util
 import sys
@@ -57,46 +57,46 @@ every_library = pytest.mark.parametrize("library", TASKS)
 
 
 def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
-    """Outputs of the four real rows, and the running statistics after them, in NumPy. Flax moves the running variance
-    by the biased one."""
+    """Outputs of the four real rows and the running statistics after them, in NumPy. Flax updates the running variance
+    with the biased one."""
     params, stats = jax.tree.map(lambda a: np.asarray(a, float), variables)
     x = X[:4] @ params["first"]["kernel"] + params["first"]["bias"]
     mean, var = (x.mean(0), x.var(0)) if train else (stats["norm"]["mean"], stats["norm"]["var"])
     y = (x - mean) / np.sqrt(var + 1e-5) * params["norm"]["scale"] + params["norm"]["bias"]
-    moved = {"mean": 0.9 * stats["norm"]["mean"] + 0.1 * x.mean(0), "var": 0.9 * stats["norm"]["var"] + 0.1 * x.var(0)}
+    updated = {name: 0.9 * stats["norm"][name] + 0.1 * new for name, new in (("mean", x.mean(0)), ("var", x.var(0)))}
     y = np.maximum(y, 0) @ params["last"]["kernel"] + params["last"]["bias"]
-    return y[:, 0], {"norm": moved if train else stats["norm"]}
+    return y[:, 0], {"norm": updated if train else stats["norm"]}
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluating"])
+@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluation"])
 @every_library
-def test_a_module_s_loss_is_the_mean_over_the_real_rows(x64, library, train):
+def test_loss_is_the_mean_over_the_real_rows(x64, library, train):
     task = TASKS[library]
     variables = worlds.variables(task=task)
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
         loss, stats = worlds.jit(task.loss, static_argnums=4)(*variables, BATCH, MASK, train)
-    outputs, moved = by_hand(variables, train)
+    outputs, updated = by_hand(variables, train)
     np.testing.assert_allclose(loss, np.square(outputs - Y[:4]).mean(), rtol=1e-9)
-    worlds.assert_close(stats, moved, 1e-9)
+    worlds.assert_close(stats, updated, 1e-9)
 
 
 @every_library
-def test_a_module_s_metrics_are_means_over_the_rows_of_all_batches(x64, library):
+def test_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     task = TASKS[library]
     variables = worlds.variables(task=task)
     measure = worlds.jit(task.measure)
-    halves = [MASK & (jnp.arange(6) < 1), MASK & (jnp.arange(6) >= 1)]
-    sums = tree.add(*(measure(*variables, BATCH, mask) for mask in halves))
+    masks = [MASK & (jnp.arange(6) < 1), MASK & (jnp.arange(6) >= 1)]
+    sums = tree.add(*(measure(*variables, BATCH, mask) for mask in masks))
     errors = np.abs(by_hand(variables, False)[0] - Y[:4])
     assert task.metrics(sums) == pytest.approx({"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9)
 
 
 @every_library
-def test_a_module_s_arrays_are_plain_trees_with_a_block_for_every_part(library):
-    drawn = jax.eval_shape(TASKS[library].init, jax.random.key(0))
+def test_variables_are_plain_trees_with_a_block_per_top_level_module(library):
+    variables = jax.eval_shape(TASKS[library].init, jax.random.key(0))
     paths = [f"{part}/{leaf}" for part in ("first", "last") for leaf in ("bias", "kernel")]
-    assert tree.paths(drawn.params) == [*paths, "norm/bias", "norm/scale"]
-    assert tree.paths(drawn.stats) == ["norm/mean", "norm/var"]
+    assert tree.paths(variables.params) == [*paths, "norm/bias", "norm/scale"]
+    assert tree.paths(variables.stats) == ["norm/mean", "norm/var"]
     assert {TASKS[library].block_of(path) for path in paths} == {"first", "last"}
 
 
@@ -110,7 +110,7 @@ class Modes(nn.Module):
 
 
 @pytest.mark.parametrize(("train", "expected"), [(True, [1, 0, 0]), (False, [0, 1, 1])])
-def test_a_module_is_told_of_training_by_whatever_name_it_has_for_it(train, expected):
+def test_module_gets_the_mode_under_the_argument_names_it_has(train, expected):
     task = fedvg_jax.linen_task(Modes(), lambda modes, y: jnp.float32((modes == y).all()), X[:1])
     batch = Batch(BATCH.x, jnp.broadcast_to(jnp.array(expected, bool), (6, 3)))
     assert task.loss({"unused": jnp.zeros(1)}, {}, batch, MASK, train)[0] == 1
@@ -125,43 +125,43 @@ def test_tokens_and_labels_stay_integers():
     fedvg_jax.check_task(task, Batch(arrays.x, arrays.y))
     batch = Batch(jnp.asarray(tokens), jnp.asarray(labels))
     sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(jax.random.key(0))
-    found = task.metrics(sums)
-    assert found["accuracy"] in (0.25, 0.75), "four equal rows of labels 1, 0, 1, 1"
+    accuracy = task.metrics(sums)["accuracy"]
+    assert accuracy in (0.25, 0.75), "four equal rows with labels 1, 0, 1, 1"
 
 
-# --- what cannot be a task
+# --- modules that cannot be a task
 
 
-class Sown(nn.Module):
+class Cached(nn.Module):
     @nn.compact
     def __call__(self, x):
-        self.variable("cache", "seen", jnp.zeros, ())
+        self.variable("cache", "total", jnp.zeros, ())
         return nn.Dense(1)(x)
 
 
 REFUSED = {
     "Sequential has batch statistics.*mask": lambda: linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
-    "Sequential draws random numbers.*leave them out": lambda: linen(nn.Dense(3), nn.Dropout(0.5, deterministic=False)),
-    "Sown has variables cache; allowed: params, batch_stats": lambda: fedvg_jax.linen_task(Sown(), squared, X[:1]),
+    "Sequential uses random numbers.*remove them": lambda: linen(nn.Dense(3), nn.Dropout(0.5, deterministic=False)),
+    "Cached has variables cache; allowed: params, batch_stats": lambda: fedvg_jax.linen_task(Cached(), squared, X[:1]),
     r"Sequential must return .* \[3, ...\].*; got \[1\]": lambda: linen(nn.Dense(1), lambda x: x.mean(0)),
     r"must return .*; got \[\] at b": lambda: linen(nn.Dense(1), lambda x: {"a": x, "b": x.sum()}),
-    "NnxNet draws random numbers": lambda: fedvg_jax.nnx_task(lambda rngs: NnxNet(rngs, True), squared, X[:1]),
-    "another name than loss": lambda: fedvg_jax.linen_task(nn.Dense(1), squared, X[:1], metrics={"loss": squared}),
+    "NnxNet uses random numbers": lambda: fedvg_jax.nnx_task(lambda rngs: NnxNet(rngs, True), squared, X[:1]),
+    "metric is named loss, .* choose another name": lambda: linen(nn.Dense(1), metrics={"loss": squared}),
 }  # fmt: skip
 
 
-def linen(*layers):
-    return fedvg_jax.linen_task(nn.Sequential(layers), squared, X[:1])
+def linen(*layers, **options):
+    return fedvg_jax.linen_task(nn.Sequential(layers), squared, X[:1], **options)
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_a_module_that_cannot_be_trained_here_is_one_line(said):
-    with pytest.raises(UsageError, match=said) as error:
-        REFUSED[said]()
+@pytest.mark.parametrize("message", REFUSED)
+def test_module_that_cannot_be_a_task_is_refused_in_one_line(message):
+    with pytest.raises(UsageError, match=message) as error:
+        REFUSED[message]()
     assert "\n" not in str(error.value)
 
 
-def test_a_loss_of_one_example_that_is_no_scalar_is_told():
+def test_loss_per_example_that_is_no_scalar_is_refused():
     task = fedvg_jax.linen_task(nn.Dense(1), squared, X[:1])
     with pytest.raises(UsageError, match=r"loss of one example must be a scalar, shape \[\]; got \[1\] from an output"):
         fedvg_jax.check_task(task, BATCH)
@@ -170,11 +170,11 @@ def test_a_loss_of_one_example_that_is_no_scalar_is_told():
 # --- a whole run
 
 
-def test_the_regression_example_beats_the_mean(monkeypatch, capsys):
+def test_regression_example_beats_the_mean(monkeypatch, capsys):
     path = Path(__file__).parents[2] / "examples" / "regression.py"
     spec = importlib.util.spec_from_file_location("regression", path)
     example = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "regression", example)  # where dataclasses look for the module of a class
+    monkeypatch.setitem(sys.modules, "regression", example)  # dataclasses look up the module of a class there
     spec.loader.exec_module(example)
     monkeypatch.setattr(example, "WEIGHTINGS", ("fedvg",))
     errors = example.main(["--rounds", "40", "--clients", "4"])
@@ -184,7 +184,7 @@ def test_the_regression_example_beats_the_mean(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "partition", "said"),
+    ("settings", "partition", "message"),
     [
         (
             {},
@@ -194,7 +194,7 @@ def test_the_regression_example_beats_the_mean(monkeypatch, capsys):
         ({"weighting": "val_accuracy"}, ([[0], [1]], [[2], []], [[3], []]), "val_accuracy needs.*use val_loss"),
     ],
 )
-def test_what_needs_classes_says_so_where_there_are_none(settings, partition, said, tmp_path):
+def test_settings_that_need_classes_are_refused_for_regression(settings, partition, message, tmp_path):
     settings = fedvg_jax.Config(clients=2, cache_dir=tmp_path, **settings)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         fedvg_jax.run(settings, data=(X, Y), partition=partition, task=fedvg_jax.linen_task(LinenNet(), squared, X[:1]))

@@ -1,4 +1,4 @@
-"""The convolution as patches and one matmul equals XLA's, in values and in gradients."""
+"""Every convolution equals XLA's in values and gradients, and is chosen where it pays."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedvg_jax import config
-from fedvg_jax.models.conv import layout, patches, taps, winograd
+from fedvg_jax.models.conv import layout, patches, selection, taps, winograd
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
@@ -31,12 +31,11 @@ CASES = {  # (height, width), kernel, stride, padding
     "stride past a small image": ((2, 2), (3, 3), (4, 4), [(3, 3), (3, 3)]),
 }
 
-
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
 
 def value_and_pullback(conv_fn, stride, padding):
-    """(x, w, dy) -> (y, dx, dw), of a batch of clients, each with its own kernel."""
+    """Returns (x, w, dy) -> (y, dx, dw) for one client."""
 
     def one(x, w, dy):
         y, pullback = jax.vjp(
@@ -52,6 +51,7 @@ def value_and_pullback(conv_fn, stride, padding):
 
 
 def arrays(case):
+    """Returns x, w and dy of two clients, stacked."""
     size, kernel, stride, padding = CASES[case]
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, 3, *size, 2)), rng.normal(size=(2, *kernel, 2, 4))
@@ -62,35 +62,52 @@ def arrays(case):
     return tuple(map(jnp.asarray, (x, w, rng.normal(size=(2, *out.shape)))))
 
 
-def padded(case):
+def explicit_pads(case):
     size, kernel, stride, padding = CASES[case]
     return tuple(lax.padtype_to_pads(size, kernel, stride, padding) if isinstance(padding, str) else padding)
 
 
-def by_tap(case):
-    """`taps.convolve` with the signature of the others."""
-    return lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, padded(case))
-
-
-@pytest.mark.parametrize("batched", [False, True], ids=["alone", "vmapped"])
-@pytest.mark.parametrize("way", [lambda case: patches.gemm_conv, by_tap], ids=["gemm", "tap by tap"])
-@pytest.mark.parametrize("case", CASES)
-def test_every_way_equals_lax_in_value_and_gradients(x64, case, way, batched):
+def assert_equals_lax(case, args, transform):
+    """Asserts that patches and single taps give lax's value and gradients; the three are one program."""
     _, _, stride, padding = CASES[case]
-    args = arrays(case)
-    args = args if batched else [a[0] for a in args]
-    run = functools.partial(value_and_pullback, stride=stride, padding=padding)
-    found, expected = (
-        worlds.jit(jax.vmap(run(f)) if batched else run(f))(*args) for f in (way(case), lax.conv_general_dilated)
-    )
-    worlds.assert_close(found, expected, 1e-9)
+    conv_fns = {
+        "lax": lax.conv_general_dilated,
+        "gemm": patches.gemm_conv,
+        "taps": lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, explicit_pads(case)),
+    }
+    run = {name: transform(value_and_pullback(f, stride, padding)) for name, f in conv_fns.items()}
+    found = worlds.jit(lambda *args: {name: f(*args) for name, f in run.items()})(*args)
+    for name in ("gemm", "taps"):
+        worlds.assert_close(found[name], found["lax"], 1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_patches_and_taps_equal_lax_in_value_and_gradients(x64, case):
+    assert_equals_lax(case, [a[0] for a in arrays(case)], lambda f: f)
 
 
 @pytest.mark.parametrize(
-    ("size", "at_once"), [((2, 2), 2), ((3, 5), 2), ((6, 6), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str
+    "case",
+    [
+        "3x3 padded",
+        "3x3 padded, many outputs",
+        "3x3 stride 2, torch's padding",
+        "unequal strides and padding",
+        "7x7 stride 2 on 2 pixels: dead taps all round",
+        "stride past a small image",
+    ],
 )
-def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, size, at_once):
-    assert winograd.outputs_at_once(size) == at_once
+def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
+    """vmap batches each primitive by itself: these cases have every one of them (both ways to copy patches, strided
+    slices, padding, cropping, one tap and several)."""
+    assert_equals_lax(case, arrays(case), jax.vmap)
+
+
+@pytest.mark.parametrize(
+    ("size", "tile"), [((2, 2), 2), ((3, 5), 2), ((6, 6), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str
+)
+def test_winograd_equals_lax_in_value_and_gradients(x64, size, tile):
+    assert winograd.tile_size(size) == tile
     rng = np.random.default_rng(0)
     args = [jnp.asarray(rng.normal(size=s)) for s in ((2, *size, 3), (3, 3, 3, 4), (2, *size, 4))]
     filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
@@ -99,34 +116,34 @@ def test_winograd_s_products_are_the_convolution_in_value_and_gradients(x64, siz
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_products_of_taps_are_counted(case):
+def test_num_products_counts_pairs_of_an_output_and_a_live_tap(case):
     """A convolution of ones counts, for every output, the taps that meet a real pixel."""
     size, kernel, stride, padding = CASES[case]
-    pads = padded(case)
+    pads = explicit_pads(case)
     x, w = jnp.ones((1, *size, 1)), jnp.ones((*kernel, 1, 1))
-    met = lax.conv_general_dilated(x, w, stride, padding, dimension_numbers=DIMENSIONS)
-    assert taps.products(size, kernel, stride, pads) == met.sum()
+    counts = lax.conv_general_dilated(x, w, stride, padding, dimension_numbers=DIMENSIONS)
+    assert taps.num_products(size, kernel, stride, pads) == counts.sum()
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (7, 1), (1, 1)], ids=str)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)], ids=str)
-def test_patches_are_the_same_whichever_way_they_are_copied(kernel, strides):
+def test_both_ways_to_copy_patches_give_the_same_patches(kernel, strides):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)))
     out = [(n - k) // s + 1 for n, k, s in zip((9, 8), kernel, strides, strict=True)]
     np.testing.assert_array_equal(
-        *(copied(x, kernel, out, strides) for copied in (patches._by_tap, patches._by_output))
+        *(copy(x, kernel, out, strides) for copy in (patches._patches_by_tap, patches._contiguous_patches))
     )
 
 
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (2, 5), (4, 3)])
 def test_winograd_s_matrices_filter_any_signal(m, r):
-    """y_i = sum_j w_j d_(i + j), of one dimension and in float64; the patches' matrix is exact in any binary format."""
+    """y_i = sum_j w_j d_(i + j) in one dimension and float64; B^T is exact in any binary format."""
     rng = np.random.default_rng(0)
     d, w = rng.normal(size=m + r - 1), rng.normal(size=r)
-    patch, kernel, outputs = winograd.matrices(m, r)
+    of_patch, of_kernel, of_output = winograd.transform_matrices(m, r)
     expected = [d[i : i + r] @ w for i in range(m)]
-    np.testing.assert_allclose(outputs @ ((kernel @ w) * (patch @ d)), expected, rtol=1e-13)
-    assert (patch * 4 == np.round(patch * 4)).all()
+    np.testing.assert_allclose(of_output @ ((of_kernel @ w) * (of_patch @ d)), expected, rtol=1e-13)
+    assert (of_patch * 4 == np.round(of_patch * 4)).all()
 
 
 def channel_products(function, arguments, num_channels):
@@ -151,7 +168,7 @@ def channel_products(function, arguments, num_channels):
      ({"size": (2, 2), "dtype": jnp.bfloat16}, 16), ({"stride": 2}, 25),
      ({"kernel": 5, "size": (2, 2)}, 16), ({"size": (2, 2), "channels": 15}, 4 * 9)],
 )  # fmt: skip
-def test_winograd_and_taps_are_taken_where_they_pay_and_gemm_elsewhere(changes, products):
+def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes, products):
     """Of an image, for each channel in and out: 36 for 4 x 4 outputs or 16 for 2 x 2; or, tap by tap, the pixels it
     meets, (3 n - 2) along a side of n; or an output's taps, of which gemm leaves out those that meet no pixel."""
     case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
@@ -159,7 +176,7 @@ def test_winograd_and_taps_are_taken_where_they_pay_and_gemm_elsewhere(changes, 
     x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])
     w = jax.ShapeDtypeStruct((case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"])
     conv_fn = functools.partial(
-        patches.winograd_conv,
+        selection.winograd_conv,
         window_strides=(case["stride"],) * 2,
         padding=case["padding"],
         dimension_numbers=DIMENSIONS,
@@ -174,35 +191,33 @@ def test_winograd_and_taps_are_taken_where_they_pay_and_gemm_elsewhere(changes, 
 
 
 @pytest.mark.parametrize(
-    "unknown", [{"lhs_dilation": (2, 1)}, {"rhs_dilation": (1, 2)}, {"feature_group_count": 2}], ids=str
+    "unsupported", [{"lhs_dilation": (2, 1)}, {"rhs_dilation": (1, 2)}, {"feature_group_count": 2}], ids=str
 )
-def test_gemm_refuses_dilation_and_groups(unknown):
+def test_gemm_refuses_dilation_and_groups(unsupported):
     with pytest.raises(ValueError, match="use conv 'lax'"):
-        patches.gemm_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (1, 1), "SAME", **unknown)
+        patches.gemm_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (1, 1), "SAME", **unsupported)
 
 
 @pytest.mark.parametrize("name", [name for name in config.CONVS if name != "planes"])
-def test_every_named_convolution_is_the_convolution(x64, name):
+def test_every_named_convolution_equals_lax(x64, name):
     _, _, stride, padding = CASES["3x3 stride 2 padded"]
     args = [a[0] for a in arrays("3x3 stride 2 padded")]
-    run = [
-        worlds.jit(value_and_pullback(f, stride, padding)) for f in (patches.by_name(name), lax.conv_general_dilated)
-    ]
-    found, expected = (f(*args) for f in run)
+    conv_fns = selection.convolution(name), lax.conv_general_dilated
+    found, expected = (worlds.jit(value_and_pullback(f, stride, padding))(*args) for f in conv_fns)
     worlds.assert_close(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("case", ["5x5", "3x3 padded", "even kernel padded", "3x3 on one pixel: 8 dead taps"])
-def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
-    """The result lies [O, H, W, B]; so does what is pulled back."""
+def test_convolution_of_images_last_equals_lax_in_value_and_gradients(x64, case):
+    """The output is [O, H, W, B]; so is the cotangent."""
     _, _, _, padding = CASES[case]
     x, w, dy = (a[0] for a in arrays(case))
-    planes = layout.images_last()
+    last = layout.images_last()
 
     @worlds.jit
     def found(x, w, dy):
-        y, pullback = jax.vjp(lambda x, w: planes.convolve(planes.enter(x), w, padding), x, w)
-        return jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(planes.enter(dy))
+        y, pullback = jax.vjp(lambda x, w: last.convolve(last.from_nhwc(x), w, padding), x, w)
+        return jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(last.from_nhwc(dy))
 
     expected = worlds.jit(value_and_pullback(lax.conv_general_dilated, (1, 1), padding))
     worlds.assert_close(found(x, w, dy), expected(x, w, dy), 1e-9)
@@ -212,31 +227,31 @@ def test_a_convolution_of_planes_equals_lax_in_value_and_gradients(x64, case):
     ("size", "kernel", "channels", "features", "padding", "tile"),
     [
         ((8, 10), 5, 3, 3, "VALID", 1),
-        ((8, 10), 5, 16, 16, "VALID", 1),  # by Winograd's products
+        ((8, 10), 5, 16, 16, "VALID", 1),  # Winograd, 2 x 2 output tiles
         ((6, 4), 3, 16, 17, "SAME", 1),
-        ((8, 12), 3, 32, 33, "SAME", 2),  # of 4 x 4 outputs
+        ((8, 12), 3, 32, 33, "SAME", 2),  # Winograd, 4 x 4 output tiles
         ((10, 6), 3, 33, 32, "VALID", 2),
-        ((8, 10), 3, 32, 32, "SAME", 1),  # of which 4 x 4 would leave a border
-        ((8, 8), 3, 31, 32, "SAME", 1),  # too few channels for them
-        ((8, 8), 5, 3, 33, "SAME", 0),  # a matmul that is wide enough
-        ((6, 4), 3, 3, 2, "SAME", 0),  # a kernel that would be mostly zeros
+        ((8, 10), 3, 32, 32, "SAME", 1),  # 4 x 4 output tiles would leave a border
+        ((8, 8), 3, 31, 32, "SAME", 1),  # too few channels for 4 x 4 output tiles
+        ((8, 8), 5, 3, 33, "SAME", 0),  # enough output channels for a plain matmul
+        ((6, 4), 3, 3, 2, "SAME", 0),  # a widened 3x3 kernel would be mostly zeros
         ((7, 6), 3, 16, 16, "SAME", 0),  # an odd height: 2 x 2 windows leave a border
         ((6, 6), 2, 16, 16, "SAME", 0),  # an even kernel
     ],
 )
-def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(
+def test_pooled_convolution_of_images_last_equals_lax_in_value_and_gradients(
     x64, size, kernel, channels, features, padding, tile
 ):
-    """`tile` is the side of one in windows, 0 for what does not come in blocks."""
+    """`tile` is the side of an output tile in pooling windows, 0 for an output without an axis for them."""
     rng = np.random.default_rng(0)
     shapes = (2, *size, channels), (kernel, kernel, channels, features)
     x, w = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
-    planes = layout.images_last()
-    y = jax.eval_shape(lambda: planes.convolve_pooled(planes.enter(x), w, padding))
+    last = layout.images_last()
+    y = jax.eval_shape(lambda: last.convolve_pooled(last.from_nhwc(x), w, padding))
     assert y.shape[1:4] == (4, tile, tile) if tile else y.ndim == 4
 
-    def in_planes(x, w):
-        return jnp.moveaxis(planes.pool(planes.convolve_pooled(planes.enter(x), w, padding)), (3, 0), (0, 3))
+    def pooled(x, w):
+        return jnp.moveaxis(last.pool(last.convolve_pooled(last.from_nhwc(x), w, padding)), (3, 0), (0, 3))
 
     def expected(x, w):
         dims = ("NHWC", "HWIO", "NHWC")
@@ -249,18 +264,18 @@ def test_a_pooled_convolution_of_planes_equals_lax_in_value_and_gradients(
 
         return worlds.jit(both)(x, w)
 
-    worlds.assert_close(value_and_gradients(in_planes), value_and_gradients(expected), 1e-9)
+    worlds.assert_close(value_and_gradients(pooled), value_and_gradients(expected), 1e-9)
 
 
-@pytest.mark.parametrize("lies", [layout.images_first(), layout.images_last()], ids=["first", "last"])
-def test_flattened_images_are_in_height_width_channel_order_in_every_layout(lies):
+@pytest.mark.parametrize("images", [layout.images_first(), layout.images_last()], ids=["first", "last"])
+def test_flattened_images_are_in_height_width_channel_order_in_every_layout(images):
     x = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    np.testing.assert_array_equal(lies.flatten(lies.enter(x)), x.reshape(2, -1))
+    np.testing.assert_array_equal(images.flatten(images.from_nhwc(x)), x.reshape(2, -1))
 
 
 @pytest.mark.parametrize(("size", "k"), [((6, 4), 2), ((7, 5), 2), ((9, 6), 3), ((5, 5), 1)])
 def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
-    """Without ties, where a maximum has no gradient."""
+    """For distinct values: the gradient of a tie is undefined."""
     n = 2 * size[0] * size[1] * 3
     x = jnp.asarray(np.random.default_rng(0).permutation(n).reshape(2, *size, 3), jnp.float32)
 

@@ -1,4 +1,4 @@
-"""What layers are made of."""
+"""The fusion barrier changes no number and survives compilation."""
 
 import jax
 import jax.numpy as jnp
@@ -6,30 +6,31 @@ import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax.models.layers import computed_once
+from fedvg_jax.core import hardware
+from fedvg_jax.models.layers import fusion_barrier
 
-ONCE = worlds.jit(lambda x: jax.vjp(computed_once, x)[0])
+BARRIER = worlds.jit(lambda x: jax.vjp(fusion_barrier, x)[0])
 
 
 @pytest.mark.parametrize("first", [1.5, np.nan, np.inf, -0.0])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_is_computed_once_is_unchanged_to_the_bit(dtype, first):
-    """Whichever branch the first number chooses; alone and in lanes."""
+def test_fusion_barrier_returns_its_input_bit_for_bit(dtype, first):
+    """For either branch that the first number selects; alone and under vmap."""
     own = jnp.finfo(dtype)
     x = jnp.asarray([[first, own.max], [-own.tiny, 1 / 3]], dtype)
-    np.testing.assert_array_equal(bits(ONCE(x)), bits(x))
-    np.testing.assert_array_equal(bits(worlds.jit(jax.vmap(computed_once))(x)), bits(x))
+    np.testing.assert_array_equal(bits(BARRIER(x)), bits(x))
+    np.testing.assert_array_equal(bits(worlds.jit(jax.vmap(fusion_barrier))(x)), bits(x))
 
 
-def test_so_is_its_gradient():
+def test_fusion_barrier_returns_its_cotangent_and_tangent_bit_for_bit():
     x, g = jnp.asarray([2.0, np.inf]), jnp.asarray([-3.0, 1 / 3])
-    np.testing.assert_array_equal(jax.vjp(computed_once, x)[1](g)[0], g)
-    np.testing.assert_array_equal(jax.jvp(computed_once, (x,), (g,))[1], g)
+    np.testing.assert_array_equal(jax.vjp(fusion_barrier, x)[1](g)[0], g)
+    np.testing.assert_array_equal(jax.jvp(fusion_barrier, (x,), (g,))[1], g)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere it is left to XLA")
-def test_xla_keeps_it_apart_in_both_directions():
-    """Fused, a value takes no memory and is computed again by whatever reads it; kept apart, it is an array."""
+@pytest.mark.skipif(not hardware.current().is_cpu, reason="the barrier is for CPUs; accelerators get none")
+def test_fusion_barrier_survives_compilation_in_both_directions():
+    """A fused value takes no memory and is computed again by each of its readers; behind a barrier it is an array."""
     x = jnp.ones(4096)
 
     def held(of):
@@ -42,7 +43,7 @@ def test_xla_keeps_it_apart_in_both_directions():
         return lambda x: 2 * jax.vjp(keep, x)[1](jnp.sin(x))[0]
 
     for direction in (forward, backward):
-        assert held(direction(computed_once)) - held(direction(lambda x: x)) >= x.nbytes, direction
+        assert held(direction(fusion_barrier)) - held(direction(lambda x: x)) >= x.nbytes, direction
 
 
 def bits(x):

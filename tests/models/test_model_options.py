@@ -1,4 +1,4 @@
-"""The options of a model, from their flags to its arrays."""
+"""The options of a model, from its flags to its arrays."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
-from fedvg_jax.models.conv import patches
+from fedvg_jax.models.conv import selection
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import registry, simulation
 
@@ -25,16 +25,16 @@ COUNTS = {
     ("lenet5", 10): 62_050,
     ("cnn", 10): 878_538,
 }
-"""The reference code's trainable parameters at 3 x 32 x 32; resnet18 by torchvision's published 11,689,512 less
-513,000 of its head and plus 5,130 of this one."""
+"""The reference code's trainable parameters at 3 x 32 x 32. resnet18: torchvision's published 11,689,512, minus 513,000
+of its head, plus 5,130 of this one."""
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A resnet18 of 4 features and one block."""
+    """Replaces resnet18 by a network of 4 features and one block."""
 
     def resnet18(classes, name, **options):
-        return ResNet(classes, patches.by_name(name), (1,), width=4, **options)
+        return ResNet(classes, selection.convolution(name), (1,), width=4, **options)
 
     monkeypatch.setitem(registry.MODELS, "resnet18", resnet18)
     return Config(model="resnet18")
@@ -44,14 +44,14 @@ def abstract(settings, arrays=GREY):
     return jax.eval_shape(simulation.make_task(settings, arrays).init, jax.random.key(0))
 
 
-def filled(settings):
-    """The model's arrays, of random numbers."""
+def random_variables(settings):
+    """Returns the model's arrays with random numbers."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda leaf: rng.random(leaf.shape, np.float32), abstract(settings))
 
 
 @pytest.mark.parametrize(("model", "classes"), COUNTS)
-def test_a_named_model_has_the_published_number_of_parameters(model, classes):
+def test_named_model_has_the_published_number_of_parameters(model, classes):
     names = tuple(map(str, range(classes)))
     arrays = Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
     params = abstract(Config(model=model), arrays).params
@@ -59,7 +59,7 @@ def test_a_named_model_has_the_published_number_of_parameters(model, classes):
 
 
 @pytest.mark.parametrize("model", simulation.MODELS)
-def test_a_model_starts_in_single_precision_also_where_double_is_allowed(x64, model):
+def test_initial_parameters_are_float32_also_in_double_precision(x64, model):
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract(Config(model=model)))} == {np.dtype(np.float32)}
 
 
@@ -71,7 +71,7 @@ def test_a_model_starts_in_single_precision_also_where_double_is_allowed(x64, mo
         ("vit_s16", (40, 30, 3), "patch_embed", (16 * 16 * 3, 384)),
     ],
 )
-def test_grey_and_oblong_images_fit_models_of_three_channels_and_224_pixels(model, shape, first, expected):
+def test_grayscale_and_oblong_images_fit_models_of_three_channels_and_224_pixels(model, shape, first, expected):
     task = simulation.make_task(Config(model=model), GREY._replace(x=np.zeros((6, *shape), np.uint8)))
     variables = jax.eval_shape(task.init, jax.random.key(0))
     assert variables.params[first]["kernel"].shape == expected
@@ -79,41 +79,41 @@ def test_grey_and_oblong_images_fit_models_of_three_channels_and_224_pixels(mode
     assert jax.eval_shape(task.predict, *variables, batch).shape == (2, 3)
 
 
-def test_stem_and_norm_are_those_of_the_flags(tiny):
+def test_stem_and_norm_follow_the_settings(tiny):
     published, other = abstract(tiny), abstract(dataclasses.replace(tiny, stem="cifar", norm="group"))
     assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 4) and published.stats
     assert other.params["conv1"]["kernel"].shape == (3, 3, 3, 4) and not other.stats
 
 
-def test_a_run_starts_from_the_file_under_a_fresh_head(tiny, tmp_path):
-    path, known = tmp_path / "weights.safetensors", filled(tiny)
-    pretrained.save(path, known, "resnet18")
+def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
+    path, saved = tmp_path / "weights.safetensors", random_variables(tiny)
+    pretrained.save(path, saved, "resnet18")
     settings = dataclasses.replace(tiny, pretrained=path, clients=2, join_ratio=1.0, cache_dir=tmp_path, seed=3)
     parts = ([[0], [1]], [[2], []], [[], [3]])
-    ready = simulation.simulation(settings, data=GREY, partition=parts)
-    params, stats = ready.state.variables
-    drawn = jax.jit(lambda key: ready.task.init(key).params["classifier"])(jax.random.key(3))
-    jax.tree.map(np.testing.assert_array_equal, params, {**known.params, "classifier": drawn})
-    jax.tree.map(np.testing.assert_array_equal, stats, known.stats)
-    assert np.abs(drawn["kernel"] - known.params["classifier"]["kernel"]).max() > 0
+    run = simulation.simulation(settings, data=GREY, partition=parts)
+    params, stats = run.state.variables
+    head = jax.jit(lambda key: run.task.init(key).params["classifier"])(jax.random.key(3))
+    jax.tree.map(np.testing.assert_array_equal, params, {**saved.params, "classifier": head})
+    jax.tree.map(np.testing.assert_array_equal, stats, saved.stats)
+    assert np.abs(head["kernel"] - saved.params["classifier"]["kernel"]).max() > 0
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"stem": "cifar"}, r"conv1.weight is \[4, 3, 7, 7\], resnet18 needs \[4, 3, 3, 3\]"),
         ({"norm": "group"}, r"has a tensor bn1.running_mean, \[4\], which resnet18 has not"),
     ],
 )
-def test_the_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, said):
-    pretrained.save(tmp_path / "weights.safetensors", filled(tiny), "resnet18")
+def test_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, message):
+    pretrained.save(tmp_path / "weights.safetensors", random_variables(tiny), "resnet18")
     settings = dataclasses.replace(tiny, pretrained=tmp_path / "weights.safetensors", **changes)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         simulation.make_variables(settings, simulation.make_task(settings, GREY).init)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"stem": "cifar"}, "--stem cifar is for ResNets, and model mlp"),
         ({"model": "vit_s16", "norm": "group"}, "--norm group is for ResNets, and model vit_s16"),
@@ -124,14 +124,14 @@ def test_the_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, sa
         ({"augment": "flips"}, "did you mean 'flip'"),
     ],
 )
-def test_an_option_that_a_model_has_not_is_one_line(settings, said):
-    with pytest.raises(UsageError, match=said) as error:
+def test_option_that_a_model_lacks_is_refused_in_one_line(settings, message):
+    with pytest.raises(UsageError, match=message) as error:
         config.check(config.apply(Config(), settings, "test"))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04"])
-def test_a_file_that_is_no_weights_is_one_line_of_the_command_line(capfd, tmp_path, content):
+def test_file_without_weights_is_refused_in_one_line_by_the_command(capfd, tmp_path, content):
     path = tmp_path / "weights.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -150,7 +150,7 @@ def test_a_file_that_is_no_weights_is_one_line_of_the_command_line(capfd, tmp_pa
     assert len(errors) == 1 and "weights.safetensors" in errors[0]
 
 
-# --- the configs' own line
+# --- the line about pretrained weights in the shipped configs
 
 
 CONFIGS = [path for path in sorted((Path(__file__).parents[2] / "configs").glob("*.toml")) if path.stem != "digits"]
@@ -158,38 +158,38 @@ CONFIGS = [path for path in sorted((Path(__file__).parents[2] / "configs").glob(
 
 @pytest.fixture(params=CONFIGS, ids=lambda path: path.stem)
 def uncommented(request, tmp_path):
-    """A shipped config with its line about ImageNet weights, and the model it is for."""
+    """A shipped config with its line about pretrained weights uncommented, and its model."""
     path = tmp_path / request.param.name
     path.write_text(request.param.read_text().replace("\n# pretrained =", "\npretrained ="))
     return path, config.read_toml(request.param)["model"]
 
 
-def test_every_config_whose_model_has_imagenet_weights_has_a_line_for_them(uncommented):
+def test_every_config_whose_model_has_pretrained_weights_has_a_line_for_them(uncommented):
     path, model = uncommented
-    found = sim.parse(["--config", str(path)])
+    parsed = sim.parse(["--config", str(path)])
     has_weights = model.startswith(("resnet", "vit"))
-    assert found.pretrained == (Path(f"{model}.safetensors") if has_weights else None) and found.model == model
+    assert parsed.pretrained == (Path(f"{model}.safetensors") if has_weights else None) and parsed.model == model
 
 
-def test_weights_that_are_not_there_are_told_before_anything_is_read(uncommented, tmp_path, capsys, monkeypatch):
+def test_missing_weights_are_reported_before_anything_is_read(uncommented, tmp_path, capsys, monkeypatch):
     path, model = uncommented
     monkeypatch.chdir(tmp_path)
     assert sim.main(["--config", str(path), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    if model.startswith(("resnet", "vit")):  # even before the data, which are missing too
-        assert f"{model}.safetensors: no such file in {tmp_path};" in said and "Pretrained weights" in said
-    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    error = capsys.readouterr().err
+    if model.startswith(("resnet", "vit")):  # before the data, which are missing too
+        assert f"{model}.safetensors: no such file in {tmp_path};" in error and "Pretrained weights" in error
+    assert error.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "### Pretrained weights" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_a_relative_path_of_a_config_is_one_from_where_the_command_runs(tiny, tmp_path, monkeypatch):
+def test_relative_path_in_a_config_starts_from_the_working_directory(tiny, tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
-    known = filled(tiny)
-    pretrained.save(tmp_path / "weights.safetensors", known, "resnet18")
+    saved = random_variables(tiny)
+    pretrained.save(tmp_path / "weights.safetensors", saved, "resnet18")
     monkeypatch.chdir(tmp_path)
-    found = sim.parse(["--config", "configs/mine.toml"]).pretrained
+    path = sim.parse(["--config", "configs/mine.toml"]).pretrained
     variables = simulation.make_variables(
-        dataclasses.replace(tiny, pretrained=found), simulation.make_task(tiny, GREY).init
+        dataclasses.replace(tiny, pretrained=path), simulation.make_task(tiny, GREY).init
     )
-    jax.tree.map(np.testing.assert_array_equal, variables.stats, known.stats)
+    jax.tree.map(np.testing.assert_array_equal, variables.stats, saved.stats)

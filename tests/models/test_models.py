@@ -22,8 +22,8 @@ def make(name, shape=CIFAR, classes=10, conv="gemm"):
     return tasks.classification(simulation.MODELS[name](classes, conv), classes, shape)
 
 
-def of_smallest_images(name):
-    """The model on the smallest images it takes, and a batch of six with two rows of padding."""
+def with_smallest_images(name):
+    """The model's task on the smallest images it takes, and a batch of six with two rows of padding."""
     side, rng = registry.SMALLEST_IMAGE[name], np.random.default_rng(0)
     x = jnp.asarray(rng.integers(0, 256, (6, side, side, 2), np.uint8))
     return make(name, x.shape[1:], 3), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
@@ -31,15 +31,15 @@ def of_smallest_images(name):
 
 @pytest.fixture(scope="module", params=SMALL)
 def trained(request):
-    """(batch, mask, (batch, mask) -> ((loss, statistics), gradients), statistics) of one model, compiled once."""
-    task, batch, mask = of_smallest_images(request.param)
+    """(batch, mask, (batch, mask) -> ((loss, statistics), gradients), statistics) of one model; one program for all."""
+    task, batch, mask = with_smallest_images(request.param)
     params, stats = worlds.jit(task.init)(jax.random.key(0))
     run = jax.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True))
     return batch, mask, run, stats
 
 
 @pytest.mark.parametrize(("name", "tensors", "scalars"), [("lenet5", 14, 62_050), ("cnn", 8, 878_538)])
-def test_the_reference_s_models_have_its_parameters(name, tensors, scalars):
+def test_small_models_have_the_reference_code_s_parameters(name, tensors, scalars):
     """The reference code's lenet5 and avgcnn at 3 x 32 x 32 and 10 classes. lenet5 by hand: convolutions 456 + 2,416,
     BatchNorm 12 + 32, dense 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10."""
     variables = jax.eval_shape(make(name).init, jax.random.key(0))
@@ -47,9 +47,9 @@ def test_the_reference_s_models_have_its_parameters(name, tensors, scalars):
 
 
 @every_small_model
-def test_dense_and_convolution_start_from_torch_s_uniform(name):
-    """U(-b, b) with b = 1 / sqrt(fan in). Of n draws the largest misses b by 25 b / n with probability e^-25, and the
-    mean is 0 up to 6 deviations of b / sqrt(3 n)."""
+def test_dense_and_convolution_have_torch_s_initialisation(name):
+    """U(-b, b) with b = 1 / sqrt(fan_in). The largest of n draws misses b by 25 b / n with probability e^-25, and the
+    mean is 0 up to 6 standard deviations of b / sqrt(3 n)."""
     params = worlds.jit(make(name).init)(jax.random.key(3)).params
     layers = {path.rsplit("/", 1)[0] for path in tree.paths(params) if path.endswith("kernel")}
     assert layers
@@ -62,27 +62,27 @@ def test_dense_and_convolution_start_from_torch_s_uniform(name):
             assert abs(values.mean()) <= 6 * bound / np.sqrt(3 * n)
 
 
-def test_padded_rows_change_nothing_of_the_loss(trained):
+def test_padded_rows_change_neither_loss_nor_gradients(trained):
     batch, mask, run, _ = trained
     other = Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
     jax.tree.map(np.testing.assert_array_equal, run(other, mask), run(batch, mask))
 
 
-def test_a_batch_without_rows_has_loss_zero_and_no_gradient(trained):
+def test_batch_without_real_rows_has_loss_zero_and_gradient_zero(trained):
     batch, mask, run, stats = trained
     (loss, new), grads = run(batch, jnp.zeros_like(mask))
     assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(grads))
     jax.tree.map(np.testing.assert_array_equal, new, stats)
 
 
-def test_every_tensor_of_a_model_is_trained(trained):
+def test_every_tensor_has_a_gradient(trained):
     batch, mask, run, _ = trained
     assert all(leaf.any() for leaf in jax.tree.leaves(run(batch, mask)[1]))
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if registry.SMALLEST_IMAGE[name] > 1])
-def test_the_smallest_image_is_the_smallest(name):
-    """Of one a pixel smaller nothing is left, so that the first dense layer has fan in 0."""
+def test_smallest_image_is_the_smallest_a_model_takes(name):
+    """One pixel less leaves no features, so the first dense layer has fan_in 0."""
     side = registry.SMALLEST_IMAGE[name]
     jax.eval_shape(make(name, (side, side, 1)).init, jax.random.key(0))
     with pytest.raises(ZeroDivisionError):
@@ -90,20 +90,20 @@ def test_the_smallest_image_is_the_smallest(name):
 
 
 @every_small_model
-def test_a_model_has_the_reference_s_two_blocks(name):
+def test_small_model_has_the_reference_code_s_two_blocks(name):
     task = make(name)
     blocks = [task.block_of(path) for path in tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params)]
     assert set(blocks) == {"base", "classifier"} and blocks.count("classifier") == 2
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
-def test_a_model_is_the_same_with_every_convolution_in_value_and_gradient(x64, name):
-    task, batch, mask = of_smallest_images(name)
+def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name):
+    task, batch, mask = with_smallest_images(name)
     params, stats = worlds.variables(task=task)
 
     def trained(conv):
         loss = make(name, batch.x.shape[1:], 3, conv).loss
-        return jax.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
+        return worlds.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
 
     expected = trained("lax")
     worlds.assert_close(trained("gemm"), expected, 1e-9)
@@ -111,13 +111,13 @@ def test_a_model_is_the_same_with_every_convolution_in_value_and_gradient(x64, n
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
-def test_a_model_starts_the_same_with_every_convolution(name):
-    starts = [worlds.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
-    jax.tree.map(np.testing.assert_array_equal, *starts)
+def test_model_has_the_same_initialisation_with_every_convolution(name):
+    variables = [worlds.jit(make(name, conv=conv).init)(jax.random.key(0)) for conv in ("lax", "planes")]
+    jax.tree.map(np.testing.assert_array_equal, *variables)
 
 
-def test_an_mlp_without_hidden_layers_is_logistic_regression(x64):
-    """Pixels are scaled to [0, 1] and nothing else."""
+def test_mlp_without_hidden_layers_is_logistic_regression(x64):
+    """On pixels scaled to [0, 1]."""
     task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
     x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
@@ -131,7 +131,7 @@ def test_an_mlp_without_hidden_layers_is_logistic_regression(x64):
 @pytest.mark.parametrize("present", [(0, 1, 2, 3), (0, 2)], ids=["all classes", "some classes never occur"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
-def test_metrics_equal_scikit_learn_s(present, seed):
+def test_metrics_equal_those_of_scikit_learn(present, seed):
     rng = np.random.default_rng(seed)
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
     confusion = np.zeros((4, 4), int)
@@ -147,6 +147,6 @@ def test_metrics_equal_scikit_learn_s(present, seed):
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_perfect_model_scores_one():
+def test_perfect_model_has_metrics_of_one():
     found = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
     assert found == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}

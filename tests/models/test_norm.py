@@ -1,4 +1,4 @@
-"""BatchNorm: torch's rule, and rows that are not there."""
+"""BatchNorm: torch's update rule, and statistics without padded rows."""
 
 import functools
 
@@ -21,9 +21,9 @@ def variables(seed=0):
 
 
 @functools.partial(jax.jit, static_argnames="train")
-def apply(known, x, mask, train=True):
+def apply(arrays, x, mask, train=True):
     """(y, new running statistics)"""
-    y, new = NORM.apply(known, x, mask, train, mutable=["batch_stats"])
+    y, new = NORM.apply(arrays, x, mask, train, mutable=["batch_stats"])
     return y, new["batch_stats"]
 
 
@@ -35,22 +35,22 @@ def padded(x, n, filling):
     return jnp.concatenate([x, jnp.full((n, *x.shape[1:]), filling)]), jnp.arange(len(x) + n) < len(x)
 
 
-def test_a_batch_is_normalised_by_its_biased_variance_and_moves_the_running_one_by_the_unbiased(x64):
+def test_training_normalises_by_the_biased_variance_and_tracks_the_unbiased_one(x64):
     """Of 1, 2, 3, 6: mean 3, squared deviations 4 + 1 + 0 + 9 = 14, biased 14/4, unbiased 14/3.
 
     torch.nn.BatchNorm1d: running = 0.9 running + 0.1 batch, eps 1e-5."""
     x = jnp.array([1.0, 2.0, 3.0, 6.0])[:, None]
-    known = {
+    arrays = {
         "params": {"scale": jnp.array([2.0]), "bias": jnp.array([5.0])},
         "batch_stats": {"mean": jnp.array([1.0]), "var": jnp.array([4.0])},
     }
-    y, new = apply(known, x, jnp.ones(4, bool))
+    y, new = apply(arrays, x, jnp.ones(4, bool))
     np.testing.assert_allclose(y[:, 0], [5 + 2 * d / np.sqrt(14 / 4 + 1e-5) for d in (-2, -1, 0, 3)], rtol=1e-12)
     worlds.assert_close(new, {"mean": np.array([0.9 + 0.3]), "var": np.array([3.6 + 0.1 * 14 / 3])}, 1e-12)
 
 
-def test_in_an_image_every_position_counts(x64):
-    """4 rows of 1 equal 1 row of 4 pixels."""
+def test_statistics_are_over_all_positions_of_an_image(x64):
+    """One image of 4 pixels equals 4 rows of one."""
     x = rows(4, ())
     y, new = apply(variables(), x, jnp.ones(4, bool))
     y_image, new_image = apply(variables(), x.reshape(1, 2, 2, 4), jnp.ones(1, bool))
@@ -58,59 +58,59 @@ def test_in_an_image_every_position_counts(x64):
 
 
 @SHAPES
-def test_evaluation_uses_the_running_statistics_and_leaves_them(x64, shape):
-    known, x = variables(), rows(5, shape)
-    y, new = apply(known, x, jnp.ones(5, bool), train=False)
-    part = {**known["params"], **known["batch_stats"]}
+def test_evaluation_uses_the_running_statistics_and_keeps_them(x64, shape):
+    arrays, x = variables(), rows(5, shape)
+    y, new = apply(arrays, x, jnp.ones(5, bool), train=False)
+    part = {**arrays["params"], **arrays["batch_stats"]}
     mean, var, scale, bias = (np.asarray(part[name]) for name in ("mean", "var", "scale", "bias"))
     np.testing.assert_allclose(y, (np.asarray(x) - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-12)
-    jax.tree.map(np.testing.assert_array_equal, new, known["batch_stats"])
+    jax.tree.map(np.testing.assert_array_equal, new, arrays["batch_stats"])
 
 
 @SHAPES
 @pytest.mark.parametrize("filling", [0.0, 1e3])
 def test_padded_rows_change_neither_values_nor_gradients_nor_statistics(x64, shape, filling):
-    def outcome(known, x, mask):
-        y, new = apply(known, x, mask)
+    def loss_and_outputs(arrays, x, mask):
+        y, new = apply(arrays, x, mask)
         real = jnp.where(mask.reshape(-1, *[1] * (y.ndim - 1)), jnp.sin(y), 0)
         return real.sum(), (y[:5], new)
 
-    run = jax.value_and_grad(outcome, (0, 1), has_aux=True)
-    (total, told), (by_params, by_x) = run(variables(), rows(5, shape), jnp.ones(5, bool))
-    (total_p, told_p), (by_params_p, by_x_p) = run(variables(), *padded(rows(5, shape), 3, filling))
-    worlds.assert_close((total_p, told_p, by_params_p, by_x_p[:5]), (total, told, by_params, by_x), 1e-9)
+    run = jax.value_and_grad(loss_and_outputs, (0, 1), has_aux=True)
+    (total, outputs), (by_params, by_x) = run(variables(), rows(5, shape), jnp.ones(5, bool))
+    (total_p, outputs_p), (by_params_p, by_x_p) = run(variables(), *padded(rows(5, shape), 3, filling))
+    worlds.assert_close((total_p, outputs_p, by_params_p, by_x_p[:5]), (total, outputs, by_params, by_x), 1e-9)
     assert not by_x_p[5:].any()
 
 
 @SHAPES
-def test_a_batch_without_rows_moves_nothing_and_has_finite_gradients(shape):
-    known = jax.tree.map(lambda x: x.astype(jnp.float32), variables())
-    x, nobody = rows(3, shape).astype(jnp.float32), jnp.zeros(3, bool)
-    (y, new), pullback = jax.vjp(lambda known, x: apply(known, x, nobody), known, x)
-    jax.tree.map(np.testing.assert_array_equal, new, known["batch_stats"])
-    slopes = pullback((jnp.ones_like(y), jax.tree.map(jnp.ones_like, new)))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((y, slopes)))
+def test_batch_without_real_rows_keeps_the_running_statistics_and_has_finite_gradients(shape):
+    arrays = jax.tree.map(lambda x: x.astype(jnp.float32), variables())
+    x, mask = rows(3, shape).astype(jnp.float32), jnp.zeros(3, bool)
+    (y, new), pullback = jax.vjp(lambda arrays, x: apply(arrays, x, mask), arrays, x)
+    jax.tree.map(np.testing.assert_array_equal, new, arrays["batch_stats"])
+    gradients = pullback((jnp.ones_like(y), jax.tree.map(jnp.ones_like, new)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((y, gradients)))
 
 
-def test_one_row_has_no_unbiased_variance_and_stays_finite(x64):
-    """Its variance is 0, so the running one moves towards 0: 0.9 running."""
-    known, x = variables(), rows(1, ())
-    y, new = apply(known, x, jnp.ones(1, bool))
-    stats = known["batch_stats"]
+def test_one_row_shrinks_the_running_variance_towards_zero(x64):
+    """Its variance is 0, without a division by n - 1 = 0: the running one becomes 0.9 of itself."""
+    arrays, x = variables(), rows(1, ())
+    y, new = apply(arrays, x, jnp.ones(1, bool))
+    stats = arrays["batch_stats"]
     expected = {"mean": 0.9 * stats["mean"] + 0.1 * x[0], "var": 0.9 * stats["var"]}
-    worlds.assert_close((y[0], new), (known["params"]["bias"], expected), 1e-12)
+    worlds.assert_close((y[0], new), (arrays["params"]["bias"], expected), 1e-12)
 
 
-def test_initialisation_is_the_identity_and_reads_no_batch():
-    known = NORM.init(jax.random.key(0), 7 * jnp.ones((3, 4)), jnp.ones(3, bool), True)
+def test_initialisation_is_the_identity_for_any_batch():
+    arrays = NORM.init(jax.random.key(0), 7 * jnp.ones((3, 4)), jnp.ones(3, bool), True)
     expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}
     expected |= {"batch_stats": {"mean": np.zeros(4), "var": np.ones(4)}}
-    jax.tree.map(np.testing.assert_array_equal, known, expected)
+    jax.tree.map(np.testing.assert_array_equal, arrays, expected)
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_it_is_the_same_whatever_axes_hold_rows_and_channels(x64, train):
-    known, x, mask = variables(), rows(6, (2, 3)), jnp.arange(6) < 4
+def test_axes_of_rows_and_channels_do_not_change_the_result(x64, train):
+    arrays, x, mask = variables(), rows(6, (2, 3)), jnp.arange(6) < 4
     moved = BatchNorm(rows=3, channels=0)
-    y, new = moved.apply(known, jnp.moveaxis(x, (0, 3), (3, 0)), mask, train, mutable=["batch_stats"])
-    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), new["batch_stats"]), apply(known, x, mask, train), 1e-12)
+    y, new = moved.apply(arrays, jnp.moveaxis(x, (0, 3), (3, 0)), mask, train, mutable=["batch_stats"])
+    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), new["batch_stats"]), apply(arrays, x, mask, train), 1e-12)

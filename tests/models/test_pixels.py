@@ -1,4 +1,4 @@
-"""What is done to images: scaling, statistics, and augmentation by keys that depend on no executor."""
+"""Scaling, normalisation and augmentation of images, with keys that do not depend on the executor."""
 
 import functools
 
@@ -18,11 +18,11 @@ from fedvg_jax.models import task as tasks
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
 
 
-def test_pixels_are_scaled_to_one_and_nothing_else_by_default():
+def test_pixels_are_only_scaled_to_one_by_default():
     np.testing.assert_allclose(pixels.scale(jnp.asarray(IMAGES), jnp.float32), IMAGES / 255, rtol=1e-6)
 
 
-def test_numbers_that_are_no_pixels_are_taken_as_they_are():
+def test_inputs_of_other_dtypes_are_not_scaled():
     x = np.float32([[1.5, -2]])
     np.testing.assert_array_equal(pixels.scale(jnp.asarray(x), jnp.float32), x)
     np.testing.assert_array_equal(pixels.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]])
@@ -30,8 +30,8 @@ def test_numbers_that_are_no_pixels_are_taken_as_they_are():
 
 @pytest.mark.parametrize("name", ["imagenet", "half"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_normalised_pixels_are_less_their_mean_over_their_deviation(name, depth):
-    """torchvision's documented ImageNet statistics; a grey image is three equal channels before them."""
+def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth):
+    """With torchvision's documented ImageNet statistics; a grayscale image counts as three equal channels."""
     x = IMAGES[..., :1].repeat(depth, 3)
     mean, deviation = {
         "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
@@ -41,27 +41,27 @@ def test_normalised_pixels_are_less_their_mean_over_their_deviation(name, depth)
     np.testing.assert_allclose(pixels.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_flipped_image_is_mirrored_or_as_it_was_and_half_are():
+def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
     keys = jax.random.split(jax.random.key(0), 400)
     flipped = np.asarray(jax.vmap(lambda key: pixels.flip(key, jnp.asarray(IMAGES)))(keys))
     mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
     assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
-    # 2,400 fair coins: five deviations are 122
+    # 2,400 fair coins: five standard deviations are 122
     assert abs(mirrored.sum() - 1200) <= 122
-    assert len(set(map(tuple, mirrored.T))) == 6, "every image is flipped by itself"
+    assert len(set(map(tuple, mirrored.T))) == 6, "images are flipped independently"
 
 
-def test_a_cropped_image_is_one_of_81_windows_of_the_padded_one():
+def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
     padded = np.pad(IMAGES, ((0, 0), (4, 4), (4, 4), (0, 0)))
     keys = jax.random.split(jax.random.key(1), 300)
-    seen = set()
+    taken = set()
     for image, cropped in enumerate(
         np.asarray(jax.vmap(lambda k: pixels.crop(k, jnp.asarray(IMAGES)))(keys)).swapaxes(0, 1)
     ):
         windows = {padded[image, i : i + 5, j : j + 7].tobytes(): (i, j) for i in range(9) for j in range(9)}
         assert len(windows) == 81
-        seen |= {windows[c.tobytes()] for c in cropped}
-    assert len(seen) == 81
+        taken |= {windows[c.tobytes()] for c in cropped}
+    assert len(taken) == 81
 
 
 # --- inside a round
@@ -75,8 +75,10 @@ EXECUTORS = {"lanes 3": executors.lanes(3), "vmapped": executors.vmapped()}
 
 
 def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
-    """The clients of a round after their training; their minibatches begin `offset` rows down the table, as those of a
-    later round of a chunk."""
+    """Returns the clients of a round after training.
+
+    Their minibatches begin `offset` rows into the schedule's table, as those of a later round of a chunk do.
+    """
     schedule = WORLD.schedule(1, executor.num_lanes)
     rows = np.concatenate([np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]])
     schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
@@ -103,18 +105,18 @@ def looped():
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_every_executor_augments_as_the_loop_does(x64, name):
+def test_every_executor_augments_as_the_python_loop(x64, name):
     worlds.assert_close(trained(EXECUTORS[name], offset=5 * (name == "lanes 3")), looped(), 1e-9)
 
 
-def test_augmentation_changes_what_is_learned(x64):
+def test_augmentation_changes_every_client_that_trains(x64):
     plain = trained(LOOPED, None)
-    moved = np.abs(plain.params["fc1"]["kernel"] - looped().params["fc1"]["kernel"])
+    change = np.abs(plain.params["fc1"]["kernel"] - looped().params["fc1"]["kernel"])
     num_steps = WORLD.schedule(1).num_steps
-    assert [m.max() > 1e-3 for m in moved] == [n > 0 for n in num_steps]
+    assert [c.max() > 1e-3 for c in change] == [n > 0 for n in num_steps]
 
 
-def test_a_key_belongs_to_a_seed_a_round_a_client_and_a_step():
+def test_augmentation_keys_differ_by_seed_round_client_and_step():
     def keys(**changes):
         settings = {"number": 0, "seed": 0} | changes
         schedule = jax.tree.map(jnp.asarray, WORLD.schedule(**settings))
@@ -130,13 +132,13 @@ def test_a_key_belongs_to_a_seed_a_round_a_client_and_a_step():
     assert len(set(first.values())) == 3 * K and keys(num_lanes=3) == first
     for other in (keys(seed=1), keys(number=1)):
         assert not set(other.values()) & set(first.values())
-    halves = jax.random.split(jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32"))
-    assert not set(first.values()) & set(map(tuple, jax.random.key_data(halves).tolist()))
+    server_keys = jax.random.split(jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32"))
+    assert not set(first.values()) & set(map(tuple, jax.random.key_data(server_keys).tolist()))
 
 
 @pytest.fixture(scope="module")
 def round_with():
-    """augment -> the round step, and its arguments."""
+    """Returns augment -> (round step, its arguments)."""
     algorithm = worlds.algorithm("fedavg")
     rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
     schedule = WORLD.schedule(0)
@@ -150,7 +152,7 @@ def round_with():
     return step
 
 
-def test_without_augmentation_the_program_draws_nothing(round_with):
+def test_program_without_augmentation_draws_no_random_numbers(round_with):
     drawn = {}
     for name in ("none", "flip"):
         step, arguments = round_with(pixels.AUGMENTATIONS[name])
@@ -158,27 +160,26 @@ def test_without_augmentation_the_program_draws_nothing(round_with):
     assert drawn == {"none": False, "flip": True}
 
 
-def test_scores_and_evaluations_never_see_an_augmented_image(round_with):
-    """What is augmented are the minibatches of training, once each."""
-    seen = []
+def test_only_training_minibatches_are_augmented_once_each(round_with):
+    augmented = []
 
-    def watch(key, batch):
-        jax.debug.callback(lambda x: seen.append(x), batch.x)
+    def record(key, batch):
+        jax.debug.callback(lambda x: augmented.append(x), batch.x)
         return batch
 
-    step, (state, schedule, data, hyper) = round_with(watch)
+    step, (state, schedule, data, hyper) = round_with(record)
     jax.block_until_ready(worlds.jit(step)(state, schedule, data, hyper))
     jax.effects_barrier()
     rows = np.maximum(schedule.rows[: schedules.length(schedule)], 0)
-    assert sorted(x.tobytes() for x in map(np.asarray, seen)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
+    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
 
 
-def test_a_task_normalises_in_training_and_in_evaluation(x64):
+def test_task_normalises_its_images(x64):
     from fedvg_jax.models.mlp import MLP
 
     task = tasks.classification(MLP(2, ()), 2, (2, 2, 1), normalise="imagenet")
     params = jax.eval_shape(task.init, jax.random.key(0)).params
-    assert params["classifier"]["kernel"].shape == (12, 2), "one grey channel is three"
+    assert params["classifier"]["kernel"].shape == (12, 2), "grayscale images become three channels"
     rng = np.random.default_rng(0)
     kernel, x = rng.normal(size=(12, 2)), rng.integers(0, 256, (3, 2, 2, 1), np.uint8)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(2)}}

@@ -1,4 +1,4 @@
-"""Formats of a model's arithmetic: what goes in and comes out is float32, and nearly the same."""
+"""Number formats of a model's arithmetic: inputs and outputs stay float32, and results stay close."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ WORLD = worlds.small()
 
 
 def trained(name):
-    """Loss, statistics and gradient of a batch, and what an evaluation measures."""
+    """Returns loss, statistics and gradient of a batch, and the sums of an evaluation."""
     task = precision.compute_in(worlds.TASK, name)
     params, stats = worlds.variables()
     batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
@@ -32,24 +32,24 @@ def found():
     return {name: jax.tree.map(np.asarray, trained(name)) for name in precision.NAMES}
 
 
-def test_the_settings_names_are_those_of_the_module():
+def test_allowed_settings_are_the_names_of_the_module():
     assert config.PRECISIONS == precision.NAMES
 
 
 @pytest.mark.parametrize("name", precision.NAMES)
-def test_everything_comes_out_as_it_does_in_single_precision(found, name):
-    def kind(leaf):
+def test_results_have_the_shapes_and_dtypes_of_float32(found, name):
+    def shape_and_dtype(leaf):
         return leaf.shape, leaf.dtype
 
-    assert jax.tree.map(kind, found[name]) == jax.tree.map(kind, found["default"])
+    assert jax.tree.map(shape_and_dtype, found[name]) == jax.tree.map(shape_and_dtype, found["default"])
 
 
-def test_on_a_cpu_single_precision_is_the_highest(found):
+def test_default_equals_highest_on_a_cpu(found):
     jax.tree.map(np.testing.assert_array_equal, found["highest"], found["default"])
 
 
-def test_bfloat16_has_eight_bits_and_is_used(found):
-    """Rounding is 2^-9 of a number; a handful of products and sums in a row stay within 2^-4 of the largest entry."""
+def test_bfloat16_changes_results_within_its_rounding(found):
+    """A number is rounded by 2^-9 of itself; a few operations in a row stay within 2^-4 of the largest entry."""
     for exact, rough in zip(jax.tree.leaves(found["default"]), jax.tree.leaves(found["bfloat16"]), strict=True):
         if exact.dtype == np.float32:
             assert np.abs(exact - rough).max() <= 2**-4 * max(1, np.abs(exact).max())
@@ -63,7 +63,7 @@ def simulations():
     return {name: simulation.simulation(replace(settings, precision=name)) for name in ("bfloat16", "highest")}
 
 
-def test_rounding_is_how_far_the_weights_and_the_step_of_a_first_round_lie_apart(simulations):
+def test_rounding_compares_weights_and_step_of_the_first_round(simulations):
     found = rounding.compare(*simulations.values())
     (narrow, first), (wide, second) = map(one_round, simulations.values())
     start = flat(simulations["highest"].state.variables.params)
@@ -74,7 +74,7 @@ def test_rounding_is_how_far_the_weights_and_the_step_of_a_first_round_lie_apart
 
 
 def one_round(sim):
-    """The global model and the weights after it."""
+    """Returns the global model after the first round and its weights."""
     rounds = schedule.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     state, metrics = sim.chunk(jax.tree.map(jnp.copy, sim.state), np.int32(1), rounds, sim.data, sim.hyper)
     return flat(state.variables.params), np.asarray(metrics.weights[0])
@@ -84,7 +84,7 @@ def flat(params):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
 
-def test_float32_is_no_way_from_itself(simulations):
+def test_float32_has_no_rounding_against_itself(simulations):
     exact = simulations["highest"]
     assert rounding.compare(exact, exact)[::2] == (0, 0)
     assert [rounding.is_float32(sim.config) for sim in simulations.values()] == [False, True]

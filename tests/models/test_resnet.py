@@ -1,4 +1,4 @@
-"""ResNets: torchvision's sizes and blocks, its max-pool, padding nobody sees."""
+"""ResNets: torchvision's sizes, blocks, initialisation and max-pool; padded rows change nothing."""
 
 import math
 
@@ -13,7 +13,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Variables
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv.patches import by_name
+from fedvg_jax.models.conv.selection import convolution
 from fedvg_jax.models.norm import GroupNorm
 
 SMALL = {
@@ -24,7 +24,7 @@ SMALL = {
 
 
 def make(image, conv="lax", **options):
-    module = resnet.ResNet(3, by_name(conv), **{"width": 4, **options})
+    module = resnet.ResNet(3, convolution(conv), **{"width": 4, **options})
     return tasks.classification(module, 3, image, resnet.blocks_residual)
 
 
@@ -34,8 +34,8 @@ def batch(image, n=6, seed=0) -> Batch:
     return Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32))
 
 
-def filled(task) -> Variables:
-    """Random arrays of the model's shapes, scales and variances positive; nothing is compiled."""
+def random_variables(task) -> Variables:
+    """Returns random arrays of the model's shapes, with positive scales and variances; nothing is compiled."""
     rng = np.random.default_rng(1)
     with jax.enable_x64(False):
         shapes = jax.eval_shape(task.init, jax.random.key(0))
@@ -47,8 +47,8 @@ def filled(task) -> Variables:
 
 
 def trainer(task):
-    """(batch, mask) -> ((loss, statistics), gradients) of a training step"""
-    variables = filled(task)
+    """Returns (batch, mask) -> ((loss, statistics), gradients) of a training step."""
+    variables = random_variables(task)
     return worlds.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
 
 
@@ -70,29 +70,29 @@ def paths(model, classes=10, image=(32, 32, 3)):
         (resnet.resnet50, 200, 161, 106, 23_917_832),
     ],
 )
-def test_torchvision_s_parameters(model, classes, tensors, statistics, scalars):
-    """The reference code's counts; ResNet-34's is torchvision's 21,797,672 at 1,000 classes less 990 x 513."""
+def test_parameters_are_torchvision_s(model, classes, tensors, statistics, scalars):
+    """The reference code's counts; ResNet-34's is torchvision's 21,797,672 at 1,000 classes minus 990 x 513."""
     found, variables = paths(model, classes)
     assert (len(found), tree.size(variables.params)) == (tensors, scalars)
     assert len(jax.tree.leaves(variables.stats)) == statistics
 
 
-def test_parameters_do_not_depend_on_the_image():
+def test_number_of_parameters_does_not_depend_on_the_image_size():
     counts = {tree.size(paths(resnet.resnet18, image=i)[1].params) for i in [(28, 28, 1), (64, 64, 3), (244, 224, 3)]}
     assert counts == {11_181_642}
 
 
 @pytest.mark.parametrize(("stem", "last"), [("cifar", 4), ("imagenet", 1)])
-def test_the_cifar_stem_is_a_3x3_convolution_and_no_pool(stem, last):
-    """32 x 32 images reach the last convolution at an eighth of their size; else at a thirty-second."""
-    convolved = []
+def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
+    """32 x 32 images reach the last convolution at 1/8 of their size, with the ImageNet stem at 1/32."""
+    sizes = []
 
-    def spy(x, w, *args, **kwargs):
-        convolved.append((x.shape[1], w.shape[0]))
-        return by_name("lax")(x, w, *args, **kwargs)
+    def recording_conv(x, w, *args, **kwargs):
+        sizes.append((x.shape[1], w.shape[0]))
+        return convolution("lax")(x, w, *args, **kwargs)
 
-    paths(lambda classes: resnet.resnet18(classes, spy, stem=stem))
-    assert convolved[0] == (32, 3 if stem == "cifar" else 7) and convolved[-1] == (last, 3)
+    paths(lambda classes: resnet.resnet18(classes, recording_conv, stem=stem))
+    assert sizes[0] == (32, 3 if stem == "cifar" else 7) and sizes[-1] == (last, 3)
 
 
 def test_resnet18_has_six_stages_and_ten_blocks():
@@ -115,13 +115,13 @@ def test_resnet18_has_six_stages_and_ten_blocks():
         ("classifier/bias", "classifier", "classifier"),
     ],
 )
-def test_a_tensor_is_in_the_block_its_name_says(path, stage, block):
+def test_block_of_a_tensor_follows_its_name(path, stage, block):
     assert (resnet.blocks_stage(path), resnet.blocks_residual(path)) == (stage, block)
 
 
-def test_it_starts_as_torchvision_s():
-    """Convolutions N(0, 2 / fan_out), so the mean square of n weights is 2 / fan_out up to 6 sqrt(2 / n) of it;
-    normalisation 1 and 0, the last of a block too."""
+def test_initialisation_is_torchvision_s():
+    """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
+    Normalisation has scale 1 and bias 0, also at the end of a block."""
     params = worlds.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)(jax.random.key(0, impl="rbg")).params
     for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
         if leaf.ndim == 4:
@@ -139,7 +139,7 @@ def test_it_starts_as_torchvision_s():
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_padded_rows_change_nothing_and_every_tensor_is_trained(kind):
+def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(kind):
     image = (9, 12, 3)
     task, rows, mask = make(image, **SMALL[kind]), batch(image), jnp.arange(6) < 4
     other, run = Batch(rows.x.at[4:].set(255), rows.y.at[4:].set(2)), trainer(task)
@@ -150,19 +150,19 @@ def test_padded_rows_change_nothing_and_every_tensor_is_trained(kind):
     assert (stats == {}) == (SMALL[kind].get("norm") == "group")
 
 
-def test_grayscale_is_three_equal_channels():
+def test_grayscale_equals_three_equal_channels():
     task, gray = make((9, 12, 1), depths=(1,)), batch((9, 12, 1))
-    variables = filled(task)
+    variables = random_variables(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
     predict = worlds.jit(lambda rows: task.predict(*variables, rows))
     np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
 
 
-def test_it_is_the_same_with_any_convolution(x64):
-    """Two bottlenecks have every kind: 7x7 and, with stride 1 and 2, 3x3 and 1x1; Winograd takes 16 channels."""
+def test_loss_is_the_same_with_every_convolution(x64):
+    """Two bottlenecks have every kernel: 7x7, and 3x3 and 1x1 with stride 1 and 2; Winograd needs 16 channels."""
     image, mask = (9, 12, 3), jnp.arange(6) < 4
     lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in ("lax", "gemm", "winograd"))
-    variables, rows = filled(lax), batch(image)
+    variables, rows = random_variables(lax), batch(image)
 
     def run(task):
         return worlds.jit(task.loss, static_argnums=4)(*variables, rows, mask, True)
@@ -174,19 +174,19 @@ def test_it_is_the_same_with_any_convolution(x64):
 
 @pytest.mark.parametrize("conv", ["gemm", "lax"])
 def test_taps_that_meet_only_padding_have_gradient_zero(conv):
-    """The last stage of ResNet-18 at 32 x 32 goes from 2 x 2 to 1 x 1, and so does here the second at 8 x 8: of a 3x3
-    kernel on one pixel only the centre meets it, of the strided one on four the last four do."""
+    """The second stage here goes from 2 x 2 to 1 x 1, as ResNet-18's last stage does at 32 x 32. A 3x3 kernel on one
+    pixel has one live tap, the centre; with stride 2 on four pixels it has four."""
     run = trainer(make((8, 8, 3), conv, depths=(1, 1)))
     layer = run(batch((8, 8, 3)), jnp.ones(6, bool))[1]["layer2_0"]
-    for name, live in {"conv1": np.s_[1:, 1:], "conv2": np.s_[1:2, 1:2]}.items():
-        grad, alive = np.asarray(layer[name]["kernel"]), np.zeros((3, 3), bool)
-        alive[live] = True
-        assert (grad[~alive] == 0).all() and grad[alive].any((1, 2)).all()
+    for name, box in {"conv1": np.s_[1:, 1:], "conv2": np.s_[1:2, 1:2]}.items():
+        grad, is_live = np.asarray(layer[name]["kernel"]), np.zeros((3, 3), bool)
+        is_live[box] = True
+        assert (grad[~is_live] == 0).all() and grad[is_live].any((1, 2)).all()
 
 
 @pytest.mark.parametrize("size", [(16, 12), (7, 5), (2, 3), (1, 1)])
-def test_max_pool_is_the_windowed_maximum_and_its_gradient(size):
-    """3x3, stride 2, one pixel of padding; few different values, so that ties abound, and all below zero."""
+def test_max_pool_equals_flax_s_in_value_and_gradient(size):
+    """3x3, stride 2, one pixel of padding; few distinct values, so that there are many ties, and all negative."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-9, -5, (2, *size, 3)), jnp.float32)
 
@@ -198,13 +198,13 @@ def test_max_pool_is_the_windowed_maximum_and_its_gradient(size):
     jax.tree.map(np.testing.assert_array_equal, *run(x))
 
 
-def test_max_pool_passes_on_what_is_not_a_number():
+def test_max_pool_propagates_nan():
     x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 1, 0].set(jnp.nan)
     np.testing.assert_array_equal(jnp.isnan(resnet.max_pool(x))[0, :, :, 0], [[True, True], [True, True]])
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (48, 16), (6, 2)])
-def test_group_norm_is_its_equation(x64, channels, groups):
+def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
     x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)
     params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}

@@ -1,4 +1,4 @@
-"""Vision transformers: the published sizes and blocks, how they start, images of any size."""
+"""Vision transformers: published sizes and blocks, initialisation, images of any size."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def make(image, **options):
 
 @pytest.fixture(scope="module")
 def variables():
-    """Random ones, for images of any size; nothing is compiled."""
+    """Random arrays, which fit images of any size; nothing is compiled."""
     rng, shapes = np.random.default_rng(1), jax.eval_shape(make((6, 9, 3)).init, jax.random.key(0))
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
 
@@ -31,8 +31,8 @@ def batch(image, n=4) -> Batch:
 
 
 @pytest.mark.parametrize(("model", "classes", "scalars"), [(vit.vit_s16, 4, 21_667_204), (vit.vit_b16, 7, 85_804_039)])
-def test_the_published_parameters_in_fourteen_blocks(model, classes, scalars):
-    """The reference code's counts and its block map: 12 encoder blocks, what is around them, the head."""
+def test_parameters_are_the_published_ones_in_fourteen_blocks(model, classes, scalars):
+    """The reference code's counts and its block map: 12 encoder blocks, base and head."""
     task = tasks.classification(model(classes), classes, (244, 224, 3))
     params, stats = jax.eval_shape(task.init, jax.random.key(0))
     assert (len(tree.paths(params)), tree.size(params), stats) == (152, scalars, {})
@@ -60,8 +60,8 @@ def test_queries_keys_and_values_are_one_tensor():
          {"qkv/bias", "proj/bias", "patch_embed/bias", "cls_token"}),
     ],
 )  # fmt: skip
-def test_it_starts_as_its_library_s(scheme, deviations, zero):
-    """The deviation of n draws is right up to 6 / sqrt(2 n) of it."""
+def test_initialisation_is_that_of_its_library(scheme, deviations, zero):
+    """The standard deviation of n draws has a relative error of at most 6 / sqrt(2 n)."""
     params = worlds.jit(make((8, 8, 3), width=64, patch=8, scheme=scheme).init)(jax.random.key(0, impl="rbg")).params
     leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
     for layer, deviation in deviations.items():
@@ -77,7 +77,7 @@ def test_it_starts_as_its_library_s(scheme, deviations, zero):
     assert 0.8 / 8 < jnp.abs(leaves["classifier/kernel"]).max() <= 1 / 8
 
 
-def test_padded_rows_change_nothing_and_every_tensor_is_trained(variables):
+def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(variables):
     task, rows, mask = make((6, 9, 3)), batch((6, 9, 3)), jnp.arange(4) < 3
     run = worlds.jit(lambda batch: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
     other = Batch(rows.x.at[3].set(255), rows.y.at[3].set(0))
@@ -85,20 +85,20 @@ def test_padded_rows_change_nothing_and_every_tensor_is_trained(variables):
     assert all(leaf.any() for leaf in jax.tree.leaves(run(rows)[1]))
 
 
-def test_grayscale_is_three_equal_channels(variables):
+def test_grayscale_equals_three_equal_channels(variables):
     task, gray = make((6, 9, 1)), batch((6, 9, 1))
     predict = worlds.jit(lambda rows: task.predict(*variables, rows))
     np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
 
 
-def test_images_of_its_own_size_are_not_resampled():
+def test_images_of_the_model_s_size_are_not_resampled():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 8, 3)))
     np.testing.assert_array_equal(vit.resize(x, 8), x)
 
 
-def test_resizing_is_bilinear_with_half_pixel_centres_and_antialias():
-    """A ramp i + 1/2 of 2 doubled is sampled at 1/4, 3/4, 5/4, 7/4 and clamped; of 8 halved, the triangle of radius 2
-    has weights 1 3 3 1 of 8, and 3 3 1 of 7 at the border."""
+def test_resizing_is_bilinear_with_half_pixel_centres_and_antialiasing():
+    """Doubling a ramp i + 1/2 of 2 samples it at 1/4, 3/4, 5/4, 7/4, clamped. Halving one of 8 has the triangle filter
+    of radius 2: weights (1, 3, 3, 1) / 8, and (3, 3, 1) / 7 at the border."""
     ramp = jnp.arange(8.0) + 0.5
     along = lambda n, size: vit.resize(jnp.broadcast_to(ramp[:n, None], (n, n))[None, :, :, None], size)[0, :, 0, 0]  # noqa: E731
     np.testing.assert_allclose(along(2, 4), [0.5, 0.75, 1.25, 1.5], rtol=1e-6)
@@ -114,8 +114,8 @@ def test_patches_go_row_by_row_with_channels_last():
         np.testing.assert_array_equal(found[0, n], x[0, i : i + 2, j : j + 2].reshape(-1))
 
 
-def test_attention_is_its_equation():
-    """With one token every head returns its value; with equal keys, the mean of the values."""
+def test_attention_equals_its_equation():
+    """With one token every head returns that token's value; with equal keys, the mean of the values."""
     qkv = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 18)), jnp.float32)
     np.testing.assert_allclose(vit.attention(qkv[:, :1], 3), qkv[:, :1, 12:], rtol=1e-6)
     equal = qkv.at[:, :, 6:12].set(1)

@@ -103,7 +103,7 @@ def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name):
 
     def trained(conv):
         loss = make(name, batch.x.shape[1:], 3, conv).loss
-        return worlds.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
+        return jax.jit(lambda p: jax.value_and_grad(loss, has_aux=True)(p, stats, batch, mask, True))(params)
 
     expected = trained("lax")
     worlds.assert_close(trained("gemm"), expected, 1e-9)

@@ -17,13 +17,16 @@ X = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
 BATCH = Batch(jnp.asarray(X), jnp.arange(6, dtype=jnp.int32) % 3)
 
 
+@functools.cache
+def initial_variables():
+    with jax.enable_x64(False):
+        return jax.tree.map(np.asarray, worlds.jit(WHOLE.init)(jax.random.key(0)))
+
+
 @pytest.fixture
 def model(x64):
-    """Random variables in double precision; nothing is compiled for them."""
-    rng = np.random.default_rng(1)
     with jax.numpy_dtype_promotion("standard"):  # flax's LayerNorm mixes formats in double precision
-        shapes = jax.eval_shape(WHOLE.init, jax.random.key(0))
-        yield jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), shapes)
+        yield jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), initial_variables())
 
 
 @functools.cache

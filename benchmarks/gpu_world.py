@@ -13,8 +13,7 @@ from benchmarks import cases, machine
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import Live
-from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
+from fedvg_jax.core.types import Batch, Data, GradientSupport, Report, SimState, Task, Variables
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation as build
@@ -53,7 +52,7 @@ def make_task(box: Box, conv: str) -> Task:
     return build.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
 
 
-def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: Live | None = None) -> float:
+def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: GradientSupport | None = None) -> float:
     """Milliseconds per client and step of local training, as the executor runs it; by default only parameters that can
     have a gradient are carried."""
     steps, pool = (2, 64) if box.smoke else (40, 10_000)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedvg_jax.config import Config
     from fedvg_jax.core.types import UsageError
-    from fedvg_jax.engine.contracts import check_task, check_weighting
     from fedvg_jax.engine.differentiable import hypergradient, over_rounds, unrolled
     from fedvg_jax.engine.federated_round import make_round
     from fedvg_jax.models.adapt import linen_task, nnx_task
     from fedvg_jax.runs.checkpoint import best_variables
+    from fedvg_jax.runs.contracts import check_task, check_weighting
     from fedvg_jax.runs.history import DivergedError, History
     from fedvg_jax.runs.loop import run
     from fedvg_jax.weightings.family import generalised_weights
@@ -57,8 +57,8 @@ _HOME = {
     "UsageError": "core.types",
     "aggregate": "weightings.rules",
     "best_variables": "runs.checkpoint",
-    "check_task": "engine.contracts",
-    "check_weighting": "engine.contracts",
+    "check_task": "runs.contracts",
+    "check_weighting": "runs.contracts",
     "fisher_trace": "weightings.fisher",
     "generalised_weights": "weightings.family",
     "gradient_norms": "weightings.signals",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
-ORDER = ("core", "config", "paper", "data", "models", "algorithms", "weightings", "engine", "runs", "views")
+ORDER = ("core", "paper", "config", "data", "models", "algorithms", "weightings", "engine", "runs", "views")
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
 ONLY_IN = {"flax": {"models"}, "matplotlib": {"views"}, "tyro": {"sim", "prepare"}}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedvg_jax.config import population
+from fedvg_jax.config import population_checks
 from fedvg_jax.config.io import flatten, suggestion, typed
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import (
@@ -137,7 +137,7 @@ def check(config: Config) -> Config:
     _check_robust(config)
     _check_model(config)
     _check_hold(config)
-    population.check_population(config)
+    population_checks.check_population(config)
     return config
 
 
@@ -255,7 +255,7 @@ _NAMES = {
     "elastic.rows": ("all", "rest"),
     "robust.rule": RULES,
     "attack.kind": ATTACKS,
-    **population.NAMES,
+    **population_checks.NAMES,
 }
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -292,7 +292,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tuning.steps": (lambda v: 0 <= v < 2**31, ">= 0 and below 2**31"),
     **dict.fromkeys(("robust.noise", "attack.scale"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("robust.clip_norm", "tuning.lr"), (lambda v: 0 < v < math.inf, "> 0")),
-    **population.RANGES,
+    **population_checks.RANGES,
 }
 
 

@@ -31,6 +31,8 @@ class UsageError(ValueError):
     'out a\\\\nb is taken'
     """
 
+    __module__ = "fedvg_jax"  # its public place, which tracebacks show
+
     def __str__(self) -> str:
         return one_line(super().__str__())
 

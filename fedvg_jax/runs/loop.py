@@ -74,7 +74,7 @@ def run(
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
     Traceback (most recent call last):
         ...
-    fedvg_jax.core.types.UsageError: metric 'test_loss' would hide the history's own; give it another name
+    fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     config = resume.resolve(configs.check(Config() if config is None else config))
     for name in metrics or {}:

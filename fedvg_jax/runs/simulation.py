@@ -20,9 +20,9 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import partition as partitions
 from fedvg_jax.data.validation import Shared, halves
-from fedvg_jax.engine import contracts, federated_round, schedule
+from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.runs import memory, programs
+from fedvg_jax.runs import contracts, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (

@@ -12,10 +12,10 @@ import worlds
 from fedvg_jax import config, sim
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Batch, Returns, UsageError
-from fedvg_jax.engine import attacks, contracts, differentiable, executors, federated_round, local_training, robust
+from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, robust
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import history, simulation
+from fedvg_jax.runs import contracts, history, simulation
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines
 from fedvg_jax.weightings import rules as weighting

@@ -9,7 +9,6 @@ import pytest
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import arrays
 from fedvg_jax.runs import memory, simulation
 
 SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0, min_samples=2)
@@ -56,14 +55,14 @@ def test_a_plan_beyond_this_machine_is_refused_with_the_estimate_before_it_is_al
 
 
 def test_it_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
-    monkeypatch.setattr(arrays, "memory", lambda: 2**20)
+    monkeypatch.setattr(memory, "available", lambda: 2**20)
     with pytest.raises(UsageError, match="--force"):
         simulation.simulation(settings)
     assert simulation.simulation(replace(settings, force=True)).config.force
 
 
 def test_temporaries_of_the_compiled_program_count_too(monkeypatch):
-    monkeypatch.setattr(arrays, "memory", lambda: 2**19)
+    monkeypatch.setattr(memory, "available", lambda: 2**19)
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
     found = memory.of_program(compiled)

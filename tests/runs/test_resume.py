@@ -22,8 +22,7 @@ from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import contracts
-from fedvg_jax.runs import checkpoint, history, loop, recorder, resume, seals, simulation, verification
+from fedvg_jax.runs import checkpoint, contracts, history, loop, recorder, resume, seals, simulation, verification
 from fedvg_jax.weightings import rules as weighting
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")

@@ -33,7 +33,7 @@ def check_task(task: Task, pool: Any) -> None:
     >>> check_task(halves, Batch(jnp.ones((4, 2)), jnp.ones(4)))
     Traceback (most recent call last):
         ...
-    fedvg_jax.core.types.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
+    fedvg_jax.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
     """
     model = jax.eval_shape(task.init, jax.random.key(0))
     if not isinstance(model, Variables):
@@ -74,7 +74,7 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
-    fedvg_jax.core.types.UsageError: weighting.weigh: weights leaf 'params/w' of shape (3,) sums to 1.5; expected 1
+    fedvg_jax.UsageError: weighting.weigh: weights leaf 'params/w' of shape (3,) sums to 1.5; expected 1
     """
     model = jax.jit(task.init)(jax.random.key(0))
     few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
@@ -111,7 +111,7 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
     >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
-    fedvg_jax.core.types.UsageError: weighting.terms: leaf 'params/w' adds up to [0.17 0.33 0.5 ]; weigh has [0.5  0.33 0.17]
+    fedvg_jax.UsageError: weighting.terms: leaf 'params/w' adds up to [0.17 0.33 0.5 ]; weigh has [0.5  0.33 0.17]
     """
     if not weighting.terms:
         raise UsageError(

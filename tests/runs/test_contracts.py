@@ -11,9 +11,8 @@ import worlds
 import fedvg_jax
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Metrics, UsageError, Variables
-from fedvg_jax.engine import contracts
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import history, loop, simulation
+from fedvg_jax.runs import contracts, history, loop, simulation
 from fedvg_jax.weightings import rules
 
 WORLD = worlds.small()

@@ -26,9 +26,6 @@ class UsageError(ValueError):
     """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2.
 
     Control characters of the values it names are escaped, so that it is one line whatever they hold.
-
-    >>> str(UsageError("out a\\nb is taken"))
-    'out a\\\\nb is taken'
     """
 
     __module__ = "fedvg_jax"  # its public place, which tracebacks show
@@ -38,7 +35,11 @@ class UsageError(ValueError):
 
 
 def one_line(text: str) -> str:
-    """`text` with control characters, line separators and lone surrogates as escapes, such as \\n."""
+    """`text` with control characters, line separators and lone surrogates as escapes, such as \\n.
+
+    >>> print(one_line("out a\\nb is taken"))
+    out a\\nb is taken
+    """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -106,6 +106,12 @@ def best_variables(run: Path, template: Variables | None = None) -> Variables:
 
     Raises:
         UsageError: no checkpoint holds such a model, or it is not of the template's shapes.
+
+    >>> best_variables("nowhere")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); --keep 1 or \
+more and an evaluation leave one
     """
     run, whys = Path(run), []
     for path in reversed(listed(run)):

@@ -70,7 +70,7 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     >>> from fedvg_jax.weightings import rules
     >>> from fedvg_jax.core.types import Batch
     >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> halves = weighting.uniform()._replace(weigh=lambda hyper, one, returns: weighting.everywhere(one / 2, returns))
+    >>> halves = rules.uniform()._replace(weigh=lambda hyper, one, returns: weighting.everywhere(one / 2, returns))
     >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
@@ -106,8 +106,8 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
     >>> from fedvg_jax.weightings import rules
     >>> from fedvg_jax.core.types import Batch
     >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> stale = weighting.samples()
-    >>> stale = stale._replace(weigh=lambda hyper, n, returns: weighting.everywhere(n[::-1] / 6, returns))
+    >>> stale = rules.samples()
+    >>> stale = stale._replace(weigh=lambda hyper, n, returns: rules.everywhere(n[::-1] / 6, returns))
     >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...

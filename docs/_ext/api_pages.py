@@ -1,0 +1,148 @@
+"""Pages of the API reference: every public name of `fedvg_jax`, from its docstring."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from types import ModuleType
+
+import fedvg_jax
+
+SECTIONS = {
+    "scoring": (
+        "Score, weigh, aggregate",
+        (
+            "validation_gradients",
+            "gradient_norms",
+            "inverse_norm_weights",
+            "generalised_weights",
+            "aggregate",
+            "joint_fisher",
+            "sampled_joint_fisher",
+            "fisher_trace",
+        ),
+    ),
+    "runs": ("Whole runs", ("run", "Config", "History", "UsageError")),
+    "rounds": ("Rounds and hypergradients", ("make_round", "unrolled", "over_rounds", "hypergradient")),
+    "own": ("Your own model and weighting", ("linen_task", "nnx_task", "check_task", "check_weighting")),
+}
+"""page -> (title, public names); names that are not listed go to a page of their own."""
+
+PARTS = {
+    "fedvg_jax.weightings.rules": ("samples", "uniform", "fedvg", "mix", "by_scalar", "everywhere", "shares"),
+    "fedvg_jax.weightings.baselines": (
+        "permuted",
+        "inverse_samples",
+        "val_loss",
+        "val_accuracy",
+        "fltrust",
+        "fitted",
+    ),
+    "fedvg_jax.weightings.family": ("generalised", "sharpened"),
+    "fedvg_jax.weightings.streaming": ("alone", "halves", "split"),
+    "fedvg_jax.weightings.signals": (
+        "normed",
+        "validation_gradient",
+        "delta",
+        "fisher",
+        "validation_loss",
+        "validation_accuracy",
+        "mean_over",
+    ),
+    "fedvg_jax.algorithms.base": ("no_memory", "no_correction", "no_report", "no_probe", "no_residual"),
+    "fedvg_jax.engine.executors": ("lanes", "vmapped", "sharded", "looped"),
+    "fedvg_jax.engine.differentiable": ("stack", "most_steps"),
+}
+"""Parts that a round of one's own is made of, by module."""
+
+WITHOUT_ARGUMENTS = {"Config": "**settings"}
+"""Classes whose fields are described elsewhere."""
+
+
+def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Every public name that is no module, by page."""
+    public = [name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)]
+    placed = {name for _, names in SECTIONS.values() for name in names}
+    others = tuple(name for name in public if name not in placed)
+    known = {page: (title, tuple(n for n in names if n in public)) for page, (title, names) in SECTIONS.items()}
+    return known | ({"others": ("Other names", others)} if others else {})
+
+
+def namespaces() -> list[str]:
+    """Public names that are modules."""
+    return [name for name in fedvg_jax.__all__ if isinstance(getattr(fedvg_jax, name), ModuleType)]
+
+
+def pages() -> dict[str, str]:
+    """Name of the page -> Markdown."""
+    made = {page: heading(title) + entries("fedvg_jax", names) for page, (title, names) in sections().items()}
+    for name in namespaces():
+        module = getattr(fedvg_jax, name)
+        made[name] = heading(f"fedvg_jax.{name}") + entries(f"fedvg_jax.{name}", public_names(module))
+    parts = [f"## `{module}`\n\n{entries(module, names)}" for module, names in PARTS.items() if exists(module)]
+    made["parts"] = heading("Parts of a round") + "\n".join(parts)
+    made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
+    return made
+
+
+def index() -> str:
+    """Every public name with the first line of its docstring."""
+    parts = []
+    for page, (title, names) in sections().items():
+        parts += [f"## [{title}](api/{page}.md)", ""]
+        parts += [f"`fv.{name}`\n: {summary(getattr(fedvg_jax, name))}\n" for name in names]
+    for name in namespaces():
+        module = getattr(fedvg_jax, name)
+        parts += [f"## [`fv.{name}`](api/{name}.md)", ""]
+        parts += [f"`fv.{name}.{inner}`\n: {summary(getattr(module, inner))}\n" for inner in public_names(module)]
+    listed = [*sections(), *namespaces(), "parts", "contracts"]
+    parts += ["```{toctree}", ":hidden:", "", *(f"api/{page}" for page in listed), "```", ""]
+    return "\n".join(parts)
+
+
+def heading(title: str) -> str:
+    """A page's first line."""
+    return f"# {title}\n\n"
+
+
+def entries(module: str, names) -> str:
+    """Autodoc directives."""
+    home = importlib.import_module(module)
+    return "\n".join(["```{eval-rst}", *(directive(module, name, getattr(home, name)) for name in names), "```", ""])
+
+
+def directive(module: str, name: str, thing) -> str:
+    """One autodoc directive, by what the name stands for."""
+    if inspect.isclass(thing):
+        signature = f"({WITHOUT_ARGUMENTS[name]})" if name in WITHOUT_ARGUMENTS else ""
+        members = "" if signature else "   :members:\n"
+        return f".. autoclass:: {module}.{name}{signature}\n{members}"
+    kind = "function" if callable(thing) else "data"
+    return f".. auto{kind}:: {module}.{name}\n"
+
+
+def summary(thing) -> str:
+    """The first sentence of a docstring, as Markdown."""
+    doc = inspect.getdoc(thing) or ""
+    return " ".join(doc.split("\n\n")[0].split()).replace("*", "\\*").replace("|", "\\|") or "."
+
+
+def public_names(module: ModuleType) -> tuple[str, ...]:
+    """What a namespace promises."""
+    return tuple(getattr(module, "__all__", ()))
+
+
+def contracts() -> tuple[str, ...]:
+    """Named tuples of `core.types` that are no public names themselves."""
+    types = importlib.import_module("fedvg_jax.core.types")
+    return tuple(
+        name
+        for name, thing in vars(types).items()
+        if inspect.isclass(thing) and thing.__module__ == types.__name__ and name not in fedvg_jax.__all__
+    )
+
+
+def exists(module: str) -> bool:
+    """Whether a module is there."""
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,50 @@
+"""Writes the parts of the pages that come from the code and from results files, before Sphinx reads the pages.
+
+`docs/_generated/NAME.md` are pieces that pages include; `docs/reference/api/NAME.md` are pages of the API reference.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import api_pages
+import option_lists
+import result_tables
+
+DOCS = Path(__file__).parent.parent
+
+
+def pieces() -> dict[str, str]:
+    """Text of every included piece, by name."""
+    return {
+        "options": option_lists.options(),
+        "methods": option_lists.methods(),
+        "presets": option_lists.presets_of_data_sets(),
+        "official": option_lists.official(),
+        "fidelity": result_tables.fidelity(),
+        "demo": result_tables.demo(),
+        "paper": result_tables.paper(),
+        "cohort_memory": result_tables.cohort_memory(),
+        "hypergradient_memory": result_tables.hypergradient_memory(),
+        "api_index": api_pages.index(),
+    }
+
+
+def write(app=None) -> None:
+    """Writes what has changed, and removes API pages that are no more."""
+    api = DOCS / "reference" / "api"
+    wanted = {DOCS / "_generated" / f"{name}.md": text for name, text in pieces().items()}
+    wanted |= {api / f"{name}.md": text for name, text in api_pages.pages().items()}
+    if api.exists() and set(api.glob("*.md")) - wanted.keys():
+        shutil.rmtree(api)
+    for path, text in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def setup(app) -> dict[str, bool]:
+    """Registers the step."""
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

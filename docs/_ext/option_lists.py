@@ -1,0 +1,174 @@
+"""Lists of the command line's options, from the dataclasses that declare them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+from fedvg_jax.config import Config, checks, presets
+
+TOPICS = {
+    "Data set": ("dataset", "data_dir", "image_size", "splits", "normalise", "augment"),
+    "Model": ("model", "pretrained", "stem", "norm"),
+    "Method": ("algorithm", "weighting", "server_stats"),
+    "Clients and partition": (
+        "clients",
+        "join_ratio",
+        "cohorts",
+        "dropout",
+        "nonfinite",
+        "partition",
+        "alpha",
+        "partition_seed",
+        "shards_per_client",
+        "classes_per_client",
+        "partition_file",
+        "min_samples",
+        "min_samples_rule",
+        "split",
+        "test_ratio",
+        "val_ratio",
+    ),
+    "Training": (
+        "rounds",
+        "local_epochs",
+        "batch_size",
+        "lr",
+        "optimiser",
+        "momentum",
+        "optimiser_state",
+        "weight_decay",
+        "lr_schedule",
+        "lr_decay",
+        "seed",
+        "eval_every",
+    ),
+    "Hardware": ("devices", "lanes", "hold", "conv", "precision", "deterministic"),
+    "Files, stopping and resuming": (
+        "config",
+        "out",
+        "resume",
+        "checkpoint_every",
+        "keep",
+        "cache_dir",
+        "export",
+        "profile",
+        "dry_run",
+    ),
+}
+"""Where a top-level option is listed; one that is not named here is listed under "Other settings"."""
+
+TITLES = {
+    "fedvg": "FedVG",
+    "fedavgm": "FedAvgM",
+    "fedopt": "FedAdam, FedYogi, FedAdagrad",
+    "fedprox": "FedProx",
+    "scaffold": "Scaffold",
+    "feddyn": "FedDyn",
+    "elastic": "Elastic aggregation",
+    "robust": "Robust aggregation",
+    "attack": "Corrupt updates",
+    "tuning": "Server steps on the validation set",
+    "validation": "Validation set",
+    "corrupt": "Corrupt rows",
+}
+
+
+def options() -> str:
+    """Every option, under headings by topic."""
+    default = Config()
+    groups = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    nested = {name: group for name, group in groups.items() if dataclasses.is_dataclass(group)}
+    flat = [name for name in groups if name not in nested]
+    listed = {name for names in TOPICS.values() for name in names}
+    topics = {title: [name for name in names if name in flat] for title, names in TOPICS.items()}
+    topics["Other settings"] = [name for name in flat if name not in listed]
+    parts = [section(title, default, names) for title, names in topics.items() if names]
+    for prefix, group in nested.items():
+        names = [f.name for f in dataclasses.fields(group)]
+        parts.append(section(TITLES.get(prefix, prefix), group, names, f"{prefix}."))
+    return "\n".join(parts)
+
+
+def section(title: str, group: Any, names: list[str], prefix: str = "") -> str:
+    """A heading and a definition list."""
+    texts, lines = descriptions(type(group)), [f"## {title}", ""]
+    hints = {f.name: f.type for f in dataclasses.fields(group)}
+    for name in names:
+        lines += [*entry(prefix + name, hints[name], getattr(group, name), texts.get(name, "")), ""]
+    return "\n".join(lines)
+
+
+def entry(name: str, hint: str, default: Any, text: str) -> list[str]:
+    """`--flag` TYPE, and below it the description, the allowed values and the default."""
+    flag = "--" + name.replace("_", "-")
+    kind = "" if hint == "bool" else " " + str(hint).replace(" | None", "").replace(" | ", " or ")
+    facts = [f"Default: {shown(default)}."]
+    if name in checks._NAMES:
+        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in checks._NAMES[name]) + ".")
+    elif name in checks._RANGES:
+        facts.append(f"Allowed: {escape(checks._RANGES[name][1])}.")
+    return [f"`{flag}`{kind}", f": {escape(text)}", f"  {' '.join(facts)}"]
+
+
+def shown(value: Any) -> str:
+    """A default as it is written on a command line."""
+    if value is None or value == "":
+        return "none"
+    return "off" if value is False else f"`{value}`"
+
+
+def descriptions(cls: type) -> dict[str, str]:
+    """field -> the string below it in the source."""
+    body = ast.parse(inspect.getsource(cls)).body[0].body
+    pairs = zip(body, body[1:], strict=False)
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+
+
+def escape(text: str) -> str:
+    """Plain text as Markdown that shows it unchanged."""
+    return re.sub(r"([\\*_\[\]<>|~$])", r"\\\1", text)
+
+
+def methods() -> str:
+    """`--method NAME` -> the settings it stands for."""
+    return settings_table("`--method`", presets.METHODS)
+
+
+def official() -> str:
+    """The settings of `--fidelity official`."""
+    rows = [f"| `{name}` | `{value}` |" for name, value in presets.FIDELITY["official"].items()]
+    return "\n".join(["| setting | value |", "|---|---|", *rows]) + "\n"
+
+
+def presets_of_data_sets() -> str:
+    """`--dataset NAME` -> the settings that differ from the defaults."""
+    names = ("model", "clients", "join_ratio", "rounds", "local_epochs", "batch_size", "lr", "momentum", "eval_every")
+    default = Config()
+    rows = [
+        [f"`{name}`", *(f"`{settings.get(key, getattr(default, key))}`" for key in names)]
+        for name, settings in presets.DATASETS.items()
+    ]
+    return table(["`--dataset`", *(f"`{name}`" for name in names)], rows)
+
+
+def settings_table(title: str, named: dict[str, dict]) -> str:
+    """A row for every name, with its settings."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in settings.items())]
+        for name, settings in named.items()
+    ]
+    return table([title, "settings"], rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -1,4 +1,8 @@
-"""The README's table of speed, from the results files: `python -m benchmarks.table` writes it, `--check` compares."""
+"""The tables of speed in docs/performance.md and the README, from the results files.
+
+    python -m benchmarks.table            writes them
+    python -m benchmarks.table --check    compares
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,9 @@ from typing import Any
 from benchmarks import cases
 from benchmarks.machine import BUSY
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PERFORMANCE = ROOT / "docs" / "performance.md"
+README = ROOT / "docs" / "_new_README.md"
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 
@@ -29,17 +35,27 @@ TARGETS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 if the README is not up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Exit code 1 if a page is not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    text = README.read_text(encoding="utf-8")
-    wanted = updated(text, render(RESULTS))
+    stale = {}
+    for path, table in pages(RESULTS).items():
+        text = path.read_text(encoding="utf-8")
+        if (wanted := updated(text, table)) != text:
+            stale[path] = wanted
     if args.check:
-        print("up to date" if text == wanted else "README.md differs: python -m benchmarks.table")
-        return int(text != wanted)
-    README.write_text(wanted, encoding="utf-8")
+        names = ", ".join(path.name for path in stale)
+        print(f"{names} differs: python -m benchmarks.table" if stale else "up to date")
+        return int(bool(stale))
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
     return 0
+
+
+def pages(results: Path) -> dict[Path, str]:
+    """page -> its table: the whole one in the documentation, a small one in the README."""
+    return {PERFORMANCE: render(results), README: summary(results)}
 
 
 def updated(text: str, table: str) -> str:
@@ -47,7 +63,7 @@ def updated(text: str, table: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise SystemExit(f"README.md needs the lines {BEGIN} and {END}")
+        raise SystemExit(f"the page needs the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
@@ -62,15 +78,39 @@ def render(results: Path) -> str:
     return "\n\n".join(parts)
 
 
-def rounds(file: dict[str, Any]) -> Iterator[str]:
-    """Rounds on a CPU."""
+def summary(results: Path) -> str:
+    """Seconds a round and the ratios to PyTorch, one table per machine."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    return "\n\n".join("\n".join(short_rounds(file)) for file in found if "cases" in file)
+
+
+def short_rounds(file: dict[str, Any]) -> Iterator[str]:
+    """The columns that a first look needs."""
+    yield about(file)
+    yield ""
+    yield "| round | ours, s | PyTorch, lean | PyTorch, DataLoader |"
+    yield "|---|---|---|---|"
+    for name, case in file["cases"].items():
+        ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in ("lean", "loader")]
+        busy = "" if quiet(case) else " (busy)"
+        yield f"| {name}{busy} | {number(case['seconds']['ours']['round']['median'])} | {' | '.join(ratios)} |"
+
+
+def about(file: dict[str, Any]) -> str:
+    """The machine and the versions of a results file."""
     machine = file["machine"]
     versions = ", ".join(f"{n} {machine['versions'][n]}" for n in ("jax", "torch") if n in machine["versions"])
     peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
-    yield (
+    return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
         f" {peak['all cores']:.0f} on all{busy}), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
     )
+
+
+def rounds(file: dict[str, Any]) -> Iterator[str]:
+    """Rounds on a CPU."""
+    peak = file["sgemm GF/s"]
+    yield about(file)
     yield ""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
@@ -95,11 +135,10 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
-    """What is no race, beside its targets."""
+    """Measurements that are no comparison, beside their targets."""
     machine, taken = file["machine"], file["taken"].values()
     busy = ", busy" if any(section["busy"] for section in taken) else ""
-    commands = " and ".join(f"`{command}`" for command in dict.fromkeys(section["command"] for section in taken))
-    yield f"Beside the races ({commands}; {machine['processor']}, {machine['date'][:10]}{busy}):"
+    yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
     yield ""
     if "help" in file:
         yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
@@ -117,9 +156,18 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
             " same steps without a gap (target 1.15)."
         )
     if "plan" in file:
-        yield "- `--dry-run`, foretold / found (target: within 20 %):"
+        yield ""
+        yield "What `--dry-run` estimates, divided by what is measured (target: within 20 %):"
+        yield ""
+        yield "| run | seconds | memory |"
+        yield "|---|---|---|"
         for name, plan in file["plan"].items():
-            yield f"  {name}: seconds {plan['time']:.2f}, memory {plan['memory']:.2f}."
+            yield f"| {name} | {plan['time']:.2f} | {plan['memory']:.2f} |"
+    yield ""
+    yield "Commands of these measurements:"
+    yield ""
+    for command in dict.fromkeys(section["command"] for section in taken):
+        yield f"- `{command}`"
 
 
 LIMITS = {"help", "start", "schedule", "lanes", "plan"}

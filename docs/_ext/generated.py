@@ -23,6 +23,7 @@ def pieces() -> dict[str, str]:
         "presets": option_lists.presets_of_data_sets(),
         "official": option_lists.official(),
         "fidelity": result_tables.fidelity(),
+        "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),

@@ -9,6 +9,7 @@ from typing import Any
 
 from option_lists import escape, table
 
+from fedvg_jax import config
 from fedvg_jax import paper as published
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -55,19 +56,42 @@ def fidelity() -> str:
     """One row for every difference between the paper, the published code and the defaults here."""
     from fedvg_jax.paper.fidelity import DEPARTURES
 
+    defaults = config.flatten(config.Config())
+    rows = [
+        [
+            *(escape(cell) for cell in (row.subject, row.paper, row.published, row.ours)),
+            published_behaviour(row, defaults),
+            f"{row.paper_evidence}, {row.published_evidence}",
+        ]
+        for row in DEPARTURES
+    ]
+    return table(["", "paper", "published code", "default here", "published behaviour", "checked"], rows)
+
+
+def published_behaviour(row, defaults: dict[str, Any]) -> str:
+    """The flags of a row, whether they are the default or in the profile, and the row's reason."""
+    flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in row.settings.items())
+    is_default = bool(flags) and all(defaults.get(name) == value for name, value in row.settings.items())
+    note = " (default)" if is_default else " (official)" if row.official else ""
+    return "; ".join(filter(None, [flags + note, escape(row.reason)]))
+
+
+def parity() -> str:
+    """What `benchmarks/parity.py` measured, by method and round."""
+    result = load("parity")
+    if result is None:
+        return "Not measured yet.\n"
+    methods = result["methods"]
+    count = max(len(method["rounds"]) for method in methods.values())
     rows = []
-    for row in DEPARTURES:
-        flags = ", ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in row.settings.items())
-        reproduced = f"{flags} (in the profile)" if row.official else flags or "not reproduced"
-        rows.append([escape(cell) for cell in (row.subject, row.paper, row.published, row.ours)] + [reproduced])
-    head = ["subject", "paper", "published code", "default here", "setting that follows the published code"]
-    return table(head, rows) + "\n" + reasons(DEPARTURES)
-
-
-def reasons(departures) -> str:
-    """A line for every difference that `--fidelity official` leaves alone."""
-    lines = [f"- {escape(row.subject)}: {escape(row.reason)}." for row in departures if row.reason]
-    return "\n".join(["Differences that the profile leaves as they are:", "", *lines]) + "\n"
+    for name, method in methods.items():
+        ratios = [r["ratio"] for r in method["rounds"]]
+        chained = max(r["chained"] for r in method["rounds"])
+        weights = [r["weights"] for r in method["rounds"] if r["weights"] is not None]
+        values = [max(method["client_models"]), *ratios, chained]
+        rows.append([f"`{name}`", *(f"{v:.1e}" for v in values), f"{max(weights):.1e}" if weights else ""])
+    head = ["method", "client models", *(f"round {i + 1}" for i in range(count)), "chained", "weights"]
+    return table(head, rows)
 
 
 def demo() -> str:
@@ -77,20 +101,21 @@ def demo() -> str:
         return "Not measured yet: `python -m benchmarks.demo` measures it in about half an hour.\n"
     from benchmarks.demo import differences
 
-    settings, accuracy = result["settings"], result["accuracy"]
+    settings, machine, accuracy = result["settings"], result["machine"], result["accuracy"]
     gaps = differences(accuracy)
     rows = []
     for name, runs in accuracy.items():
-        percent = [100 * value for value in runs["final"]]
         gap = gaps.get(name)
         said = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
-        rows.append([name, f"{statistics.mean(percent):.2f} ± {statistics.stdev(percent):.2f}", said])
-    head = ["weights", "test accuracy, %, mean ± deviation", "FedVG minus these, points (95 % interval)"]
+        weighting = f"`{result['weightings'][name]}`"
+        rows.append([name, weighting, f"{100 * statistics.mean(runs['final']):.2f} %", said])
     about = (
-        f"{settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}, final round; differences"
-        " are paired by seed."
+        f"Means over {settings['seeds']} seeds of the final of {settings['rounds']} rounds, at alpha"
+        f" {settings['alpha']:g}. Differences are paired by seed. Measured on {machine['processor']},"
+        f" {machine['cores']} cores, {machine['date'][:10]}."
     )
-    return f"{about}\n\n{table(head, rows)}"
+    head = ["weights", "`--weighting`", "test accuracy", "FedVG minus these, points (95 % interval)"]
+    return f"{table(head, rows)}\n{about}\n"
 
 
 def paper() -> str:

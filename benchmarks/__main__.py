@@ -1,4 +1,4 @@
-"""Everything this machine's CPU can be asked, into one results file; then the README's table.
+"""Everything this machine's CPU can be asked, into one results file; then the tables of the pages (`benchmarks.table`).
 
     python -m benchmarks [--minutes 20] [...as benchmarks.rounds]
 

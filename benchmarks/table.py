@@ -1,7 +1,7 @@
 """The tables of speed in docs/performance.md and the README, from the results files.
 
-    python -m benchmarks.table            writes them
-    python -m benchmarks.table --check    compares
+python -m benchmarks.table            writes them
+python -m benchmarks.table --check    compares
 """
 
 from __future__ import annotations

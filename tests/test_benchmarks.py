@@ -1,4 +1,4 @@
-"""The benchmarks run, refuse contestants that disagree, and tell the README what they found. No test reads a clock."""
+"""The benchmarks run, refuse contestants that disagree, and write the tables of the pages. No test reads a clock."""
 
 import ast
 import json
@@ -140,15 +140,16 @@ def test_rounds_are_timed_in_processes_and_written(tmp_path):
     assert "logistic" in table.render(tmp_path)
 
 
-# --- the README's table
+# --- the tables of speed
 
 
-def test_the_table_of_the_readme_is_that_of_the_results():
-    text = table.README.read_text(encoding="utf-8")
-    assert table.updated(text, table.render(table.RESULTS)) == text, "python -m benchmarks.table"
+def test_the_tables_of_the_pages_are_those_of_the_results():
+    for path, wanted in table.pages(table.RESULTS).items():
+        text = path.read_text(encoding="utf-8")
+        assert table.updated(text, wanted) == text, f"{path.name}: python -m benchmarks.table"
 
 
-def test_a_readme_without_the_markers_is_refused():
+def test_a_page_without_the_markers_is_refused():
     with pytest.raises(SystemExit, match="speed: begin"):
         table.updated("no markers", "table")
 

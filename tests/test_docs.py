@@ -1,81 +1,147 @@
-"""The documentation is what the docstrings and the measurements say."""
+"""The documentation names what exists: links, public names, options, keys of the run folder; its code runs."""
 
 import ast
-import functools
+import doctest
+import importlib
 import importlib.util
-import inspect
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import fedvg_jax
-import fedvg_jax.engine.differentiable
-import fedvg_jax.engine.executors
-import fedvg_jax.weightings.baselines
-import fedvg_jax.weightings.family
-import fedvg_jax.weightings.rules
-import fedvg_jax.weightings.signals
-import fedvg_jax.weightings.streaming
+from fedvg_jax.config import Config, flatten
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+README = DOCS / "_new_README.md"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")
 """Those that are notebooks; regression.py is a command, and `test_adapt.py` runs it."""
+
+WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
+WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
+WRITTEN = [path for path in WRITTEN if path.parent != DOCS / "reference" / "api"]
+"""Pages that are written by hand."""
+
+PARTS = {
+    "fedvg_jax.algorithms.base",
+    "fedvg_jax.algorithms.fedprox",
+    "fedvg_jax.core.types",
+    "fedvg_jax.engine",
+    "fedvg_jax.runs",
+    "fedvg_jax.weightings",
+    "fedvg_jax.weightings.rules",
+}
+"""Modules that the tutorials import from beside the public names."""
+
+pages = pytest.mark.parametrize("page", WRITTEN, ids=lambda path: path.name)
 
 
 def module(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
-def test_the_generated_pages_are_up_to_date():
-    """Else: python docs/generate.py."""
-    generate = module(ROOT / "docs" / "generate.py")
-    for path, text in generate.pages().items():
-        assert path.read_text(encoding="utf-8") == text, path.name
-    assert generate.memory_table() in (ROOT / "docs" / "differentiable.md").read_text(encoding="utf-8")
+@pytest.fixture
+def extension(monkeypatch):
+    """name -> a module of docs/_ext."""
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module
 
 
-def documented_functions():
-    """(name, its lines of api.md, the function) of every function that has arguments documented."""
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    for entry in re.split(r"^#{3,4} ", page, flags=re.M)[1:]:
-        name = re.match(r"`fedvg_jax\.([\w.]+)`", entry)
-        found = functools.reduce(lambda thing, part: getattr(thing, part, None), name[1].split("."), fedvg_jax)
-        if inspect.isfunction(found) and "**Args**" in entry:
-            yield pytest.param(entry, found, id=name[1])
+def code_of(text: str) -> str:
+    """All Python of a page, without cells of shell commands."""
+    blocks = re.findall(r"^```(?:python|\{code-cell\})\n(.*?)^```", text, re.S | re.M)
+    return "\n".join(block for block in blocks if not block.startswith("%%"))
 
 
-@pytest.mark.parametrize(("entry", "function"), [*documented_functions()])
-def test_the_arguments_listed_are_the_function_s(entry, function):
-    """A sentence of `Returns:` is no argument."""
-    _, _, below = entry.partition("**Args**")
-    arguments, _, rest = below.partition("**R")
-    listed = [name.strip() for names in re.findall(r"^- `([^`]+)`:", arguments, re.M) for name in names.split(",")]
-    assert set(listed) <= inspect.signature(function).parameters.keys()
-    _, _, returns = rest.partition("eturns**")
-    assert not re.findall(r"^- `", returns.partition("**Raises**")[0], re.M)
+@pages
+def test_every_link_of_a_page_resolves(page):
+    prose = re.sub(r"^```(?!\{include\}).*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    base = ROOT if page == README else page.parent
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+        assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
-@pytest.mark.parametrize("section", ["Returns:\n    Weights: a pytree\n    of [K].", "Returns: Weights: a pytree"])
-def test_what_is_returned_is_a_paragraph(section):
-    text = "\n".join(module(ROOT / "docs" / "generate.py").markdown(section))
-    assert "**Returns**" in text and "Weights: a pytree" in text and "`Weights`" not in text
+@pages
+def test_every_included_piece_exists(page, extension):
+    pieces = extension("generated").pieces()
+    for target in re.findall(r"^```\{include\} (\S+)", page.read_text(encoding="utf-8"), re.M):
+        path = page.parent / target
+        assert path.stem in pieces if path.parent.name == "_generated" else path.exists(), target
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
-def test_its_pictures_and_links_are_there(page):
-    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        assert link.startswith("http") or (page.parent / link).exists(), link
+@pages
+def test_a_page_names_only_what_exists(page):
+    if page.name == "CHANGELOG.md":
+        return
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"\bfv\.(\w+(?:\.\w+)*)", text):
+        first, *rest = path.split(".")
+        assert first in fedvg_jax.__all__, f"fv.{path}"
+        thing = getattr(fedvg_jax, first)
+        for name in rest:
+            thing = getattr(thing, name)
+    for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
+        assert (ROOT / path.replace(".", "/")).with_suffix(".py").exists() or (ROOT / path.replace(".", "/")).is_dir()
 
 
-def test_the_code_of_the_page_runs():
-    page = (ROOT / "docs" / "differentiable.md").read_text(encoding="utf-8")
-    told = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.S)), told)
-    assert told["slope"] != 0
+@pages
+def test_the_python_of_a_page_imports_only_public_names_and_the_listed_parts(page):
+    for node in ast.walk(ast.parse(code_of(page.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
+            assert node.module in PARTS, node.module
+            imported = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(imported, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}")
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
+    code = code_of(page.read_text(encoding="utf-8"))
+    assert code
+    names = {}
+    exec(code, names)
+    assert names["history"].summary["rounds"] == len(names["history"].records)
+
+
+def test_the_readme_names_the_command_of_the_tests_that_ci_runs():
+    assert sum("pip install -e '.[test]'" in line for line in README.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_every_option_is_listed_once(extension):
+    flags = re.findall(r"^`--([a-z0-9.-]+)`", extension("option_lists").options(), re.M)
+    assert sorted(flags) == sorted(name.replace("_", "-") for name in flatten(Config()))
+
+
+def test_every_public_name_has_an_entry_in_the_reference(extension):
+    api_pages = extension("api_pages")
+    entries = "\n".join(api_pages.pages().values())
+    for name in fedvg_jax.__all__:
+        assert f"fedvg_jax.{name}" in entries and f"fv.{name}" in api_pages.index(), name
+
+
+def test_a_docstring_becomes_restructured_text_without_stray_markup(extension):
+    assert doctest.testmod(extension("docstrings")).failed == 0
+
+
+def test_every_key_of_a_run_folder_is_described(tmp_path):
+    page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
+    described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
+    named = set(re.findall(r"`([^`\s]+)`", page))
+    out = tmp_path / "run"
+    history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out, cache_dir=tmp_path))
+    keys = {re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record}
+    loaded = {path.name: json.loads(path.read_text()) for path in [*out.glob("*.json"), *out.rglob("seal.json")]}
+    for name in ("summary.json", "partition.json", "manifest.json", "seal.json"):
+        keys |= loaded[name].keys()
+    keys |= loaded["manifest.json"]["runs"][0].keys()
+    assert keys <= described, sorted(keys - described)
+    assert {path.name for path in out.iterdir() if path.suffix} <= named
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -92,14 +158,10 @@ def test_an_example_is_a_notebook(path):
     assert 'if __name__ == "__main__":' in cells[-1]
 
 
-def runs(path, tmp_path):
-    picture = tmp_path / "picture.png"
-    module(path).main(fast=True, path=picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_in_small(path, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(tmp_path / "cache"))
-    runs(path, tmp_path)
+    picture = tmp_path / "picture.png"
+    module(path).main(fast=True, path=picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from typing import Any
 
@@ -124,7 +125,7 @@ def shown(value: Any) -> str:
 def descriptions(cls: type) -> dict[str, str]:
     """field -> the string below it in the source."""
     body = ast.parse(inspect.getsource(cls)).body[0].body
-    pairs = zip(body, body[1:], strict=False)
+    pairs = itertools.pairwise(body)
     return {
         field.target.id: " ".join(below.value.value.split())
         for field, below in pairs

@@ -36,8 +36,14 @@ def escape(line: str) -> str:
 
 
 def process(app, what, name, obj, options, lines: list[str]) -> None:
-    """Before napoleon reads the sections; the docstring of a tuple's field that has none says nothing."""
-    lines[:] = [] if lines[:1] and lines[0].startswith("Alias for field number") else convert(lines)
+    """Before napoleon reads the sections.
+
+    A tuple's field without a docstring has one from Python, which says nothing. A field's docstring begins with an
+    empty line, because napoleon takes what stands before a colon in the first line for a type.
+    """
+    if lines[:1] and lines[0].startswith("Alias for field number"):
+        lines.clear()
+    lines[:] = ([""] if what == "attribute" else []) + convert(lines)
 
 
 def setup(app) -> dict[str, bool]:

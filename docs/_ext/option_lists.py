@@ -78,6 +78,10 @@ TITLES = {
 }
 
 
+KINDS = {"str": "text", "int": "whole number", "float": "number", "Path": "path"}
+"""A field's type -> the word for it."""
+
+
 def options() -> str:
     """Every option, under headings by topic."""
     default = Config()
@@ -106,13 +110,15 @@ def section(title: str, group: Any, names: list[str], prefix: str = "") -> str:
 def entry(name: str, hint: str, default: Any, text: str) -> list[str]:
     """`--flag` TYPE, and below it the description, the allowed values and the default."""
     flag = "--" + name.replace("_", "-")
-    kind = "" if hint == "bool" else " " + str(hint).replace(" | None", "").replace(" | ", " or ")
-    facts = [f"Default: {shown(default)}."]
+    kinds = [KINDS.get(part, part) for part in str(hint).split(" | ") if part not in ("None", "bool")]
+    kind = f" *{' or '.join(kinds)}*" if kinds else ""
+    is_said = default in (None, "") and "default" in text.lower()
+    facts = [] if is_said else [f"Default: {shown(default)}."]
     if name in checks._NAMES:
         facts.append("Allowed: " + ", ".join(f"`{value}`" for value in checks._NAMES[name]) + ".")
     elif name in checks._RANGES:
         facts.append(f"Allowed: {escape(checks._RANGES[name][1])}.")
-    return [f"`{flag}`{kind}", f": {escape(text)}", f"  {' '.join(facts)}"]
+    return [f"`{flag}`{kind}", f": {escape(text)}", *([f"  {' '.join(facts)}"] if facts else [])]
 
 
 def shown(value: Any) -> str:

@@ -58,8 +58,8 @@ _COUNTER = re.compile(r".*\.num_batches_tracked$")
 """The counters of BatchNorms, which nothing uses."""
 
 _MAKE = (
-    "timm's model.safetensors will do; torchvision's .pth is exported by one line: README, "
-    '"Pretrained weights", or fedvg_jax/models/pretrained.py'
+    "timm's model.safetensors will do; torchvision's .pth is exported by one line:"
+    " docs/how_to/pretrained_weights.md, or fedvg_jax/models/pretrained.py"
 )
 
 _ITS_HEAD = re.compile(r"(fc|head|heads)\.")

@@ -107,11 +107,10 @@ def best_variables(run: Path, template: Variables | None = None) -> Variables:
     Raises:
         UsageError: no checkpoint holds such a model, or it is not of the template's shapes.
 
-    >>> best_variables("nowhere")
+    >>> best_variables("nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); --keep 1 or \
-more and an evaluation leave one
+    fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); ...
     """
     run, whys = Path(run), []
     for path in reversed(listed(run)):

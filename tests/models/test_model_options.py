@@ -177,9 +177,8 @@ def test_missing_weights_are_reported_before_anything_is_read(uncommented, tmp_p
     assert sim.main(["--config", str(path), "--cache-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     if model.startswith(("resnet", "vit")):  # even before the data, which are missing too
-        assert (
-            f"{model}.safetensors: no such file in {tmp_path};" in error and "docs/how_to/pretrained_weights.md" in error
-        )
+        assert f"{model}.safetensors: no such file in {tmp_path};" in error
+        assert "docs/how_to/pretrained_weights.md" in error
     assert error.count("\n") == 1 and not (tmp_path / "out").exists()
     assert (Path(__file__).parents[2] / "docs/how_to/pretrained_weights.md").exists()
 

@@ -1,4 +1,4 @@
-"""The tables of speed in docs/performance.md and the README, from the results files.
+"""The tables of docs/performance.md and the README, from the results files.
 
 python -m benchmarks.table            writes them
 python -m benchmarks.table --check    compares
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cases
+from benchmarks.demo import differences
 from benchmarks.machine import BUSY
 
 ROOT = Path(__file__).parent.parent
 PERFORMANCE = ROOT / "docs" / "performance.md"
 README = ROOT / "docs" / "_new_README.md"
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 
 TARGETS = {
     "lenet5": ("lean", 2),
@@ -40,9 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     stale = {}
-    for path, table in pages(RESULTS).items():
+    for path, tables in pages(RESULTS).items():
         text = path.read_text(encoding="utf-8")
-        if (wanted := updated(text, table)) != text:
+        if (wanted := updated(text, tables)) != text:
             stale[path] = wanted
     if args.check:
         names = ", ".join(path.name for path in stale)
@@ -53,18 +53,43 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def pages(results: Path) -> dict[Path, str]:
-    """page -> its table: the whole one in the documentation, a small one in the README."""
-    return {PERFORMANCE: render(results), README: summary(results)}
+def pages(results: Path) -> dict[Path, dict[str, str]]:
+    """page -> its tables by name: of speed the whole one in the documentation, a small one in the README."""
+    return {PERFORMANCE: {"speed": render(results)}, README: {"speed": summary(results), "demo": demo(results)}}
 
 
-def updated(text: str, table: str) -> str:
-    """`text` with `table` between the markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"the page needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def updated(text: str, tables: dict[str, str]) -> str:
+    """`text` with every table between its markers."""
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise SystemExit(f"the page needs the lines {begin} and {end}")
+        text = f"{before}{begin}\n{table}\n{end}{after}"
+    return text
+
+
+def demo(results: Path) -> str:
+    """Test accuracy on the digits demonstration, and FedVG's paired differences."""
+    path = results / "demo.json"
+    if not path.exists():
+        return "Not measured yet (`python -m benchmarks.demo`, about half an hour)."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    settings, machine = result["settings"], result["machine"]
+    gaps = differences(result["accuracy"])
+    lines = [
+        "| weights | `--weighting` | test accuracy | FedVG minus these, points (95 % interval) |",
+        "|---|---|---|---|",
+    ]
+    for name, runs in result["accuracy"].items():
+        gap, mean = gaps.get(name), 100 * sum(runs["final"]) / len(runs["final"])
+        apart = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
+        lines.append(f"| {name} | `{result['weightings'][name]}` | {mean:.2f} % | {apart} |")
+    counts = f"{settings['seeds']} seeds, {settings['partitions']} partition(s), {settings['rounds']} rounds"
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
+    lines += ["", f"Means of the final round at alpha {settings['alpha']:g}: {counts}; {where}."]
+    return "\n".join(lines)
 
 
 def render(results: Path) -> str:

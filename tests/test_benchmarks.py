@@ -144,14 +144,14 @@ def test_rounds_are_timed_in_processes_and_written(tmp_path):
 
 
 def test_the_tables_of_the_pages_are_those_of_the_results():
-    for path, wanted in table.pages(table.RESULTS).items():
+    for path, tables in table.pages(table.RESULTS).items():
         text = path.read_text(encoding="utf-8")
-        assert table.updated(text, wanted) == text, f"{path.name}: python -m benchmarks.table"
+        assert table.updated(text, tables) == text, f"{path.name}: python -m benchmarks.table"
 
 
 def test_a_page_without_the_markers_is_refused():
     with pytest.raises(SystemExit, match="speed: begin"):
-        table.updated("no markers", "table")
+        table.updated("no markers", {"speed": "table"})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +95,9 @@ def parity() -> str:
 
 def demo() -> str:
     """Test accuracy on the digits demonstration, and FedVG's paired differences."""
-    result = load("demo")
-    if result is None:
-        return "Not measured yet: `python -m benchmarks.demo` measures it in about half an hour.\n"
-    from benchmarks.demo import differences
+    from benchmarks import table as tables
 
-    settings, machine, accuracy = result["settings"], result["machine"], result["accuracy"]
-    gaps = differences(accuracy)
-    rows = []
-    for name, runs in accuracy.items():
-        gap = gaps.get(name)
-        said = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
-        weighting = f"`{result['weightings'][name]}`"
-        rows.append([name, weighting, f"{100 * statistics.mean(runs['final']):.2f} %", said])
-    about = (
-        f"Means over {settings['seeds']} seeds of the final of {settings['rounds']} rounds, at alpha"
-        f" {settings['alpha']:g}. Differences are paired by seed. Measured on {machine['processor']},"
-        f" {machine['cores']} cores, {machine['date'][:10]}."
-    )
-    head = ["weights", "`--weighting`", "test accuracy", "FedVG minus these, points (95 % interval)"]
-    return f"{table(head, rows)}\n{about}\n"
+    return tables.demo(RESULTS) + "\n"
 
 
 def paper() -> str:

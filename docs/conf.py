@@ -29,6 +29,7 @@ version = release = fedvg_jax.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "generated", "mathml"]
 exclude_patterns = ["_build", "_generated", "_ext", "_new_README.md"]
 default_role = "py:obj"
+smartquotes = False  # "--flag" stays as it is
 
 myst_enable_extensions = ["deflist", "dollarmath", "colon_fence"]
 myst_heading_anchors = 3

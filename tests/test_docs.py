@@ -54,9 +54,9 @@ def extension(monkeypatch):
 
 
 def code_of(text: str) -> str:
-    """All Python of a page, without cells of shell commands."""
-    blocks = re.findall(r"^```(?:python|\{code-cell\})\n(.*?)^```", text, re.S | re.M)
-    return "\n".join(block for block in blocks if not block.startswith("%%"))
+    """All Python of a page, without lines of shell commands."""
+    blocks = re.findall(r"^```(?:python|\{code-cell\})\n(?::tags:.*?\n)?(.*?)^```", text, re.S | re.M)
+    return re.sub(r"^!.*$", "", "\n".join(blocks), flags=re.M)
 
 
 @pages

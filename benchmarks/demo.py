@@ -1,10 +1,11 @@
 """The digits demonstration under FedVG's weights and under those it is compared with, with paired differences.
 
-    python -m benchmarks.demo [--seeds 20] [--rounds 100] [--vary-partition] [--out FILE.json]
+    python -m benchmarks.demo [--seeds 20] [--rounds 100] [--vary-partition] [--out FILE.json] [--picture FILE.png]
 
 Every seed is one run per weighting of the default settings (alpha 0.05): for each seed the same initial model, cohorts
 and minibatches. All seeds share the default partition; with --vary-partition the partition is drawn from the seed too.
-Intervals are of Student's t, 95 %, on the differences seed by seed.
+Intervals are of Student's t, 95 %, on the differences seed by seed. The picture has the mean test accuracy of every
+weighting over the rounds, with bands of one standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -66,18 +67,64 @@ def differences(accuracy: dict[str, dict[str, list[float]]], choice: str = "fina
     return {name: interval(points["FedVG"] - of) for name, of in points.items() if name != "FedVG"}
 
 
-def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str, dict[str, list[float]]]:
-    """weighting's name -> choice of round -> test accuracy of every seed."""
-    found: dict[str, dict[str, list[float]]] = {}
+def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str, dict[str, list]]:
+    """weighting's name -> choice of round -> test accuracy of every seed; `curve`: every seed's at all evaluations."""
+    found: dict[str, dict[str, list]] = {}
     for name, weighting in WEIGHTINGS.items():
-        found[name] = {choice: [] for choice in CHOICES}
+        found[name] = {choice: [] for choice in (*CHOICES, "curve")}
         for seed in track(range(seeds), name, console=Console(stderr=True)):
             config = fedvg_jax.Config(alpha=ALPHA, rounds=rounds, weighting=weighting, seed=seed)
             config = replace(config, partition_seed=seed) if varies_partition else config
-            summary = fedvg_jax.run(config).summary
+            history = fedvg_jax.run(config)
             for choice, key in CHOICES.items():
-                found[name][choice].append(round(summary[key], 6))
+                found[name][choice].append(round(history.summary[key], 6))
+            curve = [(r["round"], round(r["test_accuracy"], 4)) for r in history.records if "test_accuracy" in r]
+            found[name]["curve"].append(curve)
     return found
+
+
+STYLES = {
+    "FedVG": ("#0072b2", "-"),
+    "FedAvg": ("#d55e00", "--"),
+    "uniform": ("#009e73", "-."),
+    "FedVG's weights, permuted": ("#7f7f7f", ":"),
+    "inverse samples": ("#cc79a7", (0, (1, 1))),
+}
+"""Colour (readable without colour vision) and line of every weighting."""
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Writes the learning curves as a picture: means over seeds, bands of one standard deviation, labels at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    ends = {}
+    for name, runs in result["accuracy"].items():
+        curves = np.asarray(runs["curve"])  # [seeds, evaluations, 2]
+        rounds, accuracy = curves[0, :, 0], 100 * curves[:, :, 1]
+        mean, deviation = accuracy.mean(0), accuracy.std(0, ddof=1) if len(accuracy) > 1 else 0
+        colour, line = STYLES[name]
+        axes.plot(rounds, mean, color=colour, linestyle=line)
+        axes.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
+        ends[name] = mean[-1]
+    low, high = axes.get_ylim()
+    place, last = -np.inf, rounds[-1]
+    for name, value in sorted(ends.items(), key=lambda item: item[1]):  # labels one above the other
+        place = max(value, place + (high - low) / 22)
+        axes.annotate(
+            f"{name} {value:.1f}", (last, value), (last * 1.02, place), color=STYLES[name][0], va="center", fontsize=9
+        )
+    settings = result["settings"]
+    axes.set_xlim(0, last * 1.4)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"Digits, alpha {settings['alpha']}, mean and deviation of {settings['seeds']} seeds", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -98,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--vary-partition", action="store_true", help="draw the partition from every seed, too")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the learning curves")
     args = parser.parse_args(argv)
     command = f"python -m benchmarks.demo --seeds {args.seeds} --rounds {args.rounds}"
     command += " --vary-partition" * args.vary_partition
@@ -111,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
         "accuracy": accuracy,
     }
     machine.write(args.out, result)
+    if args.picture:
+        draw(result, args.picture)
     Console().print(table(result))
     return 0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax import data as datasets
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets
 from fedvg_jax.data.arrays import Arrays
 
 CIFAR100 = {

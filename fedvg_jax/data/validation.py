@@ -9,7 +9,7 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
 _DOMAIN = int.from_bytes(b"validation")

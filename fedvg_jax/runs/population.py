@@ -9,11 +9,11 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import corrupt, external, given, validation
+from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import from_rows, statistics
-from fedvg_jax.data.partitions import partition as partitions
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.registry import corrupt_clients
 
 LABEL_FREE = ("iid", "quantity", "group")
@@ -24,7 +24,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
     """Who holds which rows, as the config says."""
     if config.partition == "file":
         return _checked(config, arrays, from_rows.read(config.partition_file, len(arrays.y)), config.partition_file)
-    return partitions.make(
+    return draw_partition(
         _labels(config, arrays),
         kind=config.partition,
         num_clients=config.clients,
@@ -48,7 +48,7 @@ def _labels(config: Config, arrays: Arrays) -> np.ndarray:
     if not arrays.class_names and config.partition in LABEL_FREE:
         return np.zeros(len(arrays.y), np.int32)
     instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
-    return given.class_labels(arrays, f"partition {config.partition}", instead)
+    return user_data.class_labels(arrays, f"partition {config.partition}", instead)
 
 
 def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:

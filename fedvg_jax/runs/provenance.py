@@ -13,7 +13,7 @@ import jax
 
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 PACKAGES = ("fedvg_jax", "jax", "flax", "optax", "numpy")
 

@@ -13,9 +13,9 @@ from files import pixels, png, says, write, write_folder, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.config import Config
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import from_rows, partition
+from fedvg_jax.data.partitions import draw, from_rows
 from fedvg_jax.runs import history, recorder, resume
 
 LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
@@ -31,11 +31,11 @@ every_limit = pytest.mark.parametrize(("dtype", "value"), EVERY)
 def test_a_label_at_the_limits_of_its_type_is_refused(tmp_path, dtype, value):
     y = np.array([0, value, 1], dtype)
     with says("integers of y must be below 2**31", str(abs(value))):
-        given.arrays((np.ones((3, 2)), y))
+        user_data.as_arrays((np.ones((3, 2)), y))
     with says("integers of y must be below 2**31"):
-        given.arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
+        user_data.as_arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
     with says("labels 0..2147483647", str(value)):
-        partition.make(y, num_clients=1, alpha=1.0, min_samples=1)
+        draw.draw_partition(y, num_clients=1, alpha=1.0, min_samples=1)
     np.savez(tmp_path / "set.npz", x=pixels(3, 2, 2), y=y, class_names=np.array(["a", "b"]))
     with says("set.npz", "0..1", str(value)):
         data.load("npz", tmp_path)
@@ -115,12 +115,12 @@ def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
 
 def test_more_shards_than_rows_are_refused():
     labels = np.zeros(100, int)
-    made = partition.make(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
+    made = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
     assert all(len(np.concatenate(mine)) == 25 for mine in zip(*made, strict=True))
     with says("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
-        partition.make(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
+        draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
     with says("shards_per_client must be at most 22", "90 rows"):
-        partition.make(
+        draw.draw_partition(
             labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, held_out="global", test_ratio=0.0
         )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import dirichlet, partition
+from fedvg_jax.data.partitions import dirichlet, draw, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 CIFAR = np.repeat(np.arange(10), 6000)
@@ -14,7 +14,7 @@ KINDS = ("dirichlet", "official")
 
 
 def make(labels=LABELS, **changes):
-    return partition.make(labels, **({"num_clients": 8, "alpha": 0.5, "seed": 42} | changes))
+    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "seed": 42} | changes))
 
 
 def sizes(parts):
@@ -58,11 +58,11 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("alpha", "attempts", "first", "extremes", "totals"), GOLDEN)
 def test_the_official_stream_gives_the_golden_sizes(alpha, attempts, first, extremes, totals):
-    stream = partition.stream("official", 42)
-    draw = dirichlet.official(CIFAR, 100, alpha, stream)
-    parts = partition.split(draw.rows, 0.25, 0.1, stream)
+    stream = split.random_stream("official", 42)
+    drawn = dirichlet.official(CIFAR, 100, alpha, stream)
+    parts = split.split_clients(drawn.rows, 0.25, 0.1, stream)
     got = sizes(parts)
-    assert draw.attempts == attempts and got[:5].tolist() == first and (got.min(), got.max()) == extremes
+    assert drawn.attempts == attempts and got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals
     if alpha >= 0.1:
         assert same(parts, make(CIFAR, kind="official", num_clients=100, alpha=alpha))
@@ -130,7 +130,7 @@ def test_a_partition_is_kept_and_a_damaged_entry_rebuilt(tmp_path, monkeypatch):
     (entry,) = tmp_path.iterdir()
     good = entry.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "_draw", None)
+        patch.setattr(draw, "_draw", None)
         assert same(first, make(cache_dir=tmp_path))
     for damaged in (b"", good[: len(good) // 2], good[:300] + b"\x55" + good[301:]):
         entry.write_bytes(damaged)

@@ -8,7 +8,8 @@ import pytest
 
 from fedvg_jax import config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import equal_size, from_rows, label_limits, partition, quantity, statistics
+from fedvg_jax.data.partitions import draw, equal_size, from_rows, label_limits, quantity, statistics
+from fedvg_jax.data.partitions.split import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 EVEN = np.repeat(np.arange(10), 100)
@@ -17,7 +18,7 @@ EQUAL = ("dirichlet_equal", "balanced_client", "iid")
 
 
 def make(labels=LABELS, **changes):
-    return partition.make(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
+    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
 
 
 def held(parts):
@@ -37,7 +38,7 @@ def says(*parts):
 # --- laws of every kind
 
 
-@pytest.mark.parametrize("kind", partition.KINDS)
+@pytest.mark.parametrize("kind", draw.KINDS)
 @pytest.mark.parametrize("num_clients", [3, 8, 13])
 @pytest.mark.parametrize("held_out", ["client", "global", "stratified"])
 def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held_out):
@@ -53,7 +54,7 @@ def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held
         assert [len(part[0]) for part in parts[1:]] == [70, 175]  # a tenth and a quarter of 700
 
 
-@pytest.mark.parametrize("kind", partition.KINDS)
+@pytest.mark.parametrize("kind", draw.KINDS)
 def test_every_kind_is_fixed_by_its_arguments_and_seed_and_kept(kind, tmp_path):
     first = make(kind=kind)
     assert same(first, make(kind=kind))
@@ -96,7 +97,7 @@ def test_every_argument_is_part_of_the_name_it_is_kept_under(tmp_path):
 
 
 def test_the_config_names_the_kinds_there_are():
-    assert set(config.PARTITIONS) == {*partition.KINDS, "file"}
+    assert set(config.PARTITIONS) == {*draw.KINDS, "file"}
 
 
 # --- what each kind promises
@@ -209,7 +210,7 @@ def test_groups_stay_together_and_are_dealt_evenly():
     [
         ({"kind": "group", "groups": None}, ["groups column", "none", "`groups` [T]"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
-        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "holds", "--min-samples is 17", "fewer"]),
+        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "--min-samples is 17", "fewer"]),
         ({"kind": "classes", "classes_per_client": 5}, ["1..4", "got 5"]),
         ({"kind": "classes", "num_clients": 3, "classes_per_client": 1}, ["2..4", "all 4", "got 1"]),
         ({"kind": "balanced_client", "num_clients": 1}, ["at least 2 clients"]),
@@ -254,7 +255,7 @@ def test_every_layout_of_a_file_is_read(tmp_path, layout):
     elif layout == "owner.npz":
         np.savez(file, client=owner)
     else:
-        partition.save(parts, file)
+        draw.save(parts, file)
     assert same(check(from_rows.read(file)), parts)
 
 
@@ -333,7 +334,7 @@ def test_an_archive_without_a_partition_is_too(tmp_path, members):
 
 def test_statistics_of_a_partition_worked_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
-    parts = partition.Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
+    parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
     told = statistics.describe(labels, ("a", "b", "c"), parts)
     assert told["samples"] == [4, 1] and told["val_samples"] == [2] and told["test_samples"] == [1]
     assert told["counts"] == [[2, 2, 0], [0, 1, 0]] and told["classes"] == [2, 1] and told["mean_classes"] == 1.5
@@ -346,7 +347,7 @@ def test_statistics_of_a_partition_worked_by_hand():
 
 
 def test_statistics_of_data_without_classes_are_its_sizes():
-    parts = partition.Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
+    parts = Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
     for labels, names in ((np.linspace(0, 1, 5), ("a",)), (np.arange(5), ())):
         told = statistics.describe(labels, names, parts)
         assert told["samples"] == [3] and "counts" not in told

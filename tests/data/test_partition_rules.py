@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import dirichlet, partition
+from fedvg_jax.data.partitions import dirichlet, draw, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 
@@ -19,7 +19,7 @@ def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha,
 
     def sample(kind, rule):
         def one(seed):
-            rows = rule(labels, num_clients, alpha, partition.stream(kind, seed), minimum).rows
+            rows = rule(labels, num_clients, alpha, split.random_stream(kind, seed), minimum).rows
             size = np.array([len(mine) for mine in rows], float)
             return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
 
@@ -34,7 +34,7 @@ def test_bulk_draws_fail_as_often_as_published_ones():
     """Attempts are geometric, so the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
     labels, n = np.repeat(np.arange(3), 40), 300
     tries = [
-        [rule(labels, 8, 0.5, partition.stream(kind, seed), 5).attempts for seed in range(n)]
+        [rule(labels, 8, 0.5, split.random_stream(kind, seed), 5).attempts for seed in range(n)]
         for kind, rule in (("dirichlet", dirichlet.bulk), ("official", dirichlet.official))
     ]
     a, b = np.mean(tries, 1)
@@ -45,7 +45,7 @@ def test_bulk_draws_fail_as_often_as_published_ones():
 def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parts = partition.make(LABELS, num_clients=8, alpha=alpha, rule="top_up")
+        parts = draw.draw_partition(LABELS, num_clients=8, alpha=alpha, rule="top_up")
     size = np.sum([[len(rows) for rows in part] for part in parts], 0)
     assert size.sum() == len(LABELS) and size.min() >= 10
     if alpha < 1e-2:  # a label goes to one client, so all the others are topped up
@@ -56,9 +56,9 @@ def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
 def test_each_client_gets_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(kind, rule):
-    draw = rule(np.zeros(1000, int), 4, 100.0, partition.stream(kind, 0))
-    assert draw.attempts == 1
-    for rows in draw.rows:  # mean of n of 0..999 without replacement: at most 1000 / sqrt(12 n) off, as standard error
+    drawn = rule(np.zeros(1000, int), 4, 100.0, split.random_stream(kind, 0))
+    assert drawn.attempts == 1
+    for rows in drawn.rows:  # mean of n of 0..999 without replacement: at most 1000 / sqrt(12 n) off, as standard error
         assert abs(rows.mean() - 499.5) < 4.5 * 1000 / np.sqrt(12 * len(rows))
 
 
@@ -74,11 +74,11 @@ def test_top_up_takes_from_the_largest_and_leaves_the_rest():
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
 def test_a_minimum_no_draw_meets_is_told_with_every_way_out(kind, rule):
     with pytest.raises(UsageError, match=r"500 draws.*0\.05.*60 clients.*10 samples.*fewer.*larger.*smaller.*top_up"):
-        rule(LABELS, 60, 0.05, partition.stream(kind, 0), 10, 500)
+        rule(LABELS, 60, 0.05, split.random_stream(kind, 0), 10, 500)
 
 
 def test_progress_is_told_up_to_the_bound():
     seen = []
     with pytest.raises(UsageError):
-        dirichlet.bulk(LABELS, 60, 0.05, partition.stream("dirichlet", 0), 10, 5000, lambda *at: seen.append(at))
+        dirichlet.bulk(LABELS, 60, 0.05, split.random_stream("dirichlet", 0), 10, 5000, lambda *at: seen.append(at))
     assert seen[-1] == (5000, 5000) and seen == sorted(seen)

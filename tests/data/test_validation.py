@@ -8,13 +8,13 @@ import pytest
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.readers.cifar import CLASS_NAMES
 
 RNG = np.random.default_rng(0)
 ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60),
                 CLASS_NAMES, 600)  # fmt: skip
-PARTS = partition.make(ARRAYS.y, num_clients=8, alpha=5.0)
+PARTS = draw.draw_partition(ARRAYS.y, num_clients=8, alpha=5.0)
 
 
 def shared(share=1.0, seed=42):

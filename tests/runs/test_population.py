@@ -12,7 +12,7 @@ from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
 from fedvg_jax.runs import population, simulation
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
-from fedvg_jax.data.partitions.partition import Partition, refuse_small, split, stream
+from fedvg_jax.data.partitions.split import Partition, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 
 LAYOUT = (
@@ -60,7 +60,7 @@ def check(
     val_ratio: float = 0.1,
     seed: int = 42,
 ) -> Partition:
-    """The same partition in canonical dtype; rows that are not yet split are, as `partition.split` does.
+    """The same partition in canonical dtype; rows that are not yet split are, as `split_clients` does.
 
     Args:
         given: a `Partition` or a tuple (train, val, test), whose clients may lack rows; or a list of the rows of every
@@ -90,7 +90,7 @@ def check(
     if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)
-    return split(parts.train, test_ratio, val_ratio, stream("file", seed))
+    return split_clients(parts.train, test_ratio, val_ratio, random_stream("file", seed))
 
 
 def _parts(members: Any, num_samples: int | None = None) -> Partition | Rows:

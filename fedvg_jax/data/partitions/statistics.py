@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 
 def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -> dict[str, Any]:

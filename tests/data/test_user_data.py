@@ -7,7 +7,7 @@ import pytest
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import history, simulation
 from fedvg_jax.views import display, plots
@@ -21,14 +21,14 @@ PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 2, 2, 2, 2)])
 def test_any_rank_and_dtype_is_taken_as_it_is(dtype, shape):
     x = np.ones(shape, dtype)
-    found = given.arrays((x, x))
+    found = user_data.as_arrays((x, x))
     assert found.x is x and found.name == "data"
     is_label = len(shape) == 1 and dtype in ("uint8", "int64")
     assert found.class_names == (("0", "1") if is_label else ())
 
 
 def test_labels_are_widened_so_that_nothing_overflows():
-    assert given.arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
+    assert user_data.as_arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_labels_are_widened_so_that_nothing_overflows():
 )
 def test_data_that_cannot_be_trained_on_are_one_line(data, said):
     with pytest.raises(UsageError, match=said) as error:
-        given.arrays(data)
+        user_data.as_arrays(data)
     assert "\n" not in str(error.value)
 
 

@@ -11,7 +11,7 @@ from fedvg_jax.data.arrays import Arrays
 _MAX_CLASSES = 2**16
 
 
-def arrays(data: Arrays | tuple) -> Arrays:
+def as_arrays(data: Arrays | tuple) -> Arrays:
     """A data set from Python as the engine holds it.
 
     Args:
@@ -22,7 +22,7 @@ def arrays(data: Arrays | tuple) -> Arrays:
     Raises:
         UsageError: what is no such pair, has no rows or different numbers of them, or holds what a device cannot.
 
-    >>> arrays((np.ones((4, 3)), np.array([0, 2, 1, 0]))).class_names
+    >>> as_arrays((np.ones((4, 3)), np.array([0, 2, 1, 0]))).class_names
     ('0', '1', '2')
     """
     if not isinstance(data, Arrays):
@@ -52,7 +52,7 @@ def class_labels(arrays: Arrays, who: str, instead: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def for_model(arrays: Arrays, config: Config) -> None:
+def check_model_fits(arrays: Arrays, config: Config) -> None:
     """UsageError if a model of the config cannot take these data."""
     own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
     class_labels(arrays, f"model {config.model}", own)
@@ -66,7 +66,7 @@ def for_model(arrays: Arrays, config: Config) -> None:
         )
 
 
-def for_augmentation(arrays: Arrays, config: Config) -> None:
+def check_augmentation_fits(arrays: Arrays, config: Config) -> None:
     """UsageError if there are no images to augment."""
     if config.augment != "none" and arrays.x.ndim != 4:
         raise UsageError(f"augment {config.augment} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")

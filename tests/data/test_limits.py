@@ -279,9 +279,10 @@ def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
-def test_a_manifest_or_summary_of_another_type_is_as_none(tmp_path, content):
+def test_a_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content):
     write(tmp_path / "manifest.json", content)
-    assert recorder._manifest(tmp_path) == {}
+    recorder._write_manifest(tmp_path, recorder.Sources(dict, {}), 0)
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["runs"]) == 1
     if not content.startswith(b'{"runs"'):
         write(tmp_path / "summary.json", content)
         config = dataclasses.replace(Config(), out=tmp_path, keep=0)

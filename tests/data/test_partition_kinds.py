@@ -285,8 +285,8 @@ def test_a_partition_that_is_none_is_refused_in_one_line(given, parts):
         check(given)
 
 
-def test_a_given_client_below_the_minimum_is_refused():
-    with says("here", "client 1 holds 4", "--min-samples is 5"):
+def test_given_client_below_the_minimum_is_refused():
+    with says("here", "client 1 has 4", "--min-samples is 5"):
         check(GIVEN, min_samples=5)
 
 

@@ -14,7 +14,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
-from fedvg_jax.runs import population, simulation
+from fedvg_jax.runs import loop, population, simulation
 
 DIGITS = data.load("digits")
 
@@ -205,3 +205,19 @@ def test_a_lone_last_row_of_a_model_of_one_s_own_is_scored_unless_it_is_normalis
 
 def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
     assert scored(161, batch_size=32) == 161
+
+
+def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
+    """The manifest has a digest of those images beside the digests of data and partition."""
+    file, y = tmp_path / "external.npz", np.arange(20) % 10
+    x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    np.savez(file, x=x, y=y)
+    options = {"validation.source": "npz", "validation.data_dir": str(file), "val_ratio": 0.0, "checkpoint_every": 1}
+    first = settings(tmp_path, rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
+    loop.run(first)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert {"data", "partition", "validation"} <= manifest.keys()
+    x[0, 0, 0] ^= 1
+    np.savez(file, x=x, y=y)
+    with pytest.raises(UsageError, match=r"another validation "):
+        loop.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))

@@ -1,11 +1,11 @@
-"""Data as NumPy arrays: one reader per source, a cache of decoded sets, and the partition over clients. No jax here."""
+"""Data sets by name: `load` chooses the reader, checks its options, and reports errors in one line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
@@ -14,14 +14,14 @@ from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, medm
 
 
 class Source(NamedTuple):
-    """A data set that is read from files."""
+    """A data set that is read from files, and its reader."""
 
     load: Callable[..., Arrays]
     """(data_dir, cache_dir, **options) -> Arrays"""
     holds: str
-    """what `--data-dir` must hold, and where that comes from"""
+    """What `--data-dir` must hold, and where to download it."""
     takes: tuple[str, ...] = ()
-    """its options, of: size, splits, progress"""
+    """Its options, a subset of size, splits and progress."""
 
 
 _IMAGES = ("size", "progress")
@@ -56,38 +56,48 @@ def load(
     splits: str = "all",
     progress: Progress | None = None,
 ) -> Arrays:
-    """The dataset called `name`.
+    """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, or "tfds:NAME"; "digits" comes with scikit-learn and needs no folder.
-        data_dir: the folder (or file) holding the data.
-        cache_dir: where the decoded set is kept; None keeps nothing.
-        size: (H, W) of the images, for a dataset that has a choice.
-        splits: "all", or "official": those the published code pools.
-        progress: called with (images done, all images) where there are files to decode.
+        name: one of `NAMES`, or "tfds:NAME". "digits" comes with scikit-learn and needs no folder.
+        data_dir: the folder (or file) of the data.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        size: (H, W) of the images, for data sets that exist in several sizes or are resized.
+        splits: "all", or "official": the splits that the published code pools.
+        progress: called with (decoded images, all images) if there are files to decode.
 
     Raises:
-        UsageError: unknown name, missing folder, an option the dataset does not have, or files missing or damaged.
+        UsageError: unknown name, missing folder, an option the data set does not have, or missing or damaged files.
+
+    >>> digits = load("digits")
+    >>> digits.x.shape, digits.x.dtype.name, digits.num_train
+    ((1797, 8, 8, 1), 'uint8', 1797)
     """
     source = _source(name)
-    options = {"size": size, "splits": None if splits == "all" else splits}
-    asked = {option: value for option, value in options.items() if value is not None}
-    if odd := [option for option in asked if option not in source.takes]:
-        flag = {"size": "--image-size", "splits": "--splits official"}[odd[0]]
-        able = ", ".join(n for n, s in SOURCES.items() if odd[0] in s.takes)
-        raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {able}")
+    options = _options(name, source, size, splits)
     if name == "digits":
         return digits.load()
     if data_dir is None:
         raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
     if "progress" in source.takes:
-        asked["progress"] = progress
+        options["progress"] = progress
     try:
         with quiet_libraries():
-            return _printable(source.load(_existing(Path(data_dir), source.holds), cache_dir, **asked))
-    except OSError as error:  # a folder that must not be entered, a disk that fails
-        where = error.filename or data_dir
-        raise UsageError(f"{where}: cannot be read ({error.strerror or error}); check its permissions") from error
+            return _printable(source.load(_existing(Path(data_dir), source.holds), cache_dir, **options))
+    except OSError as error:  # no permission, or a failing disk
+        path = error.filename or data_dir
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
+
+
+def _options(name: str, source: Source, size: Size | None, splits: str) -> dict[str, Any]:
+    """Returns the options that differ from their defaults; a UsageError if the data set does not have one of them."""
+    values = {"size": size, "splits": None if splits == "all" else splits}
+    options = {option: value for option, value in values.items() if value is not None}
+    if unknown := [option for option in options if option not in source.takes]:
+        flag = {"size": "--image-size", "splits": "--splits official"}[unknown[0]]
+        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes)
+        raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {names}")
+    return options
 
 
 def _source(name: str) -> Source:
@@ -99,12 +109,12 @@ def _source(name: str) -> Source:
 
 
 def _printable(arrays: Arrays) -> Arrays:
-    """Names as they can be shown in one line: folders may be named by any bytes."""
+    """Escapes unprintable characters of names, because folders may be named by any bytes."""
 
-    def shown(name: str) -> str:
+    def escape(name: str) -> str:
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
-    return arrays._replace(name=shown(arrays.name), class_names=tuple(map(shown, arrays.class_names)))
+    return arrays._replace(name=escape(arrays.name), class_names=tuple(map(escape, arrays.class_names)))
 
 
 def _existing(data_dir: Path, holds: str) -> Path:

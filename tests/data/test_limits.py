@@ -286,7 +286,7 @@ def test_a_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content
     if not content.startswith(b'{"runs"'):
         write(tmp_path / "summary.json", content)
         config = dataclasses.replace(Config(), out=tmp_path, keep=0)
-        assert recorder.Recorder(config, recorder.Start(None, []), None).known_summary() is None
+        assert recorder.Recorder(config, recorder.Start(None, []), None, None).known_summary() is None
 
 
 def test_a_history_nested_too_deeply_is_one_line(tmp_path):

@@ -190,7 +190,7 @@ def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
     (folder / inner).chmod(mode)
-    with pytest.raises(UsageError, match=r"\A[^\n]*written by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
+    with pytest.raises(UsageError, match=r"\A[^\n]*writable by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
         files.private_folder(folder, is_trusted=False)
     files.private_folder(folder, is_trusted=True)
     (folder / inner).chmod(0o755)

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, Protocol
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reason
@@ -59,6 +59,10 @@ def of_tar(archive: Path, wanted: Collection[str], source: str, progress: Share 
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{archive}: not a complete archive ({reason(error)}); fetch {source} again") from error
     return contents
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Entry(NamedTuple):
@@ -161,7 +165,7 @@ def _tree(names: Iterator[str]) -> dict[str, dict[str, None]]:
     return tree
 
 
-def _pieces(stream: IO[bytes] | None) -> Iterator[bytes]:
+def _pieces(stream: _Readable | None) -> Iterator[bytes]:
     """Yields the bytes of a stream to its end; nothing for None."""
     while stream and (piece := stream.read(_CHUNK)):
         yield piece

@@ -173,9 +173,9 @@ def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
     ("changed", "parts"),
     [
         ({"train_offsets": np.array([0, 5])}, ["1 images in train_offsets but 3 labels"]),
-        ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must rise"]),
-        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must rise"]),
-        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must rise"]),
+        ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must increase"]),
+        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must increase"]),
+        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must increase"]),
         ({"train_offsets": np.array([0.0, 9, 15, 20])}, ["integers"]),
         ({"train_offsets": np.array([0, 9, 15, 20])}, ["train image 0", "not a complete image"]),
         ({"test_labels": np.zeros((2, 2), int)}, ["test_labels integers"]),

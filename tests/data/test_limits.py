@@ -130,7 +130,7 @@ def test_offsets_whose_differences_overflow_are_refused(tmp_path, offsets):
     np.savez(
         tmp_path / "a.npz", train_jpeg=np.zeros(20, np.uint8), train_offsets=offsets, train_labels=np.zeros(3, int)
     )
-    with says("a.npz", "train_offsets must rise"):
+    with says("a.npz", "train_offsets must increase"):
         data.load("encoded", tmp_path)
 
 

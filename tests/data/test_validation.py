@@ -53,7 +53,7 @@ def test_clients_without_validation_rows_are_refused():
     for share, who in ((1.0, "the partition"), (0.3, "clients")):
         with says(who, "no validation row", "--val-ratio"):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
-    with says("nobody's"):
+    with says("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_subset_is_random_keeps_the_order_and_is_part_of_every_larger_one():
 
 
 def test_more_images_than_there_are_is_refused():
-    with says("validation.size", "at most the 600", "601"):
+    with says("validation.size", "at most 600", "601"):
         validation.subset(everything(np.arange(600)), 601, 1.0, 0)
 
 

@@ -102,7 +102,7 @@ def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise UsageError(
-                f"{annotations}: {name} is of class {wnid!r}, which is not in wnids.txt; download it again from {SOURCE}"
+                f"{annotations}: {name} has class {wnid!r}, which is not in wnids.txt; download it again from {SOURCE}"
             )
         labels[name] = number[wnid]
     files = folder.images_in(val)

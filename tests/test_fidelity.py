@@ -21,12 +21,12 @@ def is_default(row):
 
 
 @every_row
-def test_a_row_has_a_switch_or_a_reason(row):
+def test_every_row_has_settings_or_a_reason(row):
     assert row.settings or row.reason
 
 
 @every_row
-def test_a_switch_is_a_setting_with_an_allowed_value(row):
+def test_settings_of_a_row_are_valid(row):
     """`apply` refuses unknown names and types, `check` unknown values."""
     settings = dict(row.settings)
     changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
@@ -34,43 +34,43 @@ def test_a_switch_is_a_setting_with_an_allowed_value(row):
 
 
 @every_row
-def test_the_profile_switches_what_is_not_the_default_or_says_why_not(row):
+def test_profile_applies_settings_that_differ_from_defaults_or_gives_a_reason(row):
     if row.official:
         assert row.settings and not is_default(row)
     else:
         assert is_default(row) or row.reason
 
 
-def test_the_profile_is_the_rows_marked_as_switched():
+def test_profile_consists_of_the_official_rows():
     switched = [row for row in fidelity.DEPARTURES if row.official]
     assert presets.FIDELITY["official"] == {name: value for row in switched for name, value in row.settings.items()}
 
 
-def test_no_two_rows_disagree_on_a_setting():
+def test_no_setting_is_in_two_rows():
     settings = {item for row in fidelity.DEPARTURES for item in row.settings.items()}
     assert max(Counter(name for name, _ in settings).values()) == 1
 
 
-def test_the_profile_moves_its_settings_and_no_other():
+def test_profile_changes_only_its_settings():
     official, corrected = (config.flatten(sim.parse(["--fidelity", name])) for name in ("official", "corrected"))
     moved = {name: value for name, value in official.items() if corrected[name] != value}
     assert corrected == config.flatten(sim.parse([])) and moved == fidelity.official_settings()
 
 
 @pytest.mark.parametrize("method", presets.METHODS)
-def test_the_profile_is_accepted_with_every_method(method):
+def test_profile_is_valid_with_every_method(method):
     config.check(sim.parse(["--fidelity", "official", "--method", method]))
 
 
 @every_row
-def test_a_row_s_texts_are_short_and_name_flags_that_exist(row):
+def test_texts_of_a_row_are_short_and_name_existing_flags(row):
     texts = (row.subject, row.paper, row.published, row.ours, row.reason)
     assert all(len(text.split()) <= WORDS and "|" not in text for text in texts)
     flags = re.findall(r"--([a-z][a-z_.-]*)", " ".join(texts))
     assert all(flag.replace("-", "_") in DEFAULTS for flag in flags)
 
 
-def test_rows_have_names_and_evidence():
+def test_rows_have_unique_ids_and_evidence():
     assert len({row.id for row in fidelity.DEPARTURES}) == len(fidelity.DEPARTURES)
     allowed = typing.get_args(fidelity.Evidence)
     assert all({row.paper_evidence, row.published_evidence} <= set(allowed) for row in fidelity.DEPARTURES)

@@ -25,7 +25,7 @@ PAIRS = {  # the seven of the paper's result tables
 every_pair = pytest.mark.parametrize(("dataset", "model"), sorted(PAIRS))
 
 
-def test_the_result_tables_are_whole():
+def test_result_tables_are_complete():
     """Seven pairs, seven methods, five alphas; the seven methods with and without FedVG where they are integrated."""
     counts = Counter(cell.table for cell in paper.cells())
     assert len(paper.cells()) == 555 and counts["results_resnet"] == 5 * 7 * 5 and counts["results_vit"] == 2 * 7 * 5
@@ -36,13 +36,13 @@ def test_the_result_tables_are_whole():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedVG"])
-def test_the_text_gives_the_same_numbers_as_the_tables(method):
+def test_text_and_tables_give_the_same_means(method):
     """The mean over the seven pairs at alpha 0.05: FedVG 73.23, FedAvg 70.17 (text of section 4)."""
     mean = sum(paper.accuracy(*pair, method, 0.05)[0] for pair in PAIRS) / 7
     assert round(mean, 2) == {"FedAvg": 70.17, "FedVG": 73.23}[method]
 
 
-def test_a_run_the_paper_lacks_is_told():
+def test_run_that_the_paper_lacks_is_refused():
     with pytest.raises(UsageError, match="no FedVG with mlp on digits at alpha 1"):
         paper.accuracy("digits", "mlp", "FedVG", 1)
 
@@ -53,7 +53,7 @@ def header(dataset, model):
 
 
 @every_pair
-def test_a_config_s_header_gives_the_paper_s_numbers(dataset, model):
+def test_config_header_gives_the_papers_numbers(dataset, model):
     lines = [re.findall(r"[\d.]+", line) for line in header(dataset, model) if re.match(r"#   (alpha|Fed)", line)]
     said = [[float(number) for number in line] for line in lines]
     wanted = [
@@ -64,14 +64,14 @@ def test_a_config_s_header_gives_the_paper_s_numbers(dataset, model):
 
 
 @every_pair
-def test_a_config_s_header_gives_its_command_and_where_its_data_comes_from(dataset, model):
+def test_config_header_gives_its_command_and_data_source(dataset, model):
     text = "\n".join(header(dataset, model))
     assert f"python -m fedvg_jax.sim --config configs/{dataset}_{model}.toml --data-dir DIR" in text
     assert "DIR holds" in text and "http" in text and "Memory" in text
 
 
 @every_pair
-def test_a_config_s_header_counts_the_model_s_parameters(dataset, model):
+def test_config_header_gives_the_number_of_parameters(dataset, model):
     """Published counts at the paper's classes; each class more is one more row and bias of the head."""
     at_ten = {"resnet18": 11_181_642, "resnet50": 23_528_522, "vit_s16": 21_669_514, "vit_b16": 85_806_346}
     head = {"resnet18": 513, "resnet50": 2049, "vit_s16": 385, "vit_b16": 769}
@@ -81,7 +81,7 @@ def test_a_config_s_header_counts_the_model_s_parameters(dataset, model):
 
 
 @every_pair
-def test_a_config_says_what_the_data_set_s_preset_says(dataset, model):
+def test_config_equals_the_preset_of_its_data_set(dataset, model):
     """But for the model, of which a data set may have two."""
     config = tomllib.loads((CONFIGS / f"{dataset}_{model}.toml").read_text())
     assert config["dataset"] == dataset and config["model"] == model

@@ -112,7 +112,7 @@ def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
     """Decoded data and a partition, damaged and asked for again; then compiled programs, by a run."""
     from fedvg_jax.data import cache
     from fedvg_jax.data.arrays import Arrays
-    from fedvg_jax.data.partitions import partition
+    from fedvg_jax.data.partitions import draw
 
     counts, source = Counter(), folder / "source"
     source.write_bytes(b"raw")
@@ -121,7 +121,7 @@ def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
 
     def ask():
         got = cache.cached("reader", [source], lambda: made, folder / "entries")
-        parts = partition.make(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
+        parts = draw.draw_partition(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
         return [got.x, got.y, *itertools.chain(*parts)]
 
     known = [x.copy() for x in ask()]

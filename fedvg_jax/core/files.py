@@ -1,4 +1,4 @@
-"""Files that outlive a crash: whole or not there at all; and a folder that belongs to one process at a time."""
+"""Writes that a crash cannot leave half done, locks on folders, private folders, and JSON files."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ LOCK = ".lock"
 
 
 def replace(path: Path, text: str) -> None:
-    """Makes `text` the content of `path`, which a crash at any instant leaves as it was or as it will be."""
+    """Replaces the content of `path` by `text`; a crash at any instant leaves the old or the new content."""
     replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
 
 
 def export_target(path: Path) -> Path:
-    """The file that an export to `path` writes: for a link, the one it points to.
+    """Returns the file that an export to `path` writes: the target of a link, otherwise `path` itself.
 
     Raises:
-        UsageError: there is something else than a regular file (a folder, a device, a pipe, a link to nothing or to
-            one of these), or no folder to write it in.
+        UsageError: `path` exists and is no regular file (but a folder, a device, a pipe or a broken link), or its
+            folder is missing or cannot be written to.
     """
     try:
         kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
         target = Path(os.path.realpath(path))
-        if not target.parent.is_dir():
-            raise UsageError(f"export {path}: no such folder; make it, or name another file")
+        has_folder = target.parent.is_dir()
     except FileNotFoundError:
-        raise UsageError(f"export {path}: it is a link to a file that is not there; name another file") from None
+        raise UsageError(f"export {path}: it is a link to a missing file; name another file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"export {path}: {reason(error)}; name another file") from None
+    if not has_folder:
+        raise UsageError(f"export {path}: no such folder; make it, or name another file")
     if kind not in (None, stat.S_IFREG):
         raise UsageError(
-            f"export {path}: it is {_KINDS.get(kind, 'no regular file')}; name a regular file, or a new one"
+            f"export {path}: it is {_KINDS.get(kind or 0, 'no regular file')}; name a regular file or a new file"
         )
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"export {path}: {target.parent} cannot be written to; name another file")
+        raise UsageError(f"export {path}: no permission to write to {target.parent}; name another file")
     return target
 
 
@@ -57,12 +58,15 @@ _KINDS = {
 
 
 def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
-    """Makes the pieces the content of `path`, which a crash at any instant leaves as it was or as it will be.
+    """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content.
 
     Args:
-        draft: where they are written first, in the same folder; by default a name of this process.
+        path: the file to write.
+        pieces: its new content, piece by piece.
+        draft: temporary file in the same folder; by default a name unique to this process.
     """
-    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")  # never too long
+    # The checksum keeps the default name within the file system's limit.
+    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")
     try:
         with draft.open("wb") as file:
             file.writelines(pieces)
@@ -77,10 +81,12 @@ def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None
 
 
 def append(path: Path, text: str, is_first: bool) -> None:
-    """Adds whole lines to a file, or none of them where the disk is full.
+    """Appends all of `text` to a file, or nothing if the disk is full.
 
     Args:
-        is_first: whether to begin the file; else it must be there, so that one deleted meanwhile is noticed.
+        path: the file.
+        text: whole lines.
+        is_first: whether the file may be created. Otherwise it must exist, so that its deletion is an error.
     """
     with path.open("ab" if is_first else "r+b", buffering=0) as file:
         end, data = file.seek(0, os.SEEK_END), text.encode()
@@ -93,7 +99,7 @@ def append(path: Path, text: str, is_first: bool) -> None:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Waits until files, and the names in folders, are on the disk."""
+    """Waits until the content of files, and the entries of folders, are on the disk."""
     for path in paths:
         number = os.open(path, os.O_RDONLY)
         try:
@@ -103,7 +109,7 @@ def flush(paths: Iterable[Path]) -> None:
 
 
 def seal(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file, read a piece at a time."""
+    """Returns [size in bytes, CRC-32] of a file, read in pieces of 16 MiB."""
     size = crc = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -112,20 +118,25 @@ def seal(path: Path) -> list[int]:
 
 
 def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names of the files of a folder that are gone or not as they were sealed."""
-    return [name for name, known in sealed.items() if not (folder / name).is_file() or seal(folder / name) != known]
+    """Returns the names of files that are missing or differ from their seals.
+
+    Args:
+        folder: folder of the files.
+        sealed: file name -> its `seal`.
+    """
+    return [name for name, value in sealed.items() if not (folder / name).is_file() or seal(folder / name) != value]
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds a folder against other processes; the system lets go of it when the process ends, however it ends.
+    """Locks a folder against other processes. The operating system releases the lock when the process ends.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds the lock.
     """
     try:
         import fcntl
-    except ImportError:  # Windows has no such locks
+    except ImportError:  # Windows has no fcntl
         yield
         return
     with (folder / LOCK).open("a+", encoding="utf-8") as file:
@@ -133,8 +144,8 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = file.read().strip() or "another process"
-            raise UsageError(f"run folder {folder} is in use by {who}; wait for it, or name another --out") from None
+            owner = file.read().strip() or "another process"
+            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out") from None
         except OSError as error:
             warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
         file.truncate(0)
@@ -147,7 +158,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
-        UsageError: it cannot be read, is no JSON (not UTF-8, cut short, nested too deeply), or is no object.
+        UsageError: it cannot be read, or is no JSON object (not UTF-8, cut short, nested too deeply, another type).
     """
     value = read_json(path)
     if not isinstance(value, dict):
@@ -156,7 +167,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Returns what a JSON file holds.
+    """Returns the value in a JSON file.
 
     Raises:
         UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
@@ -169,16 +180,20 @@ def read_json(path: Path) -> Any:
 
 
 def refuse_special(path: Path) -> None:
-    """UsageError for a folder, pipe, socket or device, from which reading fails or may never end."""
+    """Raises a UsageError for a folder, pipe, socket or device: reading it fails or may never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be read: it is no regular file")
 
 
 def parse_json(text: bytes, source: object) -> Any:
-    """Returns the JSON value of a text.
+    """Returns the value of a JSON text.
+
+    Args:
+        text: bytes of the JSON.
+        source: its name in errors.
 
     Raises:
-        UsageError: naming `source`; it is no JSON (not UTF-8, cut short, nested too deeply).
+        UsageError: it is no JSON (not UTF-8, cut short, nested too deeply).
     """
     try:
         return json.loads(text.decode("utf-8"))
@@ -192,54 +207,55 @@ _JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number"
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder that only this user may enter; one that is there stays as it is."""
+    """Makes a folder with access for this user only. An existing folder keeps its permissions."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def private_folder(folder: Path, is_trusted: bool) -> None:
-    """Makes a folder of files that are trusted later, and refuses one whose files somebody else may have written.
+    """Makes a cache folder, and refuses one that another user may have written to.
 
-    Its sub-folders are checked too, not what is in them. A folder that cannot be made is left to who writes there.
-    Systems without user ids are not checked.
+    The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
+    that cannot be made is no error; writing to it will be. Systems without user ids are not checked.
 
     Args:
+        folder: the cache folder.
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: its path is no UTF-8, where JAX keeps no programs; it or a sub-folder belongs to another user (also
-            where this user is root), or may be written by its group or by everybody.
+        UsageError: its path is not UTF-8, which JAX's compilation cache needs; or the folder or a sub-folder belongs
+            to another user (also if this user is root), or is writable by its group or by all users.
     """
     try:
         os.path.abspath(folder).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"cache folder {str(folder)!r} is not UTF-8, as JAX needs it; name another: --cache-dir"
+            f"cache folder {str(folder)!r} is not UTF-8, which JAX needs; name another with --cache-dir"
         ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
     if is_trusted or not hasattr(os, "geteuid"):
         return
     with contextlib.suppress(OSError):
-        for place in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
-            _refuse_shared(place)
+        for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
+            _refuse_shared(checked)
 
 
 def _refuse_shared(folder: Path) -> None:
     status, own = folder.stat(), os.geteuid()
     if status.st_uid != own:
         raise UsageError(
-            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}: its programs and data may"
-            " be anybody's; name a folder of your own with --cache-dir, or vouch for this one with --trust-cache"
+            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}, so its content cannot be"
+            " trusted; name a folder of your own with --cache-dir, or vouch for this one with --trust-cache"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
-            f"cache folder {folder} may be written by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
+            f"cache folder {folder} is writable by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
             f" {folder}, name another with --cache-dir, or vouch for this one with --trust-cache"
         )
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return " ".join(said.split())[:300] or type(error).__name__
+    """Returns the message of an error in one line of at most 300 characters."""
+    message = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(message.split())[:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What is in .tar.gz and .zip archives, read where it is: nothing is written to the disk."""
+"""Reads members of .tar.gz and .zip archives in memory; nothing is written to the disk."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reason
 
 MAX_MEMBER = 2**28
-"""Bytes above which a member is none of a set's."""
+"""Largest member in bytes; every member of the supported data sets is smaller."""
 
 _CHUNK = 2**20
 
 Share = Callable[[float], None]
-"""share of the archive that is done, 0..1 -> None"""
+"""(fraction of the archive that is read, 0..1) -> None"""
 
 
 def of_tar(archive: Path, wanted: Collection[str], source: str, progress: Share | None = None) -> dict[str, bytes]:
-    """The contents of the `wanted` members by their names without folders; the whole archive is read and verified.
+    """Returns the contents of the `wanted` members, by their names without folders.
+
+    The whole archive is read, which verifies its checksum.
 
     Args:
         archive: a tar file, compressed or not.
-        wanted: names; those that are not there are missing in the result.
-        source: where another copy is to be had, for errors.
-        progress: told while it works.
+        wanted: names of members; missing ones are not in the result.
+        source: where to download the archive, for errors.
+        progress: called while the archive is read.
 
     Raises:
-        UsageError: no complete archive, or a wanted member of more than `MAX_MEMBER`.
+        UsageError: no complete archive, or a wanted member of more than `MAX_MEMBER` bytes.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with archive.open("rb") as raw, tarfile.open(fileobj=raw) as tar:
             size = archive.stat().st_size
@@ -49,58 +51,62 @@ def of_tar(archive: Path, wanted: Collection[str], source: str, progress: Share 
                     if progress:
                         progress(raw.tell() / size)
                 if is_wanted:
-                    found[name] = b"".join(pieces)
-            for _ in _pieces(tar.fileobj):  # to its end, where its checksum is
+                    contents[name] = b"".join(pieces)
+            for _ in _pieces(tar.fileobj):  # to the end, where the checksum is
                 pass
     except UsageError:
         raise
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
         raise UsageError(f"{archive}: not a complete archive ({reason(error)}); fetch {source} again") from error
-    return found
+    return contents
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Entry(NamedTuple):
-    """A file or folder in a zip archive, with as much of a `Path` as readers of folders need."""
+    """A file or folder in a zip archive, with the part of the interface of `Path` that readers of folders use."""
 
     archive: Path
     unzip: Callable[[str], bytes]
-    """path in the archive -> its content"""
+    """(path in the archive) -> content."""
     tree: Mapping[str, Collection[str]]
-    """path of every folder in the archive -> names in it"""
-    at: str = ""
-    """its own path in the archive; "" is the archive itself"""
+    """Path of every folder in the archive -> names in it."""
+    path: str = ""
+    """Path in the archive; "" is the archive itself."""
 
     def __truediv__(self, name: str) -> Entry:
-        return self._replace(at=f"{self.at}/{name}".strip("/"))
+        return self._replace(path=f"{self.path}/{name}".strip("/"))
 
     def __str__(self) -> str:
-        return f"{self.archive} ({self.at})" if self.at else str(self.archive)
+        return f"{self.archive} ({self.path})" if self.path else str(self.archive)
 
     @property
     def name(self) -> str:
-        return self.at.rpartition("/")[2]
+        return self.path.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
         return Path(self.name).suffix
 
     def is_dir(self) -> bool:
-        return self.at in self.tree
+        return self.path in self.tree
 
     def is_file(self) -> bool:
-        folder = self.at.rpartition("/")[0]
+        folder = self.path.rpartition("/")[0]
         return self.name in self.tree.get(folder, ()) and not self.is_dir()
 
     def iterdir(self) -> Iterator[Entry]:
-        return (self / name for name in self.tree[self.at])
+        return (self / name for name in self.tree[self.path])
 
     def read_bytes(self) -> bytes:
-        """Verified by its checksum.
+        """Returns the content, verified by its checksum.
 
         Raises:
-            UsageError: it is damaged, or of more than `MAX_MEMBER` bytes.
+            UsageError: the member is damaged, or has more than `MAX_MEMBER` bytes.
         """
-        return self.unzip(self.at)
+        return self.unzip(self.path)
 
 
 Place = Path | Entry
@@ -109,7 +115,11 @@ Place = Path | Entry
 
 @contextlib.contextmanager
 def opened(path: Path, source: str) -> Iterator[Place]:
-    """A folder as it is, or what is in a zip archive.
+    """Yields a folder itself, or the root `Entry` of a zip archive.
+
+    Args:
+        path: a folder or a .zip file.
+        source: where to download the archive, for errors.
 
     Raises:
         UsageError: a file that is no complete zip archive.
@@ -134,28 +144,28 @@ def opened(path: Path, source: str) -> Iterator[Place]:
             except UsageError:
                 raise
             except Exception as error:  # a damaged member raises what its first bad byte leads to
-                said = f"{path}: {name} cannot be read ({reason(error)})"
-                raise UsageError(f"{said}; fetch {source} again") from error
+                problem = f"{path}: {name} cannot be read ({reason(error)})"
+                raise UsageError(f"{problem}; fetch {source} again") from error
 
         yield Entry(path, unzip, _tree(member.filename for member in archive.infolist()))
 
 
 def _tree(names: Iterator[str]) -> dict[str, dict[str, None]]:
-    """Names in every folder, also in those that have no member of their own; a folder's member ends in a slash."""
+    """Returns the names in every folder, also in folders without a member of their own, whose name ends in a slash."""
     tree: dict[str, dict[str, None]] = {"": {}}
     for name in names:
         if name.endswith("/"):
             tree.setdefault(name.strip("/"), {})
-        at = name.strip("/")
-        while at:
-            folder, _, last = at.rpartition("/")
-            is_known = last in tree.setdefault(folder, {})
+        path = name.strip("/")
+        while path:
+            folder, _, last = path.rpartition("/")
+            is_listed = last in tree.setdefault(folder, {})
             tree[folder][last] = None
-            at = "" if is_known else folder
+            path = "" if is_listed else folder
     return tree
 
 
-def _pieces(stream) -> Iterator[bytes]:
-    """A stream's bytes to its end; none of no stream."""
+def _pieces(stream: _Readable | None) -> Iterator[bytes]:
+    """Yields the bytes of a stream to its end; nothing for None."""
     while stream and (piece := stream.read(_CHUNK)):
         yield piece

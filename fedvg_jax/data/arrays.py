@@ -1,4 +1,4 @@
-"""The container of a dataset, and the checks every reader passes its arrays through."""
+"""The container of a data set, and the checks that every reader applies."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from fedvg_jax.core.types import UsageError
 _MAX_CLASSES = 2**16
 
 OWN_WARNING = "cannot write to the cache folder"
-"""How the one warning begins that reading data may give."""
+"""Beginning of the only warning that reading data gives."""
 
 
 class Arrays(NamedTuple):
-    """A dataset as ONE pool: the official splits one after the other, training set first."""
+    """A data set as one pool of T rows: the official splits concatenated, training set first."""
 
     name: str
     x: np.ndarray
-    """uint8 [T, H, W, D]"""
+    """uint8 [T, H, W, D] images."""
     y: np.ndarray
-    """int32 [T], 0..C-1"""
+    """int32 [T] labels, 0..C-1."""
     class_names: tuple[str, ...]
-    """[C]"""
+    """Names of the C classes."""
     num_train: int
-    """the first rows were the official training set"""
+    """Rows of the official training set, which are the first."""
     groups: np.ndarray | None = None
-    """int32 [T], whose row it is (user, patient, lesion), numbered in sorted order; None where that is not known"""
+    """int32 [T], the group (user, patient, lesion) of each row, numbered in sorted order; None if unknown."""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
-    """The same arrays in canonical shape and dtype.
+    """Returns the arrays in canonical shape and dtype.
 
     Args:
         arrays: `x` uint8 [T, H, W, D] or grey [T, H, W]; `y` of any integer dtype, [T] or [T, 1].
-        source: the file they came from, named in every error.
+        source: the file they came from, named in errors.
 
     Raises:
-        UsageError: wrong dtype or rank, different lengths, no rows, or a label outside 0..C-1.
+        UsageError: wrong dtype or rank, different lengths, no row, or a label outside 0..C-1.
     """
     x, y = _images(arrays.x, source), _labels(arrays.y, source)
     if len(x) != len(y):
@@ -62,15 +62,16 @@ def pool(
     class_names: Sequence[str] | None,
     source: object,
 ) -> Arrays:
-    """(images, labels) of the official splits, training set first, as one checked pool.
+    """Concatenates the official splits to one checked pool.
 
     Args:
-        splits: pairs as `check` takes them.
+        name: of the data set.
+        splits: (images, labels) of each split, as for `check`, training set first.
         class_names: [C]; None numbers the classes 0..max.
-        source: the file they came from.
+        source: the file they came from, named in errors.
 
     Raises:
-        UsageError: as `check`, for each split and for the whole; or image sizes that differ between splits.
+        UsageError: as `check`, for each split; or image sizes differ between splits.
     """
     names = tuple(class_names or _numbers(splits, source))
     parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
@@ -82,49 +83,53 @@ def pool(
 
 
 def numbers(largest: int) -> list[str]:
-    """The names 0..largest; bounded, so that a stray label is an error and not a huge model."""
+    """Returns the names 0..largest, at most 65,536, so that a stray label is an error and not a huge model."""
     return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
 
 
 def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
-    """An array for images, uint8, not yet filled.
+    """Returns an uninitialised uint8 array for images.
 
     Raises:
-        UsageError: this machine's memory cannot hold it.
+        UsageError: it exceeds this machine's memory.
     """
     refuse_too_large(math.prod(shape), f"{source}: images {list(shape)}")
     return np.empty(shape, np.uint8)
 
 
 def refuse_too_large(num_bytes: int, source: object) -> None:
-    """UsageError where this machine's memory cannot hold so much, as far as it tells."""
-    there = hardware.host_memory()
-    if there is not None and num_bytes > there:
-        needed, has = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, there))
-        raise UsageError(f"{source}: needs {needed} of memory, this machine has {has}; use a smaller --image-size")
+    """Raises a UsageError if `num_bytes` exceeds this machine's memory; no check if its size is unknown."""
+    memory = hardware.host_memory()
+    if memory is not None and num_bytes > memory:
+        needed, available = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
+        raise UsageError(
+            f"{source}: needs {needed} of memory, this machine has {available}; use a smaller --image-size"
+        )
 
 
 def reason(error: Exception) -> str:
-    """What another library's error says, in one line."""
+    """Returns the message of another library's error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hides the warnings of the libraries that read files: what matters about a file is a UsageError."""
+    """Hides warnings of the libraries that read files; problems of a file are UsageErrors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=f"(?!{OWN_WARNING})")
         yield
 
 
 def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
-    """`arrays` with their groups numbered.
+    """Returns `arrays` with numbered groups.
 
     Args:
+        arrays: without groups.
         groups: [T] or [T, 1], integers or strings.
+        source: the file they came from, named in errors.
 
     Raises:
-        UsageError: another dtype, or not one for every image.
+        UsageError: another dtype, or not one group per image.
     """
     flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
     if flat.dtype.kind not in "iuSU" or flat.shape != arrays.y.shape:
@@ -148,5 +153,5 @@ def _labels(y: np.ndarray, source: object) -> np.ndarray:
 
 
 def _numbers(splits: Sequence[tuple[np.ndarray, np.ndarray]], source: object) -> list[str]:
-    """Names 0..max for labels that come without."""
+    """Returns the names 0..max of labels without class names."""
     return numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits))

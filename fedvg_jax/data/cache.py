@@ -1,8 +1,9 @@
-"""Decoded datasets kept as plain .npy files, and the writing of cache entries whole or not at all.
+"""Cache of decoded data sets as plain .npy files, with atomic writes.
 
-An entry is named by where its source files are and by all their bytes, so it never goes stale, and writers that race
-write the same. It appears by one rename once its bytes are on the disk. A reader trusts it only if it matches its
-manifest, which is written last and holds its own checksum.
+- The name of an entry contains a digest of the paths and all bytes of its source files. It never goes stale, and
+  concurrent writers write equal entries.
+- An entry appears by one rename, after its bytes are on the disk.
+- A reader trusts an entry only if it matches its manifest, which is written last and has a checksum of its own.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
 
 VERSION = 3
-"""Of the format of the entries below; part of their names."""
+"""Version of the entries' format; part of their names."""
 
 _PIECE = 2**22
 """Bytes of a file hashed at a time."""
 
-_BLOCK = 128
-"""Files a thread hashes at a time; one by one, small files take twice the CPU time."""
+_FILES_PER_TASK = 128
+"""Files that a thread hashes per task; with one file per task, small files take twice the CPU time."""
 
 _STALE = 24 * 3600
-"""Seconds after which a writer's scratch folder cannot belong to a living writer."""
+"""Age in seconds at which a scratch folder is left from a killed writer."""
 
 
 class Folder(NamedTuple):
-    """Many source files below one folder."""
+    """Source files below one folder."""
 
     root: Path
     files: Sequence[Path]
@@ -52,30 +53,29 @@ class Folder(NamedTuple):
 def cached(
     reader: str, sources: Sequence[Path | Folder | str], decode: Callable[[], Arrays], cache_dir: Path | None
 ) -> Arrays:
-    """Returns `decode()`, computed once for each place and content of the source files.
+    """Returns `decode()`, computed once per path and content of the source files.
 
-    All bytes of the source files are hashed at each call (SHA-256): never more than a few times what the decoded set
-    holds, whose checksum is compared at each call too.
+    Each call hashes all bytes of the source files (SHA-256) and compares the checksums of the entry.
 
     Args:
-        reader: name of the reader; the same bytes may mean something else to another.
-        sources: the files `decode` reads, in order, and as text whatever else its outcome depends on.
-        decode: reads them. Its outcome is not kept if a source file changed meanwhile.
-        cache_dir: folder of the entries, made if need be; None keeps nothing.
+        reader: name of the reader, because readers decode the same bytes differently.
+        sources: the files that `decode` reads, in order, and everything else that its result depends on, as text.
+        decode: reads the source files. Its result is not kept if a source file changes meanwhile.
+        cache_dir: folder of the entries, created if missing; None keeps nothing.
 
     Returns:
-        Arrays whose `x` is a read-only memory map wherever there is an entry.
+        Arrays whose `x` is a read-only memory map if there is an entry.
 
     Raises:
-        UsageError: a source file cannot be read; and whatever `decode` raises.
+        UsageError: a source file cannot be read; or as `decode`.
     """
     if cache_dir is None:
         return decode()
     name = digest(reader, VERSION, *sources)
     entry = Path(cache_dir) / f"{reader}-{name}"
-    kept = _load(entry)
-    if kept is not None:
-        return kept
+    stored = _load(entry)
+    if stored is not None:
+        return stored
     arrays = decode()
     if digest(reader, VERSION, *sources) != name:
         return arrays
@@ -84,7 +84,7 @@ def cached(
 
 
 def contents(file: Place) -> bytes:
-    """All bytes of a file of the user's.
+    """Returns all bytes of a user's file.
 
     Raises:
         UsageError: it cannot be read, or is larger than this machine's memory.
@@ -99,7 +99,9 @@ def contents(file: Place) -> bytes:
 
 
 def digest(*parts: object) -> str:
-    """A name for `parts`: files count by place and bytes, arrays by shape, dtype and values, all else by its text.
+    """Returns a name for `parts`, 32 hexadecimal digits.
+
+    Files enter with their path and bytes, arrays with shape, dtype and values, everything else with its `repr`.
 
     >>> digest(np.zeros(2, np.uint8)) == digest(np.zeros(2, np.int8))
     False
@@ -108,35 +110,37 @@ def digest(*parts: object) -> str:
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Make the file or folder `target` appear whole or not at all; one warning line if it cannot be written.
+    """Writes the file or folder `target` atomically; gives one warning line if it cannot be written.
 
     Args:
-        target: the entry; what is there already is replaced.
-        write: makes the entry at the path it is given.
+        target: the entry; an existing one is replaced.
+        write: writes the entry at the path of its argument.
     """
     try:
         files.make_private(target.parent)
         _sweep(target)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as d:
-            draft = Path(d) / target.name
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+        ) as folder:
+            draft = Path(folder) / target.name
             write(draft)
             _flush(draft)
             _move(draft, target)
     except OSError as error:
-        warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): going on without it", stacklevel=2)
+        warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): continuing without it", stacklevel=2)
 
 
 def _digest(part: object) -> str:
     if isinstance(part, np.ndarray):
-        return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part)).hexdigest()}"
+        return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part).data).hexdigest()}"
     if isinstance(part, Path):
         return f"{os.path.realpath(part)!r} {_file_digest(part)}"
     if not isinstance(part, Folder):
         return repr(part)
     names = [file.relative_to(part.root).as_posix() for file in part.files]
-    blocks = (part.files[i : i + _BLOCK] for i in range(0, len(part.files), _BLOCK))
+    tasks = (part.files[i : i + _FILES_PER_TASK] for i in range(0, len(part.files), _FILES_PER_TASK))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        digests = itertools.chain.from_iterable(threads.map(lambda block: list(map(_file_digest, block)), blocks))
+        digests = itertools.chain.from_iterable(threads.map(lambda task: list(map(_file_digest, task)), tasks))
         return repr((os.path.realpath(part.root), list(zip(names, digests, strict=True))))
 
 
@@ -152,7 +156,7 @@ def _file_digest(file: Path) -> str:
     return content.hexdigest()
 
 
-def _unreadable(file: Path, error: OSError) -> UsageError:
+def _unreadable(file: Place, error: OSError) -> UsageError:
     return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
@@ -172,7 +176,7 @@ def _save(arrays: Arrays, entry: Path) -> None:
 
 
 def _load(entry: Path) -> Arrays | None:
-    """The arrays of an entry; None if it is missing, incomplete or damaged."""
+    """Returns the arrays of an entry, or None if it is missing, incomplete or damaged."""
     try:
         manifest = files.read_object(entry / "manifest.json")
         if manifest.pop("crc") != _checksum(manifest):
@@ -180,9 +184,9 @@ def _load(entry: Path) -> Arrays | None:
         if any(_seal(entry / name) != seal for name, seal in manifest["files"].items()):
             return None
         members = {name: np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in manifest["files"]}
-        y, groups = (np.array(members[name]) if name in members else None for name in ("y.npy", "groups.npy"))
-        about = tuple(manifest["class_names"]), manifest["num_train"]
-        return Arrays(manifest["name"], members["x.npy"], y, *about, groups)
+        groups = np.array(members["groups.npy"]) if "groups.npy" in members else None
+        described = tuple(manifest["class_names"]), manifest["num_train"]
+        return Arrays(manifest["name"], members["x.npy"], np.array(members["y.npy"]), *described, groups)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -192,13 +196,13 @@ def _checksum(manifest: dict[str, Any]) -> int:
 
 
 def _seal(file: Path) -> list[int]:
-    """[bytes, CRC-32] of a file; the header inside a .npy file tells shape and dtype."""
+    """Returns [bytes, CRC-32] of a file; the header inside a .npy file holds shape and dtype."""
     data = np.memmap(file, np.uint8, "r")
-    return [data.size, zlib.crc32(data)]
+    return [data.size, zlib.crc32(data.data)]
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed writers of this entry left."""
+    """Removes the scratch folders of killed writers of this entry."""
     for scratch in target.parent.glob(f".{target.name}.*"):
         with suppress(OSError):
             if time.time() - scratch.stat().st_mtime > _STALE:
@@ -206,7 +210,7 @@ def _sweep(target: Path) -> None:
 
 
 def _flush(draft: Path) -> None:
-    """Bytes on the disk before the name that vouches for them."""
+    """Waits until the bytes are on the disk, so that the name appears after them."""
     for file in draft.iterdir() if draft.is_dir() else [draft]:
         with file.open("rb+") as stream:
             os.fsync(stream.fileno())
@@ -219,8 +223,8 @@ def _move(draft: Path, target: Path, tries: int = 10) -> None:
     try:
         os.replace(draft, target)
     except OSError:
-        if target.exists():  # another writer was quicker, with the same content
+        if target.exists():  # another writer was faster and wrote the same content
             return
         if not tries:
             raise
-        _move(draft, target, tries - 1)  # or took it away again to put its own there
+        _move(draft, target, tries - 1)  # another writer moved the target away to put its own there

@@ -1,6 +1,6 @@
-"""Corrupt training rows of a few clients, and feature shift: each of them sees the world in a way of its own.
+"""Corrupt training rows of some clients: wrong labels, noise, and feature shift that differs between clients.
 
-Validation and test rows stay as they are. What the server is told (corrupt updates) is a matter of `attacks`.
+Validation and test rows do not change. Corrupt updates are in `engine.attacks`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 _DOMAIN = int.from_bytes(b"corrupt")
-"""Keeps these streams apart from others that begin with the same seed."""
+"""Separates these streams from others that are seeded with the same number."""
 
 
 def apply(
@@ -24,13 +24,17 @@ def apply(
     num_classes: int,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pool (x, y) with the training rows of the clients `ids` corrupt; what changes is a copy.
+    """Returns the pool (x, y) with corrupt training rows of the clients `ids`; a changed array is a copy.
 
     Args:
-        kind: one of `LABELS` or `IMAGES`, or none.
-        clients: the training rows of every client.
-        ids: ascending; the i-th of m has the feature shift (i + 1) / m.
-        strength: in (0, 1]; see the kinds.
+        kind: one of `LABELS` or `IMAGES`; otherwise nothing changes.
+        x: [T, ...] images.
+        y: [T] labels.
+        clients: training rows of every client.
+        ids: int [m], ascending; client ids[i] has the relative feature shift (i + 1) / m.
+        strength: in (0, 1]; its meaning depends on the kind.
+        num_classes: C.
+        seed: with the client's id, determines its random stream.
     """
     pool = x if kind in IMAGES else y
     if kind not in LABELS | IMAGES or not len(ids):
@@ -46,50 +50,51 @@ def apply(
 
 
 def rewritten(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A copy of `array` with `values` at `rows`."""
+    """Returns a copy of `array` with `values` at `rows`."""
     copy = np.array(array)
     copy[rows] = values
     return copy
 
 
 def label_flip(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
-    """Label c becomes C - 1 - c in floor(share n) random rows.
+    """Replaces label c by C - 1 - c in floor(share n) random rows.
 
     Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020.
     """
-    hit = stream.permutation(len(y))[: int(share * len(y))]
-    return rewritten(y, hit, num_classes - 1 - y[hit])
+    rows = stream.permutation(len(y))[: int(share * len(y))]
+    return rewritten(y, rows, num_classes - 1 - y[rows])
 
 
 def label_noise(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
-    """Another label, uniform among the C - 1 wrong ones, in floor(share n) random rows."""
-    hit = stream.permutation(len(y))[: int(share * len(y))]
-    return rewritten(y, hit, (y[hit] + stream.integers(1, max(num_classes, 2), len(hit))) % num_classes)
+    """Replaces labels by uniformly random other ones in floor(share n) random rows."""
+    rows = stream.permutation(len(y))[: int(share * len(y))]
+    return rewritten(y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), len(rows))) % num_classes)
 
 
-def pixel_noise(x: np.ndarray, deviation: float, stream: np.random.Generator, place: float = 1.0) -> np.ndarray:
-    """x + deviation N(0, 1), pixels being 0 to 1, clipped; uint8 in, uint8 out."""
+def pixel_noise(x: np.ndarray, deviation: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
+    """Adds deviation N(0, 1) to pixels in units of 0 to 1, and clips; uint8 to uint8."""
     noise = stream.standard_normal(x.shape, np.float32)
     return np.rint(np.clip(x + np.float32(255 * deviation) * noise, 0, 255)).astype(np.uint8)
 
 
-def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, place: float) -> np.ndarray:
-    """Feature shift: noise of a client's own deviation, strength x place.
+def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, level: float) -> np.ndarray:
+    """Feature shift: adds noise of standard deviation strength x level, where the level differs between clients.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    return pixel_noise(x, strength * place, stream)
+    return pixel_noise(x, strength * level, stream)
 
 
-def rotate90(x: np.ndarray, strength: float, stream: np.random.Generator, place: float = 1.0) -> np.ndarray:
-    """Feature shift: a client's own quarter turns, 1 to 3; images that are not square take the half turn."""
+def rotate90(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
+    """Feature shift: rotates by 1 to 3 quarter turns, drawn per client; images that are not square by 180 degrees."""
     turns = int(stream.integers(1, 4)) if x.shape[1] == x.shape[2] else 2
     return np.rot90(x, turns, (1, 2))
 
 
-def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, place: float = 1.0) -> np.ndarray:
-    """Feature shift: a client's own angle, uniform within +- strength x 180 degrees, linearly interpolated; what comes
-    into view repeats the border."""
+def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
+    """Feature shift: rotates by an angle drawn per client, uniform within +- strength x 180 degrees.
+
+    Interpolation is linear, and the border is repeated outside the image."""
     from scipy import ndimage  # only this kind needs it
 
     angle = stream.uniform(-180, 180) * strength
@@ -97,7 +102,7 @@ def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, place: f
 
 
 LABELS: dict[str, Callable] = {"label_flip": label_flip, "label_noise": label_noise}
-"""kind -> (labels, strength, number of classes, stream) -> labels"""
+"""Kind -> (labels, strength, number of classes, stream) -> labels."""
 
 IMAGES: dict[str, Callable] = {
     "pixel_noise": pixel_noise,
@@ -105,4 +110,4 @@ IMAGES: dict[str, Callable] = {
     "rotate90": rotate90,
     "rotate": rotate,
 }
-"""kind -> (images, strength, stream, place) -> images"""
+"""Kind -> (images, strength, stream, level) -> images."""

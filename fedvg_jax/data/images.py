@@ -1,4 +1,4 @@
-"""Image files and encoded bytes to pixels, by Pillow: only this page needs it."""
+"""Decodes image files to pixels; the only module of the data package that needs Pillow to read images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, reason
 
 Progress = Callable[[int, int], None]
-"""(images done, all images) -> None"""
+"""(decoded images, all images) -> None"""
 
 Size = tuple[int, int]
 """Height and width, pixels."""
@@ -22,19 +22,19 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 MAX_PIXELS = 2**26
-"""Of one image, 8,192 x 8,192; a file that claims more is a mistake or a decompression bomb."""
+"""Largest image, 8,192 x 8,192; a larger one is a mistake or a decompression bomb."""
 
-_BLOCK = 64
-"""Images a thread decodes at a time."""
+_IMAGES_PER_TASK = 64
+"""Images that a thread decodes per task."""
 
 _DEEP = ("I", "F")
-"""Pillow's modes of more than 8 bits a channel, whose conversion to 8 would clip."""
+"""Pillow's modes of more than 8 bits per channel; conversion to 8 bits would clip them."""
 
 _MODES = {1: "L", 3: "RGB"}
 
 
 def decode(data: bytes, source: object, size: Size | None = None, channels: int = 3) -> np.ndarray:
-    """One image.
+    """Decodes one image.
 
     Args:
         data: bytes of a file of one of `FORMATS`.
@@ -46,7 +46,7 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
         uint8 [H, W, channels]
 
     Raises:
-        UsageError: no such image, a damaged one, or one of absurd size or more than 8 bits a channel.
+        UsageError: no image, a damaged one, or one with more than `MAX_PIXELS` or 8 bits per channel.
     """
     pillow = _pillow()
     try:
@@ -55,16 +55,16 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
             if width * height > MAX_PIXELS:
                 raise UsageError(f"{source}: image of {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
             if image.mode.startswith(_DEEP):
-                raise UsageError(f"{source}: more than 8 bits a channel (mode {image.mode}); convert it to 8 bits")
+                raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
             pixels = image.convert(_MODES[channels])
             if size and (height, width) != size:
-                pixels = pixels.resize(size[::-1], pillow.Image.Resampling.BILINEAR)
+                pixels = pixels.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
     except UsageError:
         raise
     except Exception as error:  # a damaged image raises what its first bad byte leads to
         unknown = isinstance(error, pillow.UnidentifiedImageError)
-        said = f"none of {', '.join(FORMATS)}" if unknown else reason(error)
-        raise UsageError(f"{source}: not a complete image ({said}); fetch it again, or remove it") from error
+        problem = f"none of {', '.join(FORMATS)}" if unknown else reason(error)
+        raise UsageError(f"{source}: not a complete image ({problem}); fetch it again, or remove it") from error
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 
 
@@ -76,26 +76,28 @@ def stack(
     channels: int = 3,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Images as one array, decoded by several threads.
+    """Decodes images into one array, with one thread per core.
 
     Args:
-        num: how many, >= 1.
-        read: number -> bytes of the image, and its name in errors.
-        size: as `decode`; where it is None, all images must have one size.
-        progress: told while it works.
+        num: number of images, >= 1.
+        read: (index of an image) -> its bytes, and its name in errors.
+        size: as `decode`; if None, all images must have the same size.
+        channels: 1 (grey) or 3.
+        progress: called after each task of a thread.
 
     Returns:
         uint8 [num, H, W, channels]
 
     Raises:
-        UsageError: the first image (in order) that `decode` refuses or whose size differs; or too many for the memory.
+        UsageError: for the first image (in order) that `decode` refuses or whose size differs; or the array exceeds the
+            memory.
     """
     data, first = read(0)
     shape = decode(data, first, size, channels).shape
     x = allocate((num, *shape), first)
 
     def fill(begin: int) -> int:
-        end = min(begin + _BLOCK, num)
+        end = min(begin + _IMAGES_PER_TASK, num)
         for i in range(begin, end):
             data, source = read(i)
             pixels = decode(data, source, size, channels)
@@ -107,16 +109,16 @@ def stack(
 
     threads = ThreadPoolExecutor(os.cpu_count())
     try:
-        for done in threads.map(fill, range(0, num, _BLOCK)):
+        for done in threads.map(fill, range(0, num, _IMAGES_PER_TASK)):
             if progress:
                 progress(done, num)
-    finally:  # after an error or Ctrl-C, the blocks not yet begun are given up
+    finally:  # after an error or Ctrl-C, waiting tasks are cancelled
         threads.shutdown(cancel_futures=True)
     return x
 
 
 def parse_size(text: str) -> Size | None:
-    """(H, W) of "HxW", or of a number for both; None of "".
+    """Parses "HxW", or one number for both, to (H, W); "" to None.
 
     >>> parse_size("244x224"), parse_size("28"), parse_size("")
     ((244, 224), (28, 28), None)

@@ -1,4 +1,4 @@
-"""The shared validation set D_val: the clients' own parts or an external set; fewer, imbalanced or noisy images."""
+"""The shared validation set D_val: the clients' validation rows or an external set; smaller, imbalanced or noisy."""
 
 from __future__ import annotations
 
@@ -9,30 +9,37 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
 _DOMAIN = int.from_bytes(b"validation")
-"""Keeps these streams apart from others that begin with the same seed."""
+"""Separates these streams from others that are seeded with the same number."""
 
 
 class Shared(NamedTuple):
-    """D_val, and the pool it is part of."""
+    """D_val, and the pool that it is part of."""
 
     x: np.ndarray
-    """[T + E, H, W, D] the data set's images, then E external ones"""
+    """[T + E, H, W, D], the data set's images, then E external images."""
     y: np.ndarray
-    """[T + E]"""
+    """[T + E] labels."""
     rows: np.ndarray
-    """int32 [V] D_val in the order it is scored in"""
+    """int32 [V], rows of D_val in the order of scoring."""
     most: int
-    """rows that any partition and seed could have given"""
+    """Largest number of rows over all partitions and seeds."""
     clients: np.ndarray | None
-    """int [.] whose rows they were drawn from; None for all, or for an external set"""
+    """int [m], the clients that contribute rows; None for all clients or an external set."""
 
 
 def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: float, seed: int) -> Shared:
-    """As published: every client's validation rows in client order; or those of a share of the clients only.
+    """Builds D_val from the clients' validation rows in the order of clients, as published.
+
+    Args:
+        arrays: the data set.
+        parts: the partition.
+        share: share of the clients that contribute, chosen by `seed`, in (0, 1].
+        val_ratio: the partition's, for `Shared.most`.
+        seed: the partition's.
 
     Raises:
         UsageError: the chosen clients have no validation row.
@@ -40,57 +47,74 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     chosen = None
     if share < 1:
         if len(parts.val) < len(parts.train):
-            raise UsageError("validation.clients chooses among clients, and these validation rows are nobody's; use 1")
+            raise UsageError("validation.clients must be 1 if validation rows belong to no client")
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
     rows = np.concatenate([parts.val[k] for k in (range(len(parts.val)) if chosen is None else chosen)])
     if not len(rows):
-        whose = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
-        raise UsageError(f"{whose} left no validation row; use a larger --val-ratio or more --validation.clients")
+        owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
+        raise UsageError(f"{owners} left no validation row; use a larger --val-ratio or more --validation.clients")
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 
 def from_outside(arrays: Arrays, x: np.ndarray, y: np.ndarray, copies: str, seed: int) -> Shared:
-    """External images behind the pool, in the order `external.order` gives; they are the same for every partition."""
+    """Builds D_val from external images, in the order of `external.order`; equal for every partition.
+
+    Args:
+        arrays: the data set; the external images are appended to its pool.
+        x: uint8 [E, H, W, D].
+        y: int32 [E].
+        copies: see `external.order`.
+        seed: the partition's.
+    """
     rows = len(arrays.y) + external.order(y, copies, _stream(seed, _SOURCE)).astype(np.int32)
     pool = np.concatenate([arrays.x, x]), np.concatenate([arrays.y, y])
     return Shared(*pool, rows.astype(np.int32), len(rows), None)
 
 
 def subset(shared: Shared, size: int, fraction: float, seed: int) -> Shared:
-    """`size` random images, or floor(fraction V) where that is 0, in the order they had; smaller sets are in larger.
+    """Keeps random images in their order; a smaller subset is part of every larger one.
+
+    Args:
+        shared: D_val of V images.
+        size: number of images; 0 for floor(fraction V).
+        fraction: in (0, 1]; at least one image is kept.
+        seed: the partition's.
 
     Raises:
-        UsageError: more than there are.
+        UsageError: `size` exceeds V.
     """
     available = len(shared.rows)
     if size > available:
-        raise UsageError(f"validation.size must be at most the {available} images there are, got {size}")
+        raise UsageError(f"validation.size must be at most {available}, the number of images, got {size}")
     wanted = size or max(1, int(fraction * available))
-    kept = np.sort(_stream(seed, _SUBSET).permutation(available)[:wanted])
-    return shared._replace(rows=shared.rows[kept])
+    places = np.sort(_stream(seed, _SUBSET).permutation(available)[:wanted])
+    return shared._replace(rows=shared.rows[places])
 
 
 def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_size: int = 0) -> Shared:
-    """Of class i, n_i = min(floor(p_i floor(V / 2)), what there is) of the V images, with p_i = rho^i / sum_j rho^j.
+    """Keeps n_i = min(floor(p_i floor(V / 2)), V_i) random images of class i, with p_i = rho^i / sum_j rho^j.
 
-    The cap makes the whole smaller than V / 2 where rho is small. Rows are random and stay in the order they had.
+    V_i is the number of images of class i. This cap makes the subset smaller than V / 2 if rho is small. Images keep
+    their order.
 
     Args:
+        shared: D_val of V images.
         rho: in (0, 1]; 1 is balanced.
         num_classes: C, i = 0..C-1.
-        batch_size: as published, rows sorted by class, without those that do not fill a last batch; 0 for neither.
+        seed: the partition's.
+        batch_size: > 0 sorts rows by class and drops an incomplete last batch, as published; 0 does neither.
 
     Raises:
-        UsageError: a class has no image at all, or nothing is left.
+        UsageError: a class has no image, or fewer than two images remain.
 
     Source: Devkota et al., appendix; the cap is the published code's.
     """
     labels = shared.y[shared.rows]
     available = np.bincount(labels, minlength=num_classes)
     if not available.all():
-        lacking = ", ".join(map(str, np.flatnonzero(available == 0)))
-        raise UsageError(f"validation.rho needs images of every class, and there is none of {lacking}; use rho 0")
+        missing = ", ".join(map(str, np.flatnonzero(available == 0)))
+        raise UsageError(f"validation.rho needs images of every class, and there is none of {missing}; use rho 0")
     shares = rho ** np.arange(num_classes)
     wanted = np.floor(shares / shares.sum() * (len(labels) // 2)).astype(int)
     stream = _stream(seed, _RHO)
@@ -105,11 +129,14 @@ def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_si
 
 
 def noisy(shared: Shared, pixel_noise: float, label_noise: float, num_classes: int, seed: int) -> Shared:
-    """Noise on D_val alone: its rows are in no other set, so the pool's copies of them are rewritten.
+    """Adds noise to D_val. Its rows belong to no other set, so only its rows of the pool change.
 
     Args:
-        pixel_noise: standard deviation, pixels being 0 to 1.
-        label_noise: share of the images whose label becomes another one.
+        shared: D_val.
+        pixel_noise: standard deviation, in units in which pixels are 0 to 1.
+        label_noise: share of the images that get another label.
+        num_classes: C.
+        seed: the partition's.
     """
     rows, stream = np.unique(shared.rows), _stream(seed, _NOISE)
     x, y = shared.x, shared.y
@@ -121,12 +148,12 @@ def noisy(shared: Shared, pixel_noise: float, label_noise: float, num_classes: i
 
 
 def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits D_val at random into rows to score on and rows to choose the best round by, each in their order.
+    """Splits D_val at random into rows for scoring and rows for the choice of the best round, each in their order.
 
-    Copies of an image stay together; of an odd number of images the larger half is scored on.
+    Copies of an image stay together. The half for scoring is the larger one for an odd number of images.
 
     Args:
-        rows: int [V] D_val.
+        rows: int [V], rows of D_val.
         seed: the partition's.
 
     Raises:

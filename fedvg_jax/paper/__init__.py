@@ -1,4 +1,4 @@
-"""The numbers of the paper's result tables and of its text, to hold others against."""
+"""The numbers of the paper's result tables and text, for comparison."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ class Cell(NamedTuple):
     """One number of a table."""
 
     table: str
-    """results_resnet, results_vit, integration (X + FedVG), granularity, external_text or norm_text"""
+    """One of results_resnet, results_vit, integration (X + FedVG), granularity, external_text and norm_text."""
     dataset: str
     model: str
     method: str
-    """as printed, e.g. "FedAvgM + FedVG" """
+    """As printed, e.g. "FedAvgM + FedVG"."""
     alpha: float
     mean: float
-    """test accuracy, percent, of five seeds"""
+    """Mean test accuracy over five seeds, percent."""
     std: float | None
-    """None where none is given"""
+    """Standard deviation over the seeds, percent; None if the paper gives none."""
     mark: str
-    """bold, second (underlined) or nothing"""
+    """"bold", "second" (underlined) or empty."""
 
 
 def cells() -> list[Cell]:
-    """All of them, in the order of the paper."""
+    """Returns all numbers in the order of the paper."""
     text = resources.files("fedvg_jax.paper").joinpath("tables.csv").read_text(encoding="utf-8")
-    return [
-        Cell(**row | {name: float(row[name]) if row[name] else None for name in ("alpha", "mean", "std")})
-        for row in csv.DictReader(text.splitlines())
-    ]
+    return [_cell(**row) for row in csv.DictReader(text.splitlines())]
+
+
+def _cell(*, alpha: str, mean: str, std: str, **names: str) -> Cell:
+    return Cell(**names, alpha=float(alpha), mean=float(mean), std=float(std) if std else None)
 
 
 def accuracy(dataset: str, model: str, method: str, alpha: float) -> tuple[float, float | None]:
-    """(mean, standard deviation) in percent of one of the paper's runs.
+    """Returns (mean, standard deviation) of the test accuracy of one of the paper's runs, percent.
 
     Raises:
         UsageError: the paper has no such run.
@@ -48,4 +49,4 @@ def accuracy(dataset: str, model: str, method: str, alpha: float) -> tuple[float
     for cell in cells():
         if (cell.dataset, cell.model, cell.method, cell.alpha) == (dataset, model, method, alpha):
             return cell.mean, cell.std
-    raise UsageError(f"the paper has no {method} with {model} on {dataset} at alpha {alpha:g}")
+    raise UsageError(f"the paper has no {method} with {model} on {dataset} at alpha {alpha:g}; see paper.cells()")

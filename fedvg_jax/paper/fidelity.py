@@ -1,8 +1,7 @@
 """Where the paper, the published code and this package differ, one row per difference.
 
-The rows are in `fidelity.toml`. `presets.FIDELITY` takes the settings of `--fidelity official` from here, and
-`python docs/generate.py` the README's table. A row names settings that give the published behaviour, or the reason why
-there are none.
+The rows are in `fidelity.toml`. `presets.FIDELITY` and the documentation's table are generated from them. A row names
+settings that give the published behaviour, or the reason why there are none.
 """
 
 from __future__ import annotations
@@ -13,8 +12,13 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 Evidence = Literal["run", "read", "memory", "uncertain"]
-"""How a statement was checked: the code was run; the source or the paper was read; the cited paper was recalled, not
-read again; or the statement is inferred."""
+"""How a statement was checked.
+
+- run: the code was executed.
+- read: the source or the paper was read.
+- memory: the cited paper was recalled, not read again.
+- uncertain: the statement is inferred.
+"""
 
 
 class Departure(NamedTuple):
@@ -23,17 +27,17 @@ class Departure(NamedTuple):
     id: str
     subject: str
     paper: str
-    """What the FedVG paper says, or the paper of the algorithm, named in parentheses."""
+    """Statement of the FedVG paper, or of the algorithm's paper, named in parentheses."""
     published: str
-    """What the published code does."""
+    """Behaviour of the published code."""
     ours: str
-    """What this package does by default."""
+    """Default behaviour of this package."""
     paper_evidence: Evidence
     published_evidence: Evidence
     settings: Mapping[str, Any] = {}
     """Dotted settings that give the published behaviour."""
     reason: str = ""
-    """Why there are no such settings, or why `--fidelity official` leaves them alone."""
+    """Why there are no such settings, or why `--fidelity official` does not apply them."""
     official: bool = False
     """Whether `--fidelity official` applies `settings`."""
 
@@ -44,9 +48,9 @@ def _read() -> tuple[Departure, ...]:
 
 
 DEPARTURES = _read()
-"""All rows, in the order of the README's table."""
+"""All rows, in the order of the documentation's table."""
 
 
 def official_settings() -> dict[str, Any]:
-    """The settings that `--fidelity official` applies."""
+    """Returns the settings that `--fidelity official` applies, by dotted name."""
     return {name: value for row in DEPARTURES if row.official for name, value in row.settings.items()}

@@ -117,7 +117,7 @@ def drive(
     _make_trace_folder(config.profile)
     layers = simulation.layer_names(config, sim.task) if config.out else ()
     about = {"layers": layers, "partition": sim.statistics}
-    sources = functools.partial(provenance.sources, sim.arrays, sim.partition)
+    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool)
     with recording.opened(config, sim.state, about, sources, tell) as recorder:
         start = recorder.start
         if start.records:

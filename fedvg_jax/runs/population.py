@@ -1,4 +1,4 @@
-"""Who holds what: the partition, the shared validation set, and the rows of corrupt clients, from the config."""
+"""From the config: the partition, the shared validation set, and the rows of corrupt clients."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import corrupt, external, given, validation
+from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import from_rows, statistics
-from fedvg_jax.data.partitions import partition as partitions
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.registry import corrupt_clients
 
 LABEL_FREE = ("iid", "quantity", "group")
-"""Partitions that do not look at labels."""
+"""Kinds of partition that do not depend on labels."""
 
 
 def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
-    """Who holds which rows, as the config says."""
+    """Draws the config's partition, or reads it from its file.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        progress: called with (draws done, maximum of draws).
+
+    Raises:
+        UsageError: the partition cannot be drawn, or its file is missing or malformed.
+    """
     if config.partition == "file":
+        assert config.partition_file is not None, "config.check requires it"
         return _checked(config, arrays, from_rows.read(config.partition_file, len(arrays.y)), config.partition_file)
-    return partitions.make(
+    return draw_partition(
         _labels(config, arrays),
         kind=config.partition,
         num_clients=config.clients,
@@ -38,37 +48,53 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
         shards_per_client=config.shards_per_client,
         classes_per_client=config.classes_per_client,
         groups=arrays.groups,
-        cache_dir=config.cache_dir / "partitions",
+        cache_dir=config.cache_dir and config.cache_dir / "partitions",
         progress=progress,
     )
 
 
 def _labels(config: Config, arrays: Arrays) -> np.ndarray:
-    """[T] class labels; of data without, all the same to a partition that does not look at them."""
+    """Returns int32 [T] class labels; zeros for partitions that do not depend on labels if there are none."""
     if not arrays.class_names and config.partition in LABEL_FREE:
         return np.zeros(len(arrays.y), np.int32)
     instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
-    return given.class_labels(arrays, f"partition {config.partition}", instead)
+    return user_data.class_labels(arrays, f"partition {config.partition}", instead)
 
 
 def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:
-    """A partition given from Python, or a list of the rows of every client, to be split; checked."""
+    """Checks a partition from Python.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        partition: (train, val, test) with the rows of every client; or a list of the rows of every client, which are
+            split by the config's ratios.
+
+    Raises:
+        UsageError: it is no partition of these data among the config's clients.
+    """
     return _checked(config, arrays, partition, "the partition given")
 
 
 def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.Shared:
-    """D_val and the pool, both as the device is to have them: with external images, noise, and corrupt rows.
+    """Builds D_val and the pool of a run, with external images, noise and corrupt rows.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        parts: the partition.
 
     Raises:
-        UsageError: the validation set cannot be made of what there is.
+        UsageError: there are too few images for the settings of the validation set.
     """
     options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
     if options.source == "clients":
         shared = validation.from_clients(arrays, parts, options.clients, config.val_ratio, seed)
     else:
+        assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
-        found = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
-        shared = validation.from_outside(arrays, *found, options.copies, seed)
+        images = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
+        shared = validation.from_outside(arrays, *images, options.copies, seed)
     if options.size or options.fraction < 1:
         shared = validation.subset(shared, options.size, options.fraction, seed)
     if options.rho:
@@ -91,16 +117,24 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
 def describe(
     config: Config, arrays: Arrays, parts: Partition, shared: validation.Shared, is_given: bool = False
 ) -> dict[str, Any]:
-    """The partition and D_val in numbers, for the run folder; clients' labels are counted before any is corrupt."""
-    told = {"partition": "given" if is_given else config.partition, "split": config.split}
-    told |= statistics.describe(arrays.y, arrays.class_names, parts)
-    told["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
-    if "counts" in told:
+    """Returns statistics of the partition and of D_val for the run folder, as JSON values.
+
+    Args:
+        config: checked settings.
+        arrays: the data set; its labels are counted, not the corrupt ones.
+        parts: the partition.
+        shared: D_val.
+        is_given: whether the partition comes from Python.
+    """
+    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.split}
+    result |= statistics.describe(arrays.y, arrays.class_names, parts)
+    result["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
+    if "counts" in result:
         counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))
-        told["validation"]["counts"] = counts.tolist()
+        result["validation"]["counts"] = counts.tolist()
     if shared.clients is not None:
-        told["validation"]["clients"] = shared.clients.tolist()
-    return told
+        result["validation"]["clients"] = shared.clients.tolist()
+    return result
 
 
 def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
@@ -117,5 +151,5 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
     needed = {"training": parts.train, "test": parts.test}
     for name, part in needed.items():
         if not any(map(len, part)):
-            raise UsageError(f"{source}: leaves no {name} row; at least one is needed")
+            raise UsageError(f"{source}: leaves no {name} row; add at least one")
     return parts

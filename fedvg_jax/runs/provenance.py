@@ -10,18 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from fedvg_jax.core.types import Batch
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 PACKAGES = ("fedvg_jax", "jax", "flax", "optax", "numpy")
 
 
-def sources(arrays: Arrays, partition: Partition) -> dict[str, str]:
-    """Digests of the data (images, labels) and of the partition (every client's rows of each part)."""
-    rows = (mine for part in partition for mine in part)
-    return {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
+def sources(arrays: Arrays, partition: Partition, pool: Batch | None = None) -> dict[str, str]:
+    """Returns digests of the data (images, labels), of the partition, and of external validation images if any.
+
+    Args:
+        partition: every client's rows of each part are part of the digest.
+        pool: the run's pool; its rows behind those of `arrays` are an external validation set.
+    """
+    rows = (client_rows for part in partition for client_rows in part)
+    digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
+    if pool is not None and len(pool.y) > len(arrays.y):
+        external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
+        digests["validation"] = cache.digest(*external)
+    return digests
 
 
 def code() -> dict[str, Any]:

@@ -257,13 +257,13 @@ def _continued(config: Config, state: SimState, known: Mapping[str, Any], made_f
     folder, digests = config.out, made_from.digests()
     manifest = read_object(folder / "manifest.json") or {}
     if other := _other_sources(manifest, digests):
-        raise UsageError(f"{folder} ran on another {other} (its manifest.json); --data-dir must hold the same files")
+        raise UsageError(f"{folder} ran on another {other} (its manifest.json); give the files it ran on")
     lines = _history_text(folder)
     others: list[str] = []
 
     def refuse(about: checkpoint.About) -> str:
         if other := _other_sources(about.get("sources", {}), digests):
-            others.append(f"{folder} ran on another {other} (its checkpoints); --data-dir must hold the same files")
+            others.append(f"{folder} ran on another {other} (its checkpoints); give the files it ran on")
             return f"another {other}"
         changed = resume.differences(resume.from_json(about["config"], checkpoint.SEAL), config)
         if changed:
@@ -294,7 +294,7 @@ def _continued(config: Config, state: SimState, known: Mapping[str, Any], made_f
 
 
 def _other_sources(before: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """ "data" or "partition" if it is not that of the run; of a run that did not say, nothing is compared."""
+    """Returns the name of the first digest that differs from the run's; digests that the run lacks are not compared."""
     return next((name for name in digests if name in before and before[name] != digests[name]), "")
 
 

@@ -14,7 +14,7 @@ from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.core import hardware
 from fedvg_jax.core.gradient_support import EVERYTHING
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Task, UsageError, Variables
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
@@ -63,7 +63,7 @@ def make_task(config: Config, arrays: Arrays) -> Task:
 
 def check_images(config: Config, arrays: Arrays) -> None:
     """UsageError where the named model cannot take these images."""
-    given.for_model(arrays, config)
+    user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
     if min(shape[:2]) < least:
         fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]

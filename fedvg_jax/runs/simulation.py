@@ -15,10 +15,10 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.core import files
 from fedvg_jax.core.types import Algorithm, Batch, Data, Executor, Hyper, Schedule, SimState, Task, Variables, Weighting
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
-from fedvg_jax.data.partitions import partition as partitions
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.models import norm, pretrained
@@ -50,7 +50,7 @@ class Simulation(NamedTuple):
 
     config: Config
     arrays: Arrays
-    partition: partitions.Partition
+    partition: Partition
     statistics: dict[str, Any]
     """the partition and the shared validation set in numbers"""
     task: Task
@@ -81,7 +81,7 @@ def simulation(
     """Everything a run needs; what is given replaces what the config names.
 
     Args:
-        data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.given.arrays`.
+        data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.user_data.as_arrays`.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
             which are then split as the config says.
         progress, reading: hear of drawn partitions, and of decoded images: (done, all).
@@ -93,8 +93,8 @@ def simulation(
     files.private_folder(config.cache_dir, config.trust_cache)
     if config.pretrained:  # refused before the data are read, which may take minutes
         pretrained.read(config.pretrained)
-    arrays = given.arrays(load_data(config, reading) if data is None else data)
-    given.for_augmentation(arrays, config)
+    arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
+    user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
     shared = make_shared(config, arrays, parts)
@@ -111,7 +111,7 @@ def simulation(
         if block_size(config) < cohort_size(config):
             contracts.check_terms(weighting, program.task, tables, hyper)
     elif "val_accuracy" in config.weighting:
-        given.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     state = make_state(config, program, hyper, len(arrays.y), tables, max(map(len, parts.train)))
     placement = program.executor.placement
     return Simulation(
@@ -167,7 +167,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
 def make_data(
     config: Config,
     arrays: Arrays,
-    parts: partitions.Partition,
+    parts: Partition,
     shared: Shared | None = None,
     task: Task | None = None,
 ) -> Data:
@@ -215,9 +215,7 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def make_schedule(
-    config: Config, arrays: Arrays, parts: partitions.Partition, executor: Executor, width: int | None = None
-):
+def make_schedule(config: Config, arrays: Arrays, parts: Partition, executor: Executor, width: int | None = None):
     """round -> Schedule.
 
     Args:

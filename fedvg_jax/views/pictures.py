@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvg_jax.core.types import one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.views import plots
 
 PARTS = {"train": "#3b6ea8", "val": "#e0a030", "test": "#b9c4d0"}

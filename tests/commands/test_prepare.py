@@ -9,7 +9,8 @@ import pytest
 
 from fedvg_jax import data, prepare
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.partitions import draw
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import tfds
 from fedvg_jax.views import pictures
 
@@ -57,7 +58,7 @@ def test_every_setting_of_a_run_may_follow(file, tmp_path, capsys):
     assert call(file, "--partition", "official", "--val-ratio", "0.2", "--out", str(tmp_path / "out")) == 0
     sizes = [int(word) for word in capsys.readouterr().out.split("to train, ")[1].split() if word.isdecimal()]
     y = data.load("npz", file).y
-    again = partition.make(y, kind="official", num_clients=3, alpha=1, val_ratio=0.2)
+    again = draw.draw_partition(y, kind="official", num_clients=3, alpha=1, val_ratio=0.2)
     assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
 
 
@@ -139,7 +140,7 @@ def test_help_and_mistakes_come_before_any_heavy_import():
 def test_any_set_can_be_drawn(tmp_path, num_classes, shape):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     arrays = made(num_classes, shape, per_class=5 if num_classes == 40 else 30)
-    rows = partition.make(arrays.y, num_clients=3, alpha=1, min_samples=1)
+    rows = draw.draw_partition(arrays.y, num_clients=3, alpha=1, min_samples=1)
     written = pictures.write(tmp_path / "deep" / "out", arrays, rows, "a title")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
@@ -149,7 +150,7 @@ def test_a_bubble_s_area_is_the_number_of_images():
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     arrays = made(num_classes=2, per_class=500)
     mine = [np.arange(0, 400), np.concatenate([np.arange(400, 500), np.arange(500, 1000)])]
-    figure = pictures.clients(arrays, partition.Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2), "t")
+    figure = pictures.clients(arrays, Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2), "t")
     bubbles = figure.axes[0].collections[0]
     areas = dict(zip(map(tuple, bubbles.get_offsets().astype(int)), bubbles.get_sizes(), strict=True))
     assert set(areas) == {(0, 0), (1, 0), (1, 1)}
@@ -192,7 +193,7 @@ def test_pictures_show_any_class_name_without_a_warning(tmp_path, capfd, name):
 
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     arrays = made()._replace(class_names=(name, "b", "c", "d"), name=name)
-    parts = partition.make(arrays.y, num_clients=3, alpha=1)
+    parts = draw.draw_partition(arrays.y, num_clients=3, alpha=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pictures.write(tmp_path, arrays, parts, name)

@@ -51,7 +51,7 @@ def pack(root: Path, name: str, into: Path, with_folders=True) -> Path:
 
 
 @every_set
-def test_an_archive_gives_what_its_folder_gives_and_is_not_unpacked(tmp_path, name):
+def test_archive_equals_its_folder_and_is_not_unpacked(tmp_path, name):
     folder = unpacked(tmp_path / "folder", name)
     wanted, file = data.load(name, folder), pack(folder, name, tmp_path / "packed")
     for where in (file.parent, file):
@@ -63,7 +63,7 @@ def test_an_archive_gives_what_its_folder_gives_and_is_not_unpacked(tmp_path, na
 
 
 @every_zip
-def test_a_zip_needs_no_folders_of_its_own_and_what_desktops_add_is_passed_over(tmp_path, name):
+def test_zip_needs_no_folder_members_and_desktop_files_are_ignored(tmp_path, name):
     folder = unpacked(tmp_path / "folder", name)
     wanted = data.load(name, folder)
     write(folder / "__MACOSX" / "._odd", b"not read")
@@ -74,14 +74,14 @@ def test_a_zip_needs_no_folders_of_its_own_and_what_desktops_add_is_passed_over(
 
 
 @every_set
-def test_a_set_that_is_unpacked_beside_its_archive_is_read_there(tmp_path, name):
+def test_unpacked_folder_is_preferred_to_its_archive(tmp_path, name):
     folder = unpacked(tmp_path, name)
     write(folder / SETS[name][1], b"half of an archive")
     assert len(data.load(name, folder).y)
 
 
 @every_set
-def test_a_damaged_archive_is_told_or_harmless_and_never_cached(tmp_path, name):
+def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name):
     """Cut anywhere it is told. A flipped bit may hit what nobody reads, such as a date; no pixel or label differs."""
     folder = unpacked(tmp_path / "folder", name)
     file = pack(folder, name, tmp_path / "packed")
@@ -121,7 +121,7 @@ def test_a_damaged_archive_is_told_or_harmless_and_never_cached(tmp_path, name):
         ("covid19", "Curated X-Rays/Normal", ["3 folders (COVID-19, Pneumonia-Bacterial, Pneumonia-Viral)"]),
     ],
 )
-def test_what_is_missing_in_an_archive_is_told_by_name(tmp_path, name, lost, parts):
+def test_missing_member_of_an_archive_is_named(tmp_path, name, lost, parts):
     folder = unpacked(tmp_path / "folder", name)
     lost = folder / lost
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
@@ -132,7 +132,7 @@ def test_what_is_missing_in_an_archive_is_told_by_name(tmp_path, name, lost, par
 
 
 @every_set
-def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch, name):
+def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch, name):
     file = pack(unpacked(tmp_path / "folder", name), name, tmp_path / "packed")
     monkeypatch.setattr(archive, "MAX_MEMBER", 4)
     with says(str(file), "claims", "bytes", SETS[name][3]):
@@ -140,7 +140,7 @@ def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch, name
 
 
 @every_set
-def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path, name):
+def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path, name):
     file = tmp_path / "in" / SETS[name][1]
     file.parent.mkdir()
     if name == "stl10":
@@ -156,21 +156,21 @@ def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path, name):
     assert [path.name for path in tmp_path.rglob("*")] == ["in", file.name]
 
 
-def test_a_folder_with_several_zips_is_not_guessed_at(tmp_path):
+def test_folder_with_several_zips_is_refused(tmp_path):
     for name in ("a.zip", "b.zip"):
         write(tmp_path / name, b"")
     with says(str(tmp_path), "holds 0 folders", "its only .zip"):
         data.load("covid19", tmp_path)
 
 
-def test_reading_a_large_archive_tells_how_far_it_is(tmp_path):
+def test_reading_an_archive_reports_progress(tmp_path):
     """Of the 113,000 images of STL-10's archive, most of which have no label."""
     file, told = pack(unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
     data.load("stl10", file, progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told) and {total for _, total in told} == {113_000} and 0 < told[-1][0] <= 113_000
 
 
-def test_a_label_altered_in_an_archive_is_told(tmp_path):
+def test_altered_label_in_an_archive_is_refused(tmp_path):
     """Only the archive's own checksum knows."""
     folder = unpacked(tmp_path / "folder", "tinyimagenet")
     file = tmp_path / tinyimagenet.ARCHIVE

@@ -55,7 +55,7 @@ every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar.SE
 
 @every_form
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
-def test_every_form_of_cifar_is_read_train_then_test(tmp_path, name, form, packed):
+def test_every_form_of_cifar_is_read_with_the_training_set_first(tmp_path, name, form, packed):
     x, y = write_cifar(tmp_path / "all", name, form)
     where = tmp_path / "all"
     if packed:
@@ -70,11 +70,11 @@ def test_every_form_of_cifar_is_read_train_then_test(tmp_path, name, form, packe
         np.testing.assert_array_equal(data.load(name, next(where.iterdir())).x, x)
 
 
-def test_cifar_100_has_a_hundred_names_in_alphabetical_order():
+def test_cifar_100_has_100_class_names_in_alphabetical_order():
     assert len(set(cifar.CLASS_NAMES_100)) == 100 and list(cifar.CLASS_NAMES_100) == sorted(cifar.CLASS_NAMES_100)
 
 
-def test_a_cut_or_altered_archive_is_told(tmp_path):
+def test_truncated_or_altered_archive_is_refused(tmp_path):
     write_cifar(tmp_path, "cifar10", 0)
     file = pack(tmp_path, "cifar10", 0)
     good = file.read_bytes()
@@ -87,7 +87,7 @@ def test_a_cut_or_altered_archive_is_told(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path):
+def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path):
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in" / "cifar-10-binary.tar.gz", "w:gz") as tar:
         for name in ("../../escaped.bin", "/escaped.bin"):
@@ -97,7 +97,7 @@ def test_an_archive_of_something_else_writes_nothing_anywhere(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["in", "cifar-10-binary.tar.gz"]
 
 
-def test_a_member_that_claims_absurd_size_is_refused(tmp_path, monkeypatch):
+def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path, "cifar10", 0)
     monkeypatch.setattr(archive, "MAX_MEMBER", 1000)
     with says("cifar-10-binary.tar.gz", "data_batch_1.bin claims 6,146 bytes"):
@@ -121,7 +121,7 @@ class Evil:
     ],
     ids=["call", "call within", "empty", "text", "cut", "name alone"],
 )
-def test_a_pickle_is_arrays_or_an_error_and_never_runs(tmp_path, capsys, content):
+def test_pickle_is_read_as_arrays_or_refused_and_never_executed(tmp_path, capsys, content):
     with says("batch"):
         pickles.loads(content, "batch")
     assert capsys.readouterr().out == ""
@@ -142,7 +142,7 @@ def test_a_pickle_is_arrays_or_an_error_and_never_runs(tmp_path, capsys, content
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**63]}, ["0..9, got 9223372036854775808"]),
     ],
 )
-def test_a_python_file_that_is_none_is_told_by_name(tmp_path, held, parts):
+def test_malformed_python_file_is_named(tmp_path, held, parts):
     write_cifar(tmp_path, "cifar10", 1)
     write(tmp_path / "cifar-10-batches-py" / "data_batch_3", two_python_s_pickle(held))
     with says("data_batch_3", *parts):

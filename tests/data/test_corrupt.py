@@ -17,12 +17,12 @@ def apply(kind, strength=1.0, seed=0, x=X, y=Y, clients=CLIENTS, ids=IDS):
     return corrupt.apply(kind, x, y, clients, ids=ids, strength=strength, num_classes=4, seed=seed)
 
 
-def test_the_config_names_the_kinds_there_are():
+def test_config_lists_every_kind():
     assert set(config.CORRUPTIONS) == {"none", *KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_rows_of_corrupt_clients_change_and_the_data_stay_as_they_were(kind):
+def test_corruption_changes_only_rows_of_corrupt_clients_and_copies_them(kind):
     before = X.copy(), Y.copy()
     x, y = apply(kind)
     theirs = np.concatenate([CLIENTS[k] for k in IDS])
@@ -38,7 +38,7 @@ def test_only_rows_of_corrupt_clients_change_and_the_data_stay_as_they_were(kind
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "label_flip"])  # a flip of all labels leaves no choice
-def test_corruption_is_fixed_by_seed_and_client(kind):
+def test_corruption_is_determined_by_seed_and_client(kind):
     def both(seed, ids=IDS):
         return np.concatenate([part[CLIENTS[3]].ravel() for part in apply(kind, seed=seed, ids=ids)])
 
@@ -48,21 +48,21 @@ def test_corruption_is_fixed_by_seed_and_client(kind):
         np.testing.assert_array_equal(both(0), both(0, np.array([0, 3, 4])))
 
 
-def test_two_clients_draw_apart():
+def test_clients_are_corrupted_independently():
     """The same images under the same label: each client's noise is its own."""
     x = np.full_like(X, 128)
     found, _ = apply("pixel_noise", 0.2, x=x)
     assert not np.array_equal(found[CLIENTS[1]], found[CLIENTS[3]])
 
 
-def test_nobody_and_no_kind_change_nothing():
+def test_no_client_or_no_kind_changes_nothing():
     for kind, ids in (("none", IDS), ("label_flip", np.array([], int))):
         x, y = apply(kind, ids=ids)
         assert x is X and y is Y
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_a_flip_is_the_opposite_label_in_so_many_rows(share):
+def test_label_flip_mirrors_the_given_share_of_labels(share):
     _, y = apply("label_flip", share)
     for client in IDS:
         mine = CLIENTS[client]
@@ -71,14 +71,14 @@ def test_a_flip_is_the_opposite_label_in_so_many_rows(share):
         np.testing.assert_array_equal(y[mine][hit], 3 - Y[mine][hit])
 
 
-def test_label_noise_is_uniform_over_the_wrong_labels():
+def test_label_noise_is_uniform_over_other_labels():
     y = np.full(3000, 2, np.int32)
     found = np.bincount(corrupt.label_noise(y, 1.0, 4, np.random.default_rng(0)), minlength=4)
     assert found[2] == 0 and found.sum() == 3000
     assert np.all(np.abs(found[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
 
 
-def test_pixel_noise_has_its_deviation_and_stays_in_range():
+def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
     x = np.full((100, 10, 10, 1), 128, np.uint8)
     error = corrupt.pixel_noise(x, 0.1, np.random.default_rng(0)).astype(float) - 128
     n = error.size  # a deviation estimated of n has the standard error s / sqrt(2 n)
@@ -87,7 +87,7 @@ def test_pixel_noise_has_its_deviation_and_stays_in_range():
     assert strong.min() == 0 and strong.max() == 255
 
 
-def test_feature_noise_grows_from_client_to_client():
+def test_feature_noise_increases_with_the_client():
     x = np.full((4000, 2, 2, 1), 128, np.uint8)
     clients = np.split(np.arange(4000), 4)
     found, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
@@ -95,7 +95,7 @@ def test_feature_noise_grows_from_client_to_client():
     np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)  # the last is clipped at 2.5 deviations
 
 
-def test_quarter_turns_are_a_clients_own_and_never_none():
+def test_quarter_turns_differ_between_clients_and_are_never_zero():
     turns = []
     for seed in range(12):
         x, _ = apply("rotate90", seed=seed)
@@ -107,7 +107,7 @@ def test_quarter_turns_are_a_clients_own_and_never_none():
     np.testing.assert_array_equal(apply("rotate90", x=wide)[0][CLIENTS[1]], wide[CLIENTS[1], ::-1])
 
 
-def test_a_small_angle_turns_little_and_leaves_the_centre():
+def test_small_rotation_changes_little_and_keeps_the_centre():
     x, _ = apply("rotate", 1e-6)
     np.testing.assert_allclose(x.astype(int), X.astype(int), atol=1)
     x, _ = apply("rotate", 1.0)

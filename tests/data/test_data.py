@@ -48,7 +48,7 @@ def test_digits_are_scaled_to_bytes_and_need_no_folder():
 
 
 @pytest.mark.parametrize("where", [".", cifar.FOLDER])
-def test_cifar_binary_files_are_pooled_train_then_test(tmp_path, where):
+def test_cifar_binary_files_are_pooled_with_the_training_set_first(tmp_path, where):
     x, y = write_bins(tmp_path / where)
     for _ in range(2):  # decoded, then from the cache
         got = data.load("cifar10", tmp_path, tmp_path / "cache")
@@ -58,7 +58,7 @@ def test_cifar_binary_files_are_pooled_train_then_test(tmp_path, where):
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_cifar_npz_is_read_with_the_built_in_class_names(tmp_path, as_file):
+def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     x, y = images(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)
     file = write_npz(
         tmp_path / "cifar10.npz", train_images=x[:3], train_labels=y[:3], test_images=x[3:], test_labels=y[3:]
@@ -85,7 +85,7 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtyp
     assert got.num_train == 2 and got.class_names == tuple(map(str, range(2 * len(pairs))))
 
 
-def test_an_npz_may_name_its_classes_and_be_a_training_set_alone(tmp_path):
+def test_npz_with_class_names_and_training_set_only_is_read(tmp_path):
     file = write_npz(
         tmp_path / "a.npz",
         train_images=images(2, 4, 4),
@@ -95,7 +95,7 @@ def test_an_npz_may_name_its_classes_and_be_a_training_set_alone(tmp_path):
     assert data.load("npz", file).class_names == ("x", "y")
 
 
-def test_the_unknown_and_the_missing_are_told_with_what_to_do(tmp_path):
+def test_unknown_names_and_missing_folders_are_refused_with_a_remedy(tmp_path):
     with says("digits, cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
     with says("cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"):
@@ -109,14 +109,14 @@ def test_the_unknown_and_the_missing_are_told_with_what_to_do(tmp_path):
             data.load("npz", folder)
 
 
-def test_a_missing_cifar_file_is_named(tmp_path):
+def test_missing_cifar_file_is_named(tmp_path):
     write_bins(tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
     with says(str(tmp_path), "data_batch_4.bin missing"):
         data.load("cifar10", tmp_path)
 
 
-def test_a_folder_of_several_npz_files_is_ambiguous(tmp_path):
+def test_folder_of_several_npz_files_is_refused(tmp_path):
     for name in ("a", "b"):
         write_npz(tmp_path / f"{name}.npz", x=images(1, 2, 2), y=np.array([0]))
     with says("a.npz, b.npz", "--data-dir FILE"):
@@ -124,7 +124,7 @@ def test_a_folder_of_several_npz_files_is_ambiguous(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", bytes(3072), bytes(3073 + 5)])
-def test_a_cut_cifar_file_is_told_by_its_bytes(tmp_path, content):
+def test_truncated_cifar_file_is_refused_with_its_size(tmp_path, content):
     write_bins(tmp_path)
     (tmp_path / "data_batch_2.bin").write_bytes(content)
     with says("data_batch_2.bin", f"{len(content)} bytes", "3073"):
@@ -132,7 +132,7 @@ def test_a_cut_cifar_file_is_told_by_its_bytes(tmp_path, content):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cifar_label_out_of_range_is_told_by_its_file(tmp_path):
+def test_file_of_a_cifar_label_out_of_range_is_named(tmp_path):
     write_bins(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
     with says("test_batch.bin", "0..9", "10"):
@@ -140,7 +140,7 @@ def test_a_cifar_label_out_of_range_is_told_by_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_a_damaged_npz_never_ends_in_another_exception(tmp_path, method):
+def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
     plain = write_npz(tmp_path / "plain.npz", x=images(20, 8, 8), y=np.arange(20) % 3)
     file = tmp_path / "set.npz"
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(file, "w", method) as target:
@@ -191,7 +191,7 @@ X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
         ({"x_train": X, "y_train": Y, "x_test": X[:, 1:], "y_test": Y}, ["one size", "(3, 4, 1)", "(4, 4, 1)"]),
     ],
 )
-def test_malformed_arrays_are_told_in_one_line_naming_the_file(tmp_path, members, parts):
+def test_malformed_arrays_are_refused_in_one_line_with_the_file(tmp_path, members, parts):
     file = write_npz(tmp_path / "bad.npz", **members)
     with says(str(file), *parts):
         data.load("npz", file)

@@ -60,14 +60,14 @@ def entry_of(source):
     return entry
 
 
-def test_a_set_is_decoded_once_and_then_mapped_read_only(source, decode):
+def test_data_set_is_decoded_once_and_then_mapped_read_only(source, decode):
     for _ in range(3):
         got = load(source, decode)
         assert isinstance(got.x, np.memmap) and not got.x.flags.writeable
     assert decode.calls == 1
 
 
-def test_an_entry_is_named_by_place_content_and_reader_not_by_time(source, decode):
+def test_entry_name_depends_on_path_content_and_reader_not_on_time(source, decode):
     load(source, decode)
     os.utime(source, (0, 0))
     load(source, decode)
@@ -85,7 +85,7 @@ def test_an_entry_is_named_by_place_content_and_reader_not_by_time(source, decod
     assert decode.calls == 4
 
 
-def test_a_source_that_changes_while_it_is_decoded_is_not_kept(source):
+def test_source_that_changes_while_decoded_is_not_cached(source):
     def decode():
         source.write_bytes(b"two")
         return ARRAYS
@@ -140,7 +140,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("where", ["two folders", "one folder"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_sets_of_equal_names_sizes_and_times_never_share_an_entry(tmp_path, name, where):
+def test_data_sets_of_equal_names_sizes_and_times_share_no_entry(tmp_path, name, where):
     """The same law for two folders, and for one whose files were exchanged (another container, a mounted disk)."""
     digests, contents = [], [pixels(2, 8, 8, 3) for _ in range(2)]
     stats = []
@@ -161,7 +161,7 @@ def test_sets_of_equal_names_sizes_and_times_never_share_an_entry(tmp_path, name
 
 @pytest.mark.parametrize("name", ["x.npy", "y.npy", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
-def test_a_damaged_entry_is_rebuilt(source, decode, name, damage):
+def test_damaged_entry_is_rebuilt(source, decode, name, damage):
     load(source, decode)
     file = entry_of(source) / name
     good = file.read_bytes()
@@ -177,14 +177,14 @@ def test_a_damaged_entry_is_rebuilt(source, decode, name, damage):
 @pytest.mark.parametrize(
     "text", ["[]", "null", "3", '{"files": {}}', '{"files": {"x.npy": 1}}', '{"files": null}', "[" * 100_000]
 )
-def test_a_manifest_of_another_shape_is_not_trusted(source, decode, text):
+def test_manifest_of_another_json_structure_is_not_trusted(source, decode, text):
     load(source, decode)
     (entry_of(source) / "manifest.json").write_text(text)
     load(source, decode)
     assert decode.calls == 2 and json.loads((entry_of(source) / "manifest.json").read_text())["num_train"] == 2
 
 
-def test_a_manifest_with_another_name_of_a_class_is_not_trusted(source, decode):
+def test_manifest_with_an_altered_class_name_is_not_trusted(source, decode):
     load(source, decode)
     manifest = entry_of(source) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('["a", "b"]', '["a", "c"]'))
@@ -192,12 +192,12 @@ def test_a_manifest_with_another_name_of_a_class_is_not_trusted(source, decode):
     assert decode.calls == 2
 
 
-def test_an_entry_is_made_where_only_its_user_may_enter(source, decode):
+def test_cache_folder_is_accessible_to_its_user_only(source, decode):
     load(source, decode)
     assert (source.parent / "cache").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_a_killed_writer_leaves_is_ignored_and_removed_after_a_day(source, decode):
+def test_scratch_of_a_killed_writer_is_ignored_and_removed_after_a_day(source, decode):
     load(source, decode)
     entry = entry_of(source)
     young, old = (entry.with_name(f".{entry.name}.{name}") for name in ("young", "old"))
@@ -210,7 +210,7 @@ def test_what_a_killed_writer_leaves_is_ignored_and_removed_after_a_day(source, 
     assert decode.calls == 2 and young.exists() and not old.exists()
 
 
-def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
+def test_failing_writer_leaves_nothing(tmp_path):
     def write(draft):
         draft.write_bytes(b"half")
         raise KeyboardInterrupt
@@ -220,14 +220,14 @@ def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_cache_that_cannot_be_written_is_told_in_one_line_and_done_without(source, decode):
+def test_unwritable_cache_gives_one_warning_line_and_no_error(source, decode):
     (source.parent / "cache").write_bytes(b"a file where the folder should be")
     with pytest.warns(UserWarning, match=r"\A[^\n]*cache.*without it\Z"):
         load(source, decode)
     assert decode.calls == 1
 
 
-def test_no_cache_folder_means_no_cache(source, decode):
+def test_without_a_cache_folder_nothing_is_cached(source, decode):
     assert cache.cached("reader", [source], decode, None) is ARRAYS
     assert [file.name for file in source.parent.iterdir()] == ["source.bin"]
 
@@ -255,6 +255,6 @@ def test_concurrent_writers_of_one_entry_agree(source, decode):
     assert cache._load(source.parent / "cache" / "entry") is not None
 
 
-def test_a_source_that_cannot_be_read_is_the_users_mistake(tmp_path, decode):
+def test_unreadable_source_is_a_usage_error(tmp_path, decode):
     with pytest.raises(UsageError, match=r"gone\.bin: cannot be read"):
         cache.cached("reader", [tmp_path / "gone.bin"], decode, tmp_path / "cache")

@@ -16,7 +16,7 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 # --- folders of images
 
 
-def test_a_folder_of_classes_is_read_in_sorted_order(tmp_path):
+def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     x, y = write_folder(tmp_path / "set", {"ant": 3, "bee": 2})
     for junk in (".DS_Store", "Thumbs.db"):
         write(tmp_path / "set" / "bee" / junk, b"left by a desktop")
@@ -30,7 +30,7 @@ def test_a_folder_of_classes_is_read_in_sorted_order(tmp_path):
     assert len(heard) == 1 and isinstance(again.x, np.memmap)
 
 
-def test_a_changed_folder_is_read_anew(tmp_path):
+def test_changed_folder_is_decoded_again(tmp_path):
     write_folder(tmp_path / "set", {"a": 1, "b": 1})
     before = twice("folder", tmp_path / "set")
     write(tmp_path / "set" / "b" / "9.png", png(pixels(6, 6, 3)))
@@ -39,7 +39,7 @@ def test_a_changed_folder_is_read_anew(tmp_path):
     np.testing.assert_array_equal(twice("folder", tmp_path / "set").x[0], before.x[1])
 
 
-def test_images_of_many_kinds_become_bytes_of_one_size(tmp_path):
+def test_images_of_many_formats_become_bytes_of_one_size(tmp_path):
     for name, mode in {
         "grey.png": "L",
         "colour.jpg": "RGB",
@@ -68,7 +68,7 @@ def test_images_of_many_kinds_become_bytes_of_one_size(tmp_path):
         ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
     ],
 )
-def test_what_is_no_image_is_told_by_name(tmp_path, name, content, parts):
+def test_file_that_is_no_image_is_named(tmp_path, name, content, parts):
     write_folder(tmp_path / "set", {"a": 2, "b": 1})
     write(tmp_path / "set" / "b" / name, content)
     with says(*parts):
@@ -76,7 +76,7 @@ def test_what_is_no_image_is_told_by_name(tmp_path, name, content, parts):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cut_image_is_told_by_name(tmp_path):
+def test_truncated_image_is_named(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1}, side=64)
     file = tmp_path / "b" / "00.png"
     file.write_bytes(file.read_bytes()[:-2000])
@@ -84,20 +84,20 @@ def test_a_cut_image_is_told_by_name(tmp_path):
         data.load("folder", tmp_path)
 
 
-def test_a_picture_larger_than_any_is_refused_before_it_is_decoded(monkeypatch):
+def test_oversized_image_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 99)
     with says("bomb.png", "10 x 10", "at most 99"):
         images.decode(png(pixels(10, 10, 3)), "bomb.png")
 
 
-def test_sixteen_bits_are_not_cut_to_eight():
+def test_sixteen_bit_images_are_refused():
     file = io.BytesIO()
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
     with says("deep.png", "8 bits"):
         images.decode(file.getvalue(), "deep.png")
 
 
-def test_the_first_bad_image_is_named_and_the_rest_is_given_up():
+def test_first_bad_image_is_named_and_waiting_tasks_are_cancelled():
     """Of a thousand blocks, a thread has begun a few when the first fails."""
     good, begun = png(pixels(2, 2, 3)), []
 
@@ -110,7 +110,7 @@ def test_the_first_bad_image_is_named_and_the_rest_is_given_up():
     assert len(begun) < 500 * 64
 
 
-def test_a_folder_that_must_not_be_read_is_told(tmp_path, monkeypatch):
+def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
@@ -120,13 +120,13 @@ def test_a_folder_that_must_not_be_read_is_told(tmp_path, monkeypatch):
             data.load(name, tmp_path)
 
 
-def test_more_than_the_memory_is_refused_before_it_is_taken(tmp_path):
+def test_array_larger_than_memory_is_refused_before_allocation(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
     with says("GiB", "--image-size"):
         images.stack(10**12, lambda i: (png(pixels(9, 9, 3)), "x.png"))
 
 
-def test_an_empty_class_or_a_single_one_is_told(tmp_path):
+def test_empty_class_or_single_class_is_refused(tmp_path):
     write_folder(tmp_path / "set", {"a": 1})
     with says(str(tmp_path / "set"), "1 sub-folders"):
         data.load("folder", tmp_path / "set")
@@ -135,7 +135,7 @@ def test_an_empty_class_or_a_single_one_is_told(tmp_path):
         data.load("folder", tmp_path / "set")
 
 
-def test_without_pillow_one_line_says_what_to_install(monkeypatch):
+def test_missing_pillow_is_reported_in_one_line_with_the_package(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with says("fedvg_jax[images]"):
         images.decode(b"", "x.png")
@@ -173,9 +173,9 @@ def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
     ("changed", "parts"),
     [
         ({"train_offsets": np.array([0, 5])}, ["1 images in train_offsets but 3 labels"]),
-        ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must rise"]),
-        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must rise"]),
-        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must rise"]),
+        ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must increase"]),
+        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must increase"]),
+        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must increase"]),
         ({"train_offsets": np.array([0.0, 9, 15, 20])}, ["integers"]),
         ({"train_offsets": np.array([0, 9, 15, 20])}, ["train image 0", "not a complete image"]),
         ({"test_labels": np.zeros((2, 2), int)}, ["test_labels integers"]),
@@ -183,14 +183,14 @@ def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
         ({"class_names": np.array(["only"])}, ["0..0", "0..2"]),
     ],
 )
-def test_encoded_images_that_do_not_fit_together_are_told(tmp_path, changed, parts):
+def test_inconsistent_encoded_images_are_refused(tmp_path, changed, parts):
     _, members = encoded(**changed)
     np.savez(tmp_path / "bad.npz", **members)
     with says("bad.npz", *parts):
         data.load("encoded", tmp_path)
 
 
-def test_a_file_without_encoded_images_is_told(tmp_path):
+def test_file_without_encoded_images_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", train_labels=np.array([0]))
     with says("a.npz", "train_jpeg", "got train_labels"):
         data.load("encoded", tmp_path)

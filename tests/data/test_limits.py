@@ -13,9 +13,9 @@ from files import pixels, png, says, write, write_folder, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.config import Config
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import from_rows, partition
+from fedvg_jax.data.partitions import draw, from_rows
 from fedvg_jax.runs import history, recorder, resume
 
 LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
@@ -28,21 +28,21 @@ every_limit = pytest.mark.parametrize(("dtype", "value"), EVERY)
 
 
 @every_limit
-def test_a_label_at_the_limits_of_its_type_is_refused(tmp_path, dtype, value):
+def test_label_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     y = np.array([0, value, 1], dtype)
     with says("integers of y must be below 2**31", str(abs(value))):
-        given.arrays((np.ones((3, 2)), y))
+        user_data.as_arrays((np.ones((3, 2)), y))
     with says("integers of y must be below 2**31"):
-        given.arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
+        user_data.as_arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
     with says("labels 0..2147483647", str(value)):
-        partition.make(y, num_clients=1, alpha=1.0, min_samples=1)
+        draw.draw_partition(y, num_clients=1, alpha=1.0, min_samples=1)
     np.savez(tmp_path / "set.npz", x=pixels(3, 2, 2), y=y, class_names=np.array(["a", "b"]))
     with says("set.npz", "0..1", str(value)):
         data.load("npz", tmp_path)
 
 
 @every_limit
-def test_a_row_at_the_limits_of_its_type_is_refused(tmp_path, dtype, value):
+def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     row = np.array([1, value], dtype)
     said = ("rows must be 0..9", str(value))
     with says("given", *said):
@@ -59,7 +59,7 @@ def test_a_row_at_the_limits_of_its_type_is_refused(tmp_path, dtype, value):
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
-def test_the_client_of_each_row_may_be_of_any_integer_type(tmp_path, dtype):
+def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
     owner = np.array([2, 0, 0, 1, 2, 1], dtype)
     np.savez(tmp_path / "rows.npz", client=owner)
     assert [mine.tolist() for mine in from_rows.read(tmp_path / "rows.npz")] == [[1, 2], [3, 5], [0, 4]]
@@ -89,14 +89,14 @@ def test_clients_that_are_no_ids_are_refused(tmp_path, client):
 
 
 @pytest.mark.parametrize("length", [3, 5])
-def test_a_client_is_given_for_each_row_of_the_data_set_or_refused(tmp_path, length):
+def test_client_array_of_another_length_is_refused(tmp_path, length):
     np.savez(tmp_path / "rows.npz", client=np.arange(length) % 2)
     assert len(from_rows.read(tmp_path / "rows.npz", length)) == 2
     with says("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
         from_rows.read(tmp_path / "rows.npz", 4)
 
 
-def test_a_client_for_every_row_is_read_in_linear_time(tmp_path):
+def test_client_array_is_read_in_linear_time(tmp_path):
     """Row by row and client by client, these would be 4e10 comparisons."""
     np.savez(tmp_path / "rows.npz", client=np.arange(200_000)[::-1])
     found = from_rows.read(tmp_path / "rows.npz")
@@ -115,12 +115,12 @@ def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
 
 def test_more_shards_than_rows_are_refused():
     labels = np.zeros(100, int)
-    made = partition.make(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
+    made = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
     assert all(len(np.concatenate(mine)) == 25 for mine in zip(*made, strict=True))
     with says("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
-        partition.make(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
+        draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
     with says("shards_per_client must be at most 22", "90 rows"):
-        partition.make(
+        draw.draw_partition(
             labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, held_out="global", test_ratio=0.0
         )
 
@@ -130,7 +130,7 @@ def test_offsets_whose_differences_overflow_are_refused(tmp_path, offsets):
     np.savez(
         tmp_path / "a.npz", train_jpeg=np.zeros(20, np.uint8), train_offsets=offsets, train_labels=np.zeros(3, int)
     )
-    with says("a.npz", "train_offsets must rise"):
+    with says("a.npz", "train_offsets must increase"):
         data.load("encoded", tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_class_names_that_are_no_text_are_refused(tmp_path, names):
         data.load("encoded", tmp_path)
 
 
-def test_names_are_shown_in_one_line_whatever_bytes_a_folder_is_named_by(tmp_path):
+def test_names_of_folders_of_any_bytes_are_printable(tmp_path):
     root = tmp_path / os.fsdecode(b"s\xff")
     write_folder(root, {os.fsdecode(b"a\xfe"): 1, "b\nc": 1, "d\u00e9": 1})
     got = data.load("folder", root, tmp_path / "cache")
@@ -188,7 +188,7 @@ def test_names_are_shown_in_one_line_whatever_bytes_a_folder_is_named_by(tmp_pat
     assert data.load("folder", root, tmp_path / "cache").class_names == got.class_names
 
 
-def test_prepared_sets_below_a_path_that_is_no_utf_8_are_refused(tmp_path):
+def test_prepared_data_sets_below_a_non_utf_8_path_are_refused(tmp_path):
     root = tmp_path / os.fsdecode(b"\xff")
     write(root / "tiny" / "1.0.0" / "dataset_info.json", b"{}")
     with says("--data-dir", "\\udcff", "is not UTF-8", "rename"):
@@ -200,7 +200,7 @@ def test_prepared_sets_below_a_path_that_is_no_utf_8_are_refused(tmp_path):
 
 @pytest.mark.parametrize("member", ["x.npy", "y", "class_names.npy", "groups.npy"])
 @pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY", b"\x93NUMPY\x09\x00"])
-def test_a_member_that_is_no_array_is_refused(tmp_path, member, content):
+def test_member_that_is_no_array_is_refused(tmp_path, member, content):
     good = {"x.npy": npy(pixels(2, 3, 3)), "y.npy": npy(np.array([0, 1]))}
     good.pop(f"{member.removesuffix('.npy')}.npy", None)
     write_npz(tmp_path / "set.npz", **good, **{member: content})
@@ -209,13 +209,13 @@ def test_a_member_that_is_no_array_is_refused(tmp_path, member, content):
 
 
 @pytest.mark.parametrize("member", ["client", "client.npy", "train.npy", "train_sizes.npy"])
-def test_a_partition_s_member_that_is_no_array_is_refused(tmp_path, member):
+def test_partition_member_that_is_no_array_is_refused(tmp_path, member):
     write_npz(tmp_path / "rows.npz", **{member: b"no array"})
     with says("rows.npz", "it must hold"):
         from_rows.read(tmp_path / "rows.npz")
 
 
-def test_a_partition_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, monkeypatch):
+def test_partition_that_unpacks_beyond_memory_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", client=np.zeros(2_000_000, int))
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
     with says("bomb.npz", "GiB"):
@@ -238,13 +238,13 @@ def test_a_partition_that_unpacks_to_more_than_the_memory_is_refused(tmp_path, m
         (b'{"train": [0], "train_sizes": {"a": 1}, "val": [[0]], "test": [[1]]}', "no partition"),
     ],
 )
-def test_json_that_is_no_partition_is_one_line(tmp_path, content, said):
+def test_json_that_is_no_partition_is_refused_in_one_line(tmp_path, content, said):
     file = write(tmp_path / "rows.json", content)
     with says("rows.json", said):
         from_rows.check(from_rows.read(file), num_samples=10, num_clients=1, source=file)
 
 
-def test_warnings_of_the_libraries_that_read_files_are_not_shown(tmp_path):
+def test_warnings_of_libraries_that_read_files_are_hidden(tmp_path):
     """A header as Python 2 wrote it, of which NumPy warns, and a palette with transparency, of which Pillow does."""
     old = npy(pixels(2, 3, 3)).replace(b"(2, 3, 3), ", b"(2L,3L,3L),")
     assert b"2L" in old
@@ -256,7 +256,7 @@ def test_warnings_of_the_libraries_that_read_files_are_not_shown(tmp_path):
         from_rows.read(tmp_path / "rows.npz")
 
 
-def test_a_file_that_cannot_be_held_is_refused_before_it_is_read(tmp_path, monkeypatch):
+def test_file_larger_than_memory_is_refused_before_reading(tmp_path, monkeypatch):
     write(tmp_path / "train_X.bin", bytes(2_000_000))
     for name in ("train_y.bin", "test_X.bin", "test_y.bin"):
         write(tmp_path / name, b"\1")
@@ -271,7 +271,7 @@ DEEP = b'{"a":' * 100_000
 
 
 @pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", None])
-def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
+def test_run_settings_that_are_no_json_object_are_refused_in_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)
     with says("config.json"):
@@ -279,28 +279,29 @@ def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
-def test_a_manifest_or_summary_of_another_type_is_as_none(tmp_path, content):
+def test_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content):
     write(tmp_path / "manifest.json", content)
-    assert recorder._manifest(tmp_path) == {}
+    recorder._write_manifest(tmp_path, recorder.Sources(dict, {}), 0)
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["runs"]) == 1
     if not content.startswith(b'{"runs"'):
         write(tmp_path / "summary.json", content)
         config = dataclasses.replace(Config(), out=tmp_path, keep=0)
-        assert recorder.Recorder(config, recorder.Start(None, []), None).known_summary() is None
+        assert recorder.Recorder(config, recorder.Start(None, []), None, None).known_summary() is None
 
 
-def test_a_history_nested_too_deeply_is_one_line(tmp_path):
+def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
     write(tmp_path / "history.jsonl", DEEP + b"\n")
     with says("history.jsonl", "damaged"):
         history.read(tmp_path)
 
 
-def test_trusting_a_cache_changes_no_number():
+def test_trust_cache_may_change_on_resume():
     assert "trust_cache" in resume.FREE and not Config().trust_cache
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 @pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, name):
+def test_special_file_is_refused_at_once(tmp_path, make, name):
     """A pipe would be waited for, and /dev/zero has no end."""
     if name == "val_annotations.txt":
         write_tiny(tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import dirichlet, partition
+from fedvg_jax.data.partitions import dirichlet, draw, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 CIFAR = np.repeat(np.arange(10), 6000)
@@ -14,7 +14,7 @@ KINDS = ("dirichlet", "official")
 
 
 def make(labels=LABELS, **changes):
-    return partition.make(labels, **({"num_clients": 8, "alpha": 0.5, "seed": 42} | changes))
+    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "seed": 42} | changes))
 
 
 def sizes(parts):
@@ -28,7 +28,7 @@ def same(a, b):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", ["redraw", "top_up"])
 @pytest.mark.parametrize(("num_clients", "alpha"), [(1, 1.0), (6, 0.3), (7, 0.5), (13, 100.0), (20, 0.7)])
-def test_a_partition_is_a_disjoint_cover_with_the_minimum_and_the_published_floors(kind, rule, num_clients, alpha):
+def test_partition_is_a_disjoint_cover_with_the_minimum_and_published_rounding(kind, rule, num_clients, alpha):
     parts = make(kind=kind, rule=rule, num_clients=num_clients, alpha=alpha)
     every = np.concatenate([rows for part in parts for rows in part])
     assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
@@ -39,7 +39,7 @@ def test_a_partition_is_a_disjoint_cover_with_the_minimum_and_the_published_floo
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", ["redraw", "top_up"])
-def test_a_partition_is_fixed_by_its_arguments_and_seed(kind, rule):
+def test_partition_is_determined_by_its_arguments_and_seed(kind, rule):
     first = make(kind=kind, rule=rule)
     assert same(first, make(kind=kind, rule=rule))
     assert not same(first, make(kind=kind, rule=rule, seed=43))
@@ -57,12 +57,12 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("alpha", "attempts", "first", "extremes", "totals"), GOLDEN)
-def test_the_official_stream_gives_the_golden_sizes(alpha, attempts, first, extremes, totals):
-    stream = partition.stream("official", 42)
-    draw = dirichlet.official(CIFAR, 100, alpha, stream)
-    parts = partition.split(draw.rows, 0.25, 0.1, stream)
+def test_official_stream_gives_recorded_sizes(alpha, attempts, first, extremes, totals):
+    stream = split.random_stream("official", 42)
+    drawn = dirichlet.official(CIFAR, 100, alpha, stream)
+    parts = split.split_clients(drawn.rows, 0.25, 0.1, stream)
     got = sizes(parts)
-    assert draw.attempts == attempts and got[:5].tolist() == first and (got.min(), got.max()) == extremes
+    assert drawn.attempts == attempts and got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals
     if alpha >= 0.1:
         assert same(parts, make(CIFAR, kind="official", num_clients=100, alpha=alpha))
@@ -91,7 +91,7 @@ def published(labels, num_clients, alpha, seed, minimum=10):
 
 
 @pytest.mark.parametrize(("num_clients", "alpha", "seed"), [(8, 0.5, 42), (8, 0.2, 0), (20, 5.0, 1)])
-def test_the_official_stream_gives_the_published_rows(num_clients, alpha, seed):
+def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
     state = np.random.get_state()
     want = published(LABELS, num_clients, alpha, seed)
     np.random.set_state(state)
@@ -116,21 +116,21 @@ def test_the_official_stream_gives_the_published_rows(num_clients, alpha, seed):
         ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
     ],
 )
-def test_a_mistake_is_told_in_one_line(changes, parts):
+def test_invalid_argument_is_refused_in_one_line(changes, parts):
     with pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z"):
         make(**changes)
 
 
-def test_no_validation_split_is_allowed_when_asked_for():
+def test_zero_validation_ratio_gives_no_validation_rows():
     assert sum(map(len, make(val_ratio=0.0).val)) == 0
 
 
-def test_a_partition_is_kept_and_a_damaged_entry_rebuilt(tmp_path, monkeypatch):
+def test_partition_is_cached_and_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
     first = make(cache_dir=tmp_path)
     (entry,) = tmp_path.iterdir()
     good = entry.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "_draw", None)
+        patch.setattr(draw, "_draw", None)
         assert same(first, make(cache_dir=tmp_path))
     for damaged in (b"", good[: len(good) // 2], good[:300] + b"\x55" + good[301:]):
         entry.write_bytes(damaged)

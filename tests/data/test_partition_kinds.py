@@ -8,7 +8,8 @@ import pytest
 
 from fedvg_jax import config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import equal_size, from_rows, label_limits, partition, quantity, statistics
+from fedvg_jax.data.partitions import draw, equal_size, from_rows, label_limits, quantity, statistics
+from fedvg_jax.data.partitions.split import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 EVEN = np.repeat(np.arange(10), 100)
@@ -17,7 +18,7 @@ EQUAL = ("dirichlet_equal", "balanced_client", "iid")
 
 
 def make(labels=LABELS, **changes):
-    return partition.make(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
+    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
 
 
 def held(parts):
@@ -37,7 +38,7 @@ def says(*parts):
 # --- laws of every kind
 
 
-@pytest.mark.parametrize("kind", partition.KINDS)
+@pytest.mark.parametrize("kind", draw.KINDS)
 @pytest.mark.parametrize("num_clients", [3, 8, 13])
 @pytest.mark.parametrize("held_out", ["client", "global", "stratified"])
 def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held_out):
@@ -53,8 +54,8 @@ def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held
         assert [len(part[0]) for part in parts[1:]] == [70, 175]  # a tenth and a quarter of 700
 
 
-@pytest.mark.parametrize("kind", partition.KINDS)
-def test_every_kind_is_fixed_by_its_arguments_and_seed_and_kept(kind, tmp_path):
+@pytest.mark.parametrize("kind", draw.KINDS)
+def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
     first = make(kind=kind)
     assert same(first, make(kind=kind))
     assert not same(first, make(kind=kind, seed=43))
@@ -66,13 +67,13 @@ def test_every_kind_is_fixed_by_its_arguments_and_seed_and_kept(kind, tmp_path):
 
 
 @pytest.mark.parametrize("held_out", ["global", "stratified"])
-def test_a_global_split_is_kept_too(held_out, tmp_path):
+def test_global_split_is_cached(held_out, tmp_path):
     first = make(held_out=held_out, cache_dir=tmp_path)
     assert same(first, make(held_out=held_out, cache_dir=tmp_path))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_every_argument_is_part_of_the_name_it_is_kept_under(tmp_path):
+def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
     changes = [
         {"kind": kind, **more}
         for kind, more in [
@@ -95,8 +96,8 @@ def test_every_argument_is_part_of_the_name_it_is_kept_under(tmp_path):
     assert len(list(tmp_path.iterdir())) == len(changes)
 
 
-def test_the_config_names_the_kinds_there_are():
-    assert set(config.PARTITIONS) == {*partition.KINDS, "file"}
+def test_config_lists_every_kind():
+    assert set(config.PARTITIONS) == {*draw.KINDS, "file"}
 
 
 # --- what each kind promises
@@ -110,7 +111,7 @@ def test_equal_sizes_differ_by_at_most_one(kind, num_clients, alpha):
     assert max(size) - min(size) <= 1
 
 
-def test_equal_clients_are_as_skewed_as_alpha_says():
+def test_skew_of_equal_clients_follows_alpha():
     """At alpha 1e-6 a client wants one class only; ten clients of as many rows as a class get no more than what is
     left to them, so most hold nearly one class; at 1e6 all hold the pool's."""
 
@@ -122,7 +123,7 @@ def test_equal_clients_are_as_skewed_as_alpha_says():
     assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
 
 
-def test_a_class_that_only_one_client_wants_is_that_clients():
+def test_class_with_one_likely_client_belongs_to_that_client():
     """Two classes, two clients, an alpha so small that each class goes to one client whole: where they are different
     clients, each holds its class alone; where one wants both, the other gets what it leaves."""
     labels = np.repeat([0, 1], 50)
@@ -136,7 +137,7 @@ def test_a_class_that_only_one_client_wants_is_that_clients():
     assert 4 <= pure <= 16  # about half
 
 
-def test_a_client_wants_a_rare_class_rarely():
+def test_probability_of_a_class_is_proportional_to_its_size():
     """Of 900 and 100 rows, at an alpha so large that all want the same, each of 200 clients of 5 rows wants the rare
     class with probability 1/10: two or more with 0.081, 16 clients, of a deviation below 4."""
     labels = np.repeat([0, 1], [900, 100])
@@ -144,7 +145,7 @@ def test_a_client_wants_a_rare_class_rarely():
     assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
 
 
-def test_the_balanced_client_holds_equally_many_of_every_class_and_the_others_do_not():
+def test_balanced_client_holds_equally_many_rows_of_every_class():
     found = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
     assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
@@ -164,12 +165,12 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
     assert statistics.gini(np.array([len(mine) for mine in found])) > (0.4 if alpha < 1 else 0.05)
 
 
-def test_the_proportional_order_is_random_and_a_permutation():
+def test_proportional_order_is_a_random_permutation():
     first, second = (quantity.proportional_order(LABELS, _stream(seed)) for seed in (0, 1))
     assert np.array_equal(np.sort(first), np.arange(len(LABELS))) and not np.array_equal(first, second)
 
 
-def test_a_stratified_split_holds_every_class_in_proportion():
+def test_stratified_split_holds_every_class_in_proportion():
     parts = make(held_out="stratified")
     for part, share in ((parts.val, 0.1), (parts.test, 0.25)):
         counts = np.bincount(LABELS[part[0]], minlength=4)
@@ -178,14 +179,14 @@ def test_a_stratified_split_holds_every_class_in_proportion():
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 5])
-def test_clients_of_one_class_shards_hold_at_most_as_many_classes(per_client):
+def test_client_holds_at_most_one_class_per_shard(per_client):
     """1,000 rows in 10 x s shards of 100 / s: none crosses a border of classes of 100."""
     found = label_limits.shards(EVEN, 10, per_client, _stream(0))
     assert all(len(np.unique(EVEN[mine])) <= per_client and len(mine) == 100 for mine in found)
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 3, 4])
-def test_every_client_holds_so_many_classes_shared_equally(per_client):
+def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
     found = label_limits.classes(LABELS, 8, per_client, _stream(0))
     counts = np.array([np.bincount(LABELS[mine], minlength=4) for mine in found])
     assert np.all((counts > 0).sum(1) == per_client)
@@ -194,7 +195,7 @@ def test_every_client_holds_so_many_classes_shared_equally(per_client):
         assert np.ptp(of_class[of_class > 0]) <= 1
 
 
-def test_groups_stay_together_and_are_dealt_evenly():
+def test_groups_stay_whole_and_are_dealt_evenly():
     found = held(make(kind="group"))
     members = [set(GROUPS[mine]) for mine in found]
     assert sum(map(len, members)) == 40 == len(set.union(*members))
@@ -209,7 +210,7 @@ def test_groups_stay_together_and_are_dealt_evenly():
     [
         ({"kind": "group", "groups": None}, ["groups column", "none", "`groups` [T]"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
-        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "holds", "--min-samples is 17", "fewer"]),
+        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "--min-samples is 17", "fewer"]),
         ({"kind": "classes", "classes_per_client": 5}, ["1..4", "got 5"]),
         ({"kind": "classes", "num_clients": 3, "classes_per_client": 1}, ["2..4", "all 4", "got 1"]),
         ({"kind": "balanced_client", "num_clients": 1}, ["at least 2 clients"]),
@@ -219,7 +220,7 @@ def test_groups_stay_together_and_are_dealt_evenly():
         ({"held_out": "global", "num_clients": 46}, ["46 clients", "need 460", "the dataset has 455"]),
     ],
 )
-def test_what_cannot_be_drawn_is_told_in_one_line(changes, parts):
+def test_impossible_partition_is_refused_in_one_line(changes, parts):
     with says(*parts):
         make(**changes)
 
@@ -240,7 +241,7 @@ def check(given, **changes):
 
 
 @pytest.mark.parametrize("layout", ["list.json", "parts.json", "owner.npz", "parts.npz"])
-def test_every_layout_of_a_file_is_read(tmp_path, layout):
+def test_every_layout_of_a_partition_file_is_read(tmp_path, layout):
     file, parts = tmp_path / layout, check([np.array(mine) for mine in GIVEN])
     assert [len(mine) for mine in parts.test] == [2, 1] and [len(mine) for mine in parts.val] == [1, 1]
     assert [sorted(mine.tolist()) for mine in held(parts)] == GIVEN
@@ -254,11 +255,11 @@ def test_every_layout_of_a_file_is_read(tmp_path, layout):
     elif layout == "owner.npz":
         np.savez(file, client=owner)
     else:
-        partition.save(parts, file)
+        draw.save(parts, file)
     assert same(check(from_rows.read(file)), parts)
 
 
-def test_validation_and_test_rows_may_be_nobodys():
+def test_validation_and_test_rows_may_belong_to_no_client():
     parts = check(([[0], [1]], [[2, 3]], [[4], []]))
     assert [len(part) for part in parts] == [2, 1, 2]
 
@@ -279,13 +280,13 @@ def test_validation_and_test_rows_may_be_nobodys():
         ([[2**40], [1]], ["0..11", str(2**40)]),
     ],
 )
-def test_a_partition_that_is_none_is_refused_in_one_line(given, parts):
+def test_malformed_partition_is_refused_in_one_line(given, parts):
     with says(*parts):
         check(given)
 
 
-def test_a_given_client_below_the_minimum_is_refused():
-    with says("here", "client 1 holds 4", "--min-samples is 5"):
+def test_given_client_below_the_minimum_is_refused():
+    with says("here", "client 1 has 4", "--min-samples is 5"):
         check(GIVEN, min_samples=5)
 
 
@@ -304,7 +305,7 @@ def test_a_given_client_below_the_minimum_is_refused():
         ("a.json", None),
     ],
 )
-def test_a_file_that_holds_no_partition_is_named_with_what_it_must_hold(tmp_path, name, content):
+def test_file_without_a_partition_is_named_with_the_layout(tmp_path, name, content):
     file = tmp_path / name
     if content is not None:
         file.write_bytes(content)
@@ -322,7 +323,7 @@ def test_a_file_that_holds_no_partition_is_named_with_what_it_must_hold(tmp_path
         {"train": np.arange(3), "train_sizes": np.array([2]), "val": np.arange(0), "val_sizes": np.array([0])},
     ],
 )
-def test_an_archive_without_a_partition_is_too(tmp_path, members):
+def test_npz_without_a_partition_is_named_with_the_layout(tmp_path, members):
     np.savez(tmp_path / "a.npz", **members)
     with says("a.npz", "must hold"):
         from_rows.read(tmp_path / "a.npz")
@@ -331,9 +332,9 @@ def test_an_archive_without_a_partition_is_too(tmp_path, members):
 # --- statistics
 
 
-def test_statistics_of_a_partition_worked_by_hand():
+def test_statistics_equal_values_computed_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
-    parts = partition.Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
+    parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
     told = statistics.describe(labels, ("a", "b", "c"), parts)
     assert told["samples"] == [4, 1] and told["val_samples"] == [2] and told["test_samples"] == [1]
     assert told["counts"] == [[2, 2, 0], [0, 1, 0]] and told["classes"] == [2, 1] and told["mean_classes"] == 1.5
@@ -345,8 +346,8 @@ def test_statistics_of_a_partition_worked_by_hand():
     assert json.loads(json.dumps(told)) == told
 
 
-def test_statistics_of_data_without_classes_are_its_sizes():
-    parts = partition.Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
+def test_statistics_without_classes_are_sizes():
+    parts = Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
     for labels, names in ((np.linspace(0, 1, 5), ("a",)), (np.arange(5), ())):
         told = statistics.describe(labels, names, parts)
         assert told["samples"] == [3] and "counts" not in told

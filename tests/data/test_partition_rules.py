@@ -1,26 +1,28 @@
-"""The rules that draw partitions: bulk draws against the published ones, extreme alphas, repair, bounds."""
+"""Dirichlet partitions: bulk draws against the published ones, extreme alphas, topping up, bounds."""
 
 import warnings
 
 import numpy as np
 import pytest
+from files import says
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import dirichlet, partition
+from fedvg_jax.data.partitions import dirichlet, draw, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 
 
 @pytest.mark.parametrize(("num_clients", "alpha", "minimum"), [(9, 0.3, 2), (7, 2.0, 0)])
 def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha, minimum):
-    """Means and mean squares of the ordered sizes, and of single clients', within 4.5 standard errors: over the 40
-    comparisons of a run, chance alone exceeds that about once in 3,000 choices of seeds."""
+    """Means and mean squares of the sorted sizes, and of single clients' sizes, agree within 4.5 standard errors.
+
+    Over the 40 comparisons of a run, chance alone exceeds this about once in 3,000 choices of seeds."""
     labels = np.repeat(np.arange(3), 60)
 
     def sample(kind, rule):
         def one(seed):
-            rows = rule(labels, num_clients, alpha, partition.stream(kind, seed), minimum).rows
-            size = np.array([len(mine) for mine in rows], float)
+            rows = rule(labels, num_clients, alpha, split.random_stream(kind, seed), minimum).rows
+            size = np.array([len(client_rows) for client_rows in rows], float)
             return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
 
         return np.array([one(seed) for seed in range(500)])
@@ -31,10 +33,10 @@ def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha,
 
 
 def test_bulk_draws_fail_as_often_as_published_ones():
-    """Attempts are geometric, so the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
+    """Attempts are geometric: the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
     labels, n = np.repeat(np.arange(3), 40), 300
     tries = [
-        [rule(labels, 8, 0.5, partition.stream(kind, seed), 5).attempts for seed in range(n)]
+        [rule(labels, 8, 0.5, split.random_stream(kind, seed), 5).attempts for seed in range(n)]
         for kind, rule in (("dirichlet", dirichlet.bulk), ("official", dirichlet.official))
     ]
     a, b = np.mean(tries, 1)
@@ -45,40 +47,60 @@ def test_bulk_draws_fail_as_often_as_published_ones():
 def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parts = partition.make(LABELS, num_clients=8, alpha=alpha, rule="top_up")
+        parts = draw.draw_partition(LABELS, num_clients=8, alpha=alpha, rule="top_up")
     size = np.sum([[len(rows) for rows in part] for part in parts], 0)
     assert size.sum() == len(LABELS) and size.min() >= 10
-    if alpha < 1e-2:  # a label goes to one client, so all the others are topped up
+    if alpha < 1e-2:  # each of 4 labels belongs to one client, so at least 4 of 8 are topped up
         assert np.sum(size == 10) >= 4
     if alpha > 1e6:
         assert np.ptp(size) <= 8  # one row per label and client by truncation, and a little noise
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_each_client_gets_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(kind, rule):
-    draw = rule(np.zeros(1000, int), 4, 100.0, partition.stream(kind, 0))
-    assert draw.attempts == 1
-    for rows in draw.rows:  # mean of n of 0..999 without replacement: at most 1000 / sqrt(12 n) off, as standard error
+def test_clients_get_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(kind, rule):
+    drawn = rule(np.zeros(1000, int), 4, 100.0, split.random_stream(kind, 0))
+    assert drawn.attempts == 1
+    for rows in drawn.rows:  # standard error of the mean of n of 0..999: at most 1000 / sqrt(12 n)
         assert abs(rows.mean() - 499.5) < 4.5 * 1000 / np.sqrt(12 * len(rows))
 
 
-def test_top_up_takes_from_the_largest_and_leaves_the_rest():
+def test_top_up_takes_from_the_largest_client_only():
     stream = np.random.default_rng(0)
     rows = np.split(np.arange(40), [2, 10, 15])  # sizes 2, 8, 5, 25
     got = dirichlet.top_up(rows, 6, stream)
-    assert [len(mine) for mine in got] == [6, 8, 6, 20]
+    assert [len(client_rows) for client_rows in got] == [6, 8, 6, 20]
     assert set(rows[0]) <= set(got[0]) and set(rows[1]) == set(got[1])
     assert np.array_equal(np.sort(np.concatenate(got)), np.arange(40))
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_a_minimum_no_draw_meets_is_told_with_every_way_out(kind, rule):
+def test_error_of_an_unmet_minimum_names_every_remedy(kind, rule):
     with pytest.raises(UsageError, match=r"500 draws.*0\.05.*60 clients.*10 samples.*fewer.*larger.*smaller.*top_up"):
-        rule(LABELS, 60, 0.05, partition.stream(kind, 0), 10, 500)
+        rule(LABELS, 60, 0.05, split.random_stream(kind, 0), 10, 500)
 
 
-def test_progress_is_told_up_to_the_bound():
+def test_progress_ends_at_the_maximum_of_draws():
     seen = []
     with pytest.raises(UsageError):
-        dirichlet.bulk(LABELS, 60, 0.05, partition.stream("dirichlet", 0), 10, 5000, lambda *at: seen.append(at))
+        dirichlet.bulk(LABELS, 60, 0.05, split.random_stream("dirichlet", 0), 10, 5000, lambda *args: seen.append(args))
     assert seen[-1] == (5000, 5000) and seen == sorted(seen)
+
+
+def test_chance_bound_exceeds_the_frequency_of_success():
+    """For few and many clients per class, of small to large alpha; minimum 1."""
+    stream, draws = np.random.default_rng(0), 4000
+    for classes, num_clients in ((3, 3), (3, 5), (2, 8), (6, 4)):
+        counts = np.full(classes, 30)
+        for alpha in (1e-6, 1e-3, 0.03):
+            successes, _ = dirichlet._bulk(stream, counts, num_clients, alpha, 1, draws)
+            bound = dirichlet.success_bound(counts, num_clients, alpha)
+            assert len(successes) / draws <= bound + 4 * np.sqrt(bound / draws)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
+def test_alpha_too_small_for_the_number_of_clients_is_refused_without_a_draw(kind, rule):
+    stream = split.random_stream(kind, 0)
+    with says("Dirichlet alpha 1e-300", "20 clients", "larger alpha", "top_up"):
+        rule(LABELS, 20, 1e-300, stream)
+    assert stream.random() == split.random_stream(kind, 0).random()
+    assert draw.draw_partition(LABELS, num_clients=8, alpha=1e-300, rule="top_up").train

@@ -16,7 +16,7 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 @pytest.mark.parametrize("where", [".", stl10.FOLDER])
-def test_stl_10_is_turned_upright_and_counted_from_nought(tmp_path, where):
+def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, where):
     x, y = write_stl(tmp_path / where)
     got = twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
@@ -34,7 +34,7 @@ def test_stl_10_is_turned_upright_and_counted_from_nought(tmp_path, where):
         ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
     ],
 )
-def test_a_damaged_stl_file_is_told_by_name(tmp_path, file, content, parts):
+def test_damaged_stl_file_is_named(tmp_path, file, content, parts):
     write_stl(tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with says(*parts):
@@ -55,7 +55,7 @@ def write_medmnist(file: Path, side: int, depth: tuple = (), counts=(4, 2, 3)):
     return arrays
 
 
-def test_medmnist_is_pooled_whole_at_the_paper_s_size_and_at_any_other(tmp_path):
+def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
     for name, side, depth in (("organamnist", 28, ()), ("dermamnist", 224, (3,))):
         arrays = write_medmnist(tmp_path / medmnist.file_name(name, side), side, depth)
         write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, depth)
@@ -67,7 +67,7 @@ def test_medmnist_is_pooled_whole_at_the_paper_s_size_and_at_any_other(tmp_path)
         assert data.load(name, tmp_path / medmnist.file_name(name, 64)).x.shape[1:3] == (64, 64)
 
 
-def test_the_official_pool_has_no_validation_split(tmp_path):
+def test_official_pool_lacks_the_validation_split(tmp_path):
     arrays = write_medmnist(tmp_path / "dermamnist_224.npz", 2, (3,))
     for _ in range(2):  # the two pools have cache entries of their own
         whole, official = (data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official"))
@@ -75,7 +75,7 @@ def test_the_official_pool_has_no_validation_split(tmp_path):
     np.testing.assert_array_equal(official.x[4:], arrays["test_images"])
 
 
-def test_what_medmnist_does_not_have_is_told(tmp_path):
+def test_missing_medmnist_file_or_size_is_refused(tmp_path):
     with says(str(tmp_path), "dermamnist_224.npz", "medmnist.com"):
         data.load("dermamnist", tmp_path)
     write_medmnist(tmp_path / "dermamnist.npz", 28, (3,))
@@ -96,7 +96,7 @@ FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral":
 
 @pytest.mark.parametrize("around", [".", "Curated X-Ray Dataset"])
 @pytest.mark.parametrize("inner", ["", "images"])
-def test_the_x_rays_are_four_folders_resized_to_the_published_size(tmp_path, around, inner):
+def test_x_rays_are_four_folders_resized_to_the_published_size(tmp_path, around, inner):
     _, y = write_folder(tmp_path / "in" / around, FOUR, inner=inner)
     if inner:  # lung masks beside the images, as in the Radiography Database
         write(tmp_path / "in" / around / "Normal" / "masks" / "0.png", b"not read")
@@ -105,7 +105,7 @@ def test_the_x_rays_are_four_folders_resized_to_the_published_size(tmp_path, aro
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
 
 
-def test_another_number_of_folders_is_told_with_their_names(tmp_path):
+def test_another_number_of_folders_is_refused_with_their_names(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1, "c": 1})
     with says(str(tmp_path), "3 folders (a, b, c)", "10.17632/9xkhgts2s6"):
         data.load("covid19", tmp_path)
@@ -113,7 +113,7 @@ def test_another_number_of_folders_is_told_with_their_names(tmp_path):
 
 @pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("kind", ["bytes", "numbers 0..255", "numbers 0..1"])
-def test_the_published_arrays_are_read_as_bytes(tmp_path, first, kind):
+def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     x, y = pixels(300, 5, 4, 3), np.arange(300) % 4
     x[0, 0, 0] = 255
     held = {"bytes": x, "numbers 0..255": x.astype(np.float32), "numbers 0..1": (x / 255).astype(np.float32)}[kind]
@@ -125,7 +125,7 @@ def test_the_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     np.testing.assert_array_equal(got.y, y)
 
 
-def test_organamnist_may_be_the_published_arrays_too(tmp_path):
+def test_organamnist_is_read_from_published_arrays(tmp_path):
     x = pixels(3, 28, 28)
     np.save(tmp_path / "xdata.npy", x)
     np.save(tmp_path / "ydata.npy", np.array([0, 10, 3]))
@@ -151,7 +151,7 @@ X = np.zeros((2, 3, 3, 3), np.uint8)
         (np.array([{}, {}], object), [0, 1], ["xdata.npy", "plain array"]),
     ],
 )
-def test_malformed_published_arrays_are_told_by_file(tmp_path, x, y, parts):
+def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
     np.save(tmp_path / "xdata.npy", x, allow_pickle=True)
     if y is not None:
         np.save(tmp_path / "ydata.npy", np.array(y))
@@ -159,7 +159,7 @@ def test_malformed_published_arrays_are_told_by_file(tmp_path, x, y, parts):
         data.load("covid19", tmp_path)
 
 
-def test_a_cut_npy_file_is_told(tmp_path):
+def test_truncated_npy_file_is_refused(tmp_path):
     for name in ("xdata.npy", "ydata.npy"):
         write(tmp_path / name, b"\x93NUMPY\x01\x00")
     with says("xdata.npy", "not a complete .npy"):
@@ -170,7 +170,7 @@ def test_a_cut_npy_file_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("where", [".", tinyimagenet.FOLDER])
-def test_tiny_imagenet_is_in_the_order_of_its_lists_and_names(tmp_path, where):
+def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path, where):
     x, y = write_tiny(tmp_path / "in" / where)
     got = twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
@@ -178,7 +178,7 @@ def test_tiny_imagenet_is_in_the_order_of_its_lists_and_names(tmp_path, where):
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
 
 
-def test_classes_that_share_a_word_are_told_apart(tmp_path):
+def test_classes_with_the_same_word_get_distinct_names(tmp_path):
     write_tiny(tmp_path)
     write(tmp_path / "words.txt", b"n01\tcrane, bird\nn02\tcrane\n")
     assert data.load("tinyimagenet", tmp_path).class_names == ("crane (n02)", "crane (n01)")
@@ -200,7 +200,7 @@ def test_classes_that_share_a_word_are_told_apart(tmp_path):
         ("val/val_annotations.txt", None, ["val_annotations.txt", "cannot be read"]),
     ],
 )
-def test_a_tree_at_odds_with_its_lists_is_told_by_file(tmp_path, file, content, parts):
+def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):
     write_tiny(tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with says(*parts):
@@ -214,7 +214,7 @@ FROM_FILES = [name for name in data.NAMES if name != "digits"]
 
 
 @pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
-def test_a_user_with_nothing_is_told_once_what_goes_where(tmp_path, name):
+def test_missing_data_are_reported_with_the_expected_layout(tmp_path, name):
     with says(f"dataset {name} needs --data-dir DIR"):
         data.load(name)
     file = write(tmp_path / "a file", b"not it")
@@ -236,7 +236,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_public_set_is_named_with_its_official_page(tmp_path, name):
+def test_error_of_a_public_data_set_names_its_source(tmp_path, name):
     assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder"}
     for where in (None, tmp_path / "none", tmp_path):
         with says(PAGES[name]):
@@ -244,7 +244,7 @@ def test_a_public_set_is_named_with_its_official_page(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", data.NAMES)
-def test_an_option_a_set_does_not_have_is_an_error_and_not_ignored(tmp_path, name):
+def test_option_that_a_data_set_lacks_is_refused(tmp_path, name):
     options = {"size": (8, 8), "splits": "official"}
     lacking = set(options) - set(data.SOURCES[name].takes if name != "digits" else ())
     assert lacking or name == "dermamnist"
@@ -253,7 +253,7 @@ def test_an_option_a_set_does_not_have_is_an_error_and_not_ignored(tmp_path, nam
             data.load(name, tmp_path, **{option: options[option]})
 
 
-def test_a_bomb_of_an_npz_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
     with says("bomb.npz", "GiB"):

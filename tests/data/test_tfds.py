@@ -54,7 +54,7 @@ def prepared(library, tmp_path_factory):
     return prepare(library, tmp_path_factory.mktemp("tfds")).parents[1]
 
 
-def test_a_prepared_set_is_pooled_train_validation_test(prepared, tmp_path):
+def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
     for _ in range(2):  # decoded, then from the cache
         got = data.load("tfds:tiny", prepared, tmp_path)
         order = np.concatenate([X[SPLITS["train"]], X[SPLITS["validation"]], X[SPLITS["test"]]])
@@ -79,11 +79,11 @@ sys.exit("tensorflow" in sys.modules or "jax" in sys.modules)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_size_may_be_asked_for(prepared):
+def test_prepared_images_are_resized(prepared):
     assert data.load("tfds:tiny", prepared, size=(4, 4)).x.shape == (9, 4, 4, 3)
 
 
-def test_the_newest_version_is_read_unless_one_is_named(library, tmp_path):
+def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
     for version, shift in (("1.9.0", 0), ("1.10.0", 1)):
         made = [{"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3} for i, image in enumerate(X)]
         prepare(library, tmp_path, version=version, example=made.__getitem__)
@@ -119,7 +119,7 @@ def test_grey_images_stay_grey(library, tmp_path):
     assert data.load("tfds:tiny", tmp_path).x.shape == (9, 8, 10, 1)
 
 
-def test_a_set_that_is_not_of_labelled_images_is_told(library, tmp_path):
+def test_prepared_set_without_labelled_images_is_refused(library, tmp_path):
     features = {"text": library.features.Text(), "label": library.features.ClassLabel(num_classes=3)}
     prepare(library, tmp_path, features=features, example=lambda i: {"text": "", "label": i % 3})
     with says("one image and one class label", "text"):
@@ -136,7 +136,7 @@ def copied(prepared, tmp_path):
     return target
 
 
-def test_damaged_files_are_told(copied, tmp_path):
+def test_damaged_prepared_files_are_refused(copied, tmp_path):
     file = next(copied.glob("*train*"))
     good = file.read_bytes()
     for bad in (good[: len(good) // 2], b"", None):
@@ -146,14 +146,14 @@ def test_damaged_files_are_told(copied, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_set_prepared_in_another_format_is_told(copied, tmp_path):
+def test_prepared_set_of_another_format_is_refused(copied, tmp_path):
     info = json.loads((copied / "dataset_info.json").read_text())
     (copied / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
     with says("prepared as tfrecord", "array_record"):
         data.load("tfds:tiny", tmp_path)
 
 
-def test_a_description_that_names_foreign_code_is_refused(copied, tmp_path):
+def test_description_that_names_other_code_is_refused(copied, tmp_path):
     text = (copied / "features.json").read_text()
     (copied / "features.json").write_text(
         text.replace("tensorflow_datasets.core.features.image_feature.Image", "os.Evil")
@@ -162,25 +162,25 @@ def test_a_description_that_names_foreign_code_is_refused(copied, tmp_path):
         data.load("tfds:tiny", tmp_path)
 
 
-def test_a_cut_description_is_told(copied, tmp_path):
+def test_truncated_description_is_refused(copied, tmp_path):
     (copied / "features.json").write_text("{")
     with says("features.json", "no complete JSON"):
         data.load("tfds:tiny", tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "../x", "a/b/c", "a:1", "a b", "/etc"])
-def test_what_is_no_name_is_told(tmp_path, text):
+def test_malformed_name_is_refused(tmp_path, text):
     with says("tfds:NAME", repr(text)):
         data.load(f"tfds:{text}", tmp_path)
 
 
-def test_a_set_that_is_not_there_is_never_fetched(tmp_path, monkeypatch):
+def test_missing_set_is_not_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds, "download", lambda *_: pytest.fail("downloaded"))
     with says(str(tmp_path), "no prepared mnist", "python -m fedvg_jax.prepare tfds:mnist", "--download"):
         data.load("tfds:mnist", tmp_path)
 
 
-def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_extra_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     folder = tmp_path / "tiny" / "1.0.0"
     folder.mkdir(parents=True)
@@ -190,3 +190,21 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
         data.load("tfds:tiny", tmp_path)
     with says("fedvg_jax[tfds]"):
         tfds.download("tiny", tmp_path)
+
+
+def test_prepared_set_is_decoded_once_per_content_and_size(copied, tmp_path, monkeypatch):
+    decoded, decode = [], tfds._decode
+    monkeypatch.setattr(tfds, "_decode", lambda *args: decoded.append(args) or decode(*args))
+
+    def load(size=None):
+        return data.load("tfds:tiny", tmp_path, tmp_path / "cache", size=size)
+
+    first, second = load(), load()
+    np.testing.assert_array_equal(first.x, second.x)
+    assert len(decoded) == 1
+    assert load(size=(4, 4)).x.shape == load(size=(4, 4)).x.shape == (9, 4, 4, 3)
+    assert len(decoded) == 2
+    features = copied / "features.json"
+    features.write_text(features.read_text() + "\n")
+    load()
+    assert len(decoded) == 3

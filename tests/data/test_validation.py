@@ -8,13 +8,13 @@ import pytest
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.readers.cifar import CLASS_NAMES
 
 RNG = np.random.default_rng(0)
 ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60),
                 CLASS_NAMES, 600)  # fmt: skip
-PARTS = partition.make(ARRAYS.y, num_clients=8, alpha=5.0)
+PARTS = draw.draw_partition(ARRAYS.y, num_clients=8, alpha=5.0)
 
 
 def shared(share=1.0, seed=42):
@@ -34,13 +34,13 @@ def everything(rows):
 # --- whose rows
 
 
-def test_it_is_the_clients_parts_in_client_order_as_published():
+def test_validation_set_is_the_clients_rows_in_client_order():
     found = shared()
     np.testing.assert_array_equal(found.rows, np.concatenate(PARTS.val))
     assert found.x is ARRAYS.x and found.y is ARRAYS.y and found.most == 60 and found.clients is None
 
 
-def test_it_may_be_the_rows_of_a_few_clients_chosen_by_seed():
+def test_share_of_clients_is_chosen_by_seed():
     found = shared(0.3)
     assert len(found.clients) == 2  # 0.3 of 8, rounded
     np.testing.assert_array_equal(found.rows, np.concatenate([PARTS.val[k] for k in found.clients]))
@@ -53,14 +53,14 @@ def test_clients_without_validation_rows_are_refused():
     for share, who in ((1.0, "the partition"), (0.3, "clients")):
         with says(who, "no validation row", "--val-ratio"):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
-    with says("nobody's"):
+    with says("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
 
 
 # --- external sets
 
 
-def test_the_published_order_has_the_published_counts():
+def test_official_order_has_the_published_counts():
     """The paper's 4,950 for STL-10: nine classes of 500 and 50 of each again; 3,650 for CIFAR-100: seven of 500, and 50
     again of each of three classes, 1,050 / 1,550 / 1,050; and never more than 5,000."""
     stl = np.repeat(np.delete(np.arange(10), 6), 500)
@@ -106,7 +106,7 @@ def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
     ],
     ids=["cifar100", "cifar100 all", "stl10", "by name", "by number"],
 )
-def test_classes_are_mapped_by_name_and_the_rest_left_out(monkeypatch, source, names, classes, expected):
+def test_classes_are_mapped_by_name_and_others_left_out(monkeypatch, source, names, classes, expected):
     found = outside(monkeypatch, names)
     x, y = external.load(source, "dir", ARRAYS, classes)
     kept = [i for i in range(found.num_train) if names[found.y[i]] in expected]
@@ -114,7 +114,7 @@ def test_classes_are_mapped_by_name_and_the_rest_left_out(monkeypatch, source, n
     np.testing.assert_array_equal(x, found.x[kept])
 
 
-def test_a_set_that_has_nothing_in_common_is_refused(monkeypatch):
+def test_external_set_without_common_classes_is_refused(monkeypatch):
     digits = ARRAYS._replace(name="digits", class_names=tuple("0123456789"))
     outside(monkeypatch, FINE)
     with says("validation.source cifar100", "automobile", "digits has 0"):
@@ -126,13 +126,13 @@ def test_a_set_that_has_nothing_in_common_is_refused(monkeypatch):
         external.load("npz", "dir", ARRAYS)
 
 
-def test_a_reader_set_without_a_mapped_image_is_refused(monkeypatch):
+def test_external_set_without_a_mapped_image_is_refused(monkeypatch):
     outside(monkeypatch, ("tractor", "rose"))
     with says("dir", "no training image of", "bus"):
         external.load("cifar100", "dir", ARRAYS)
 
 
-def test_larger_images_are_averaged_down_and_grey_ones_coloured(monkeypatch):
+def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
     """Pillow's bilinear filter is a triangle two target pixels wide: it leaves constant images as they are, and keeps
     the mean of a ramp's inside."""
     found = outside(monkeypatch, STL, size=12, channels=1)
@@ -146,12 +146,12 @@ def test_larger_images_are_averaged_down_and_grey_ones_coloured(monkeypatch):
     np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160
 
 
-def test_colour_cannot_become_grey():
+def test_colour_images_for_grey_data_are_refused():
     with says("here", "3 channels", "have 1"):
         external.resized(np.zeros((1, 4, 4, 3), np.uint8), (4, 4, 1), "here")
 
 
-def test_external_images_stand_behind_the_pool_whatever_the_seed():
+def test_external_images_follow_the_pool_for_every_seed():
     x, y = RNG.integers(0, 256, (30, 4, 4, 3), np.uint8), np.repeat([1, 3, 5], 10).astype(np.int32)
     first, second = (validation.from_outside(ARRAYS, x, y, "official", seed) for seed in (0, 1))
     assert first.x.shape == second.x.shape == (630, 4, 4, 3) and first.most == len(first.rows) == len(second.rows) == 60
@@ -164,7 +164,7 @@ def test_external_images_stand_behind_the_pool_whatever_the_seed():
 # --- subsets
 
 
-def test_a_subset_is_random_keeps_the_order_and_is_part_of_every_larger_one():
+def test_subset_is_random_ordered_and_part_of_every_larger_one():
     whole = everything(RNG.permutation(600))
     last = set()
     for size in (2, 10, 100, 600):
@@ -177,8 +177,8 @@ def test_a_subset_is_random_keeps_the_order_and_is_part_of_every_larger_one():
     assert set(validation.subset(whole, 100, 1.0, 1).rows) != set(validation.subset(whole, 100, 1.0, 42).rows)
 
 
-def test_more_images_than_there_are_is_refused():
-    with says("validation.size", "at most the 600", "601"):
+def test_subset_larger_than_the_set_is_refused():
+    with says("validation.size", "at most 600", "601"):
         validation.subset(everything(np.arange(600)), 601, 1.0, 0)
 
 
@@ -186,7 +186,7 @@ def test_more_images_than_there_are_is_refused():
 
 
 @pytest.mark.parametrize(("rho", "total"), [(1.0, 2970), (0.75, 2780), (0.5, 1930), (0.25, 1337)])
-def test_imbalance_has_the_published_totals(rho, total):
+def test_imbalanced_set_has_the_published_totals(rho, total):
     """Of the published code for 5,957 validation images of ten classes of nearly equal size: N' = 2,978."""
     labels = np.repeat(np.arange(10, dtype=np.int32), [596] * 7 + [595] * 3)
     whole = validation.Shared(np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None)
@@ -198,7 +198,7 @@ def test_imbalance_has_the_published_totals(rho, total):
     )
 
 
-def test_imbalance_keeps_the_order_or_sorts_by_class_and_drops_the_last_batch():
+def test_imbalanced_set_keeps_its_order_or_is_sorted_in_full_batches():
     whole = everything(RNG.permutation(600))
     kept = validation.imbalanced(whole, 0.5, 10, 0).rows
     place = {row: i for i, row in enumerate(whole.rows)}
@@ -208,7 +208,7 @@ def test_imbalance_keeps_the_order_or_sorts_by_class_and_drops_the_last_batch():
     assert np.all(np.diff(ARRAYS.y[official]) >= 0)
 
 
-def test_imbalance_needs_every_class_and_something_left():
+def test_imbalance_needs_every_class_and_two_images():
     with says("validation.rho", "every class", "none of 0, 9", "rho 0"):
         validation.imbalanced(everything(np.arange(60, 540)), 0.5, 10, 0)
     with says("validation.rho 0.9", "leaves", "of 10"):
@@ -218,7 +218,7 @@ def test_imbalance_needs_every_class_and_something_left():
 # --- noise
 
 
-def test_noise_touches_the_validation_rows_and_nothing_else():
+def test_noise_changes_validation_rows_only():
     whole = shared()
     found = validation.noisy(whole, 0.5, 0.4, 10, 0)
     others = np.setdiff1d(np.arange(600), whole.rows)

@@ -16,7 +16,7 @@ from flax import nnx
 import fedvg_jax
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, UsageError, Variables
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 3)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
@@ -121,7 +121,7 @@ def test_tokens_and_labels_stay_integers():
     module = nn.Sequential([nn.Embed(3, 5), lambda x: x.mean(1), nn.Dense(2)])
     losses = {"accuracy": lambda logits, y: logits.argmax() == y}
     task = fedvg_jax.linen_task(module, optax.softmax_cross_entropy_with_integer_labels, tokens[:1], metrics=losses)
-    arrays = given.arrays((tokens, labels))
+    arrays = user_data.as_arrays((tokens, labels))
     fedvg_jax.check_task(task, Batch(arrays.x, arrays.y))
     batch = Batch(jnp.asarray(tokens), jnp.asarray(labels))
     sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(jax.random.key(0))

@@ -155,13 +155,13 @@ def test_what_is_no_json_object_is_told_in_one_line_that_names_the_file(tmp_path
         files.read_object(path)
 
 
-def test_a_json_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_json_file_is_named(tmp_path):
     for path in (tmp_path / "gone.json", tmp_path):
         with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
             files.read_object(path)
 
 
-def test_a_json_object_is_read(tmp_path):
+def test_json_object_is_read(tmp_path):
     (tmp_path / "a.json").write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
     assert files.read_object(tmp_path / "a.json") == {"a": [1, "\u00fc"]}
 
@@ -172,7 +172,7 @@ unix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no 
 
 
 @unix
-def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
+def test_cache_folder_is_created_for_its_user_only(tmp_path):
     folder = tmp_path / "above" / "cache"
     before = os.umask(0)
     try:
@@ -186,11 +186,11 @@ def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
 @unix
 @pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
 @pytest.mark.parametrize("inner", ["", "xla"])
-def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path, mode, inner):
+def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mode, inner):
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
     (folder / inner).chmod(mode)
-    with pytest.raises(UsageError, match=r"\A[^\n]*written by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
+    with pytest.raises(UsageError, match=r"\A[^\n]*writable by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
         files.private_folder(folder, is_trusted=False)
     files.private_folder(folder, is_trusted=True)
     (folder / inner).chmod(0o755)
@@ -200,7 +200,7 @@ def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path
 @unix
 @pytest.mark.parametrize("own", [0, 1000])
 @pytest.mark.parametrize("inner", ["", "xla"])
-def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
+def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
     """Also where this user is root, who may write everywhere and should run nobody's programs."""
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
@@ -218,26 +218,26 @@ def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monk
     files.private_folder(folder, is_trusted=True)
 
 
-def test_a_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
+def test_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "geteuid", raising=False)
     tmp_path.chmod(0o777)
     files.private_folder(tmp_path, is_trusted=False)
 
 
-def test_a_cache_folder_whose_path_is_no_utf_8_is_refused(tmp_path):
+def test_cache_folder_with_a_non_utf_8_path_is_refused(tmp_path):
     """JAX's compiler options take no such path: the run would end in a message of pybind's."""
     with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
         files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
 
 
-def test_a_cache_folder_that_cannot_be_made_is_left_to_who_writes_there(tmp_path):
+def test_cache_folder_that_cannot_be_created_is_no_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     files.private_folder(tmp_path / "file" / "cache", is_trusted=False)
 
 
 @unix
 @pytest.mark.parametrize("command", ["sim", "prepare"])
-def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command, capsys):
+def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, command, capsys):
     from fedvg_jax import prepare, sim
 
     (tmp_path / "cache").mkdir()
@@ -262,7 +262,7 @@ def test_output_that_closes_is_dropped():
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
-def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
+def test_export_to_a_special_file_is_refused(tmp_path, kind):
     path = tmp_path / "model"
     make = {
         "folder": path.mkdir,
@@ -279,7 +279,7 @@ def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
         files.export_target(Path(changed.get(kind, path)))
 
 
-def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
+def test_export_to_a_link_replaces_its_target(tmp_path):
     (tmp_path / "old").write_text("old")
     (tmp_path / "link").symlink_to("old")
     files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])

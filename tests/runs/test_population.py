@@ -12,9 +12,9 @@ from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
-from fedvg_jax.runs import population, simulation
+from fedvg_jax.runs import loop, population, simulation
 
 DIGITS = data.load("digits")
 
@@ -60,7 +60,7 @@ def elsewhere(tmp_path_factory):
         ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_in_one_line(tmp_path, changes, said):
+def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, said):
     with pytest.raises(UsageError) as error:
         settings(tmp_path, **changes)
     assert said in str(error.value) and "\n" not in str(error.value)
@@ -82,7 +82,7 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(tmp_path, changes, 
     ],
     ids=str,
 )
-def test_shapes_depend_on_neither_alpha_nor_a_seed(tmp_path, elsewhere, options):
+def test_shapes_do_not_depend_on_alpha_or_seeds(tmp_path, elsewhere, options):
     """So another one compiles nothing."""
     if options.get("validation.source") == "npz":
         options = options | {"validation.data_dir": elsewhere}
@@ -94,7 +94,7 @@ def test_shapes_depend_on_neither_alpha_nor_a_seed(tmp_path, elsewhere, options)
     assert all(shapes == found[0] for shapes in found)
 
 
-def test_an_external_set_replaces_the_clients_rows_in_both_tables(tmp_path, elsewhere):
+def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
     made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
     parts = simulation.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
@@ -106,7 +106,7 @@ def test_an_external_set_replaces_the_clients_rows_in_both_tables(tmp_path, else
     assert np.asarray(told.test).max() < 1797
 
 
-def test_corrupt_rows_leave_validation_and_test_rows_alone(tmp_path):
+def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
     made = settings(tmp_path, **{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
     parts = simulation.make_partition(made, DIGITS)
     y = np.asarray(simulation.make_data(made, DIGITS, parts).pool.y)
@@ -118,7 +118,7 @@ def test_corrupt_rows_leave_validation_and_test_rows_alone(tmp_path):
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-def test_what_a_run_tells_of_its_partition_and_validation_set(tmp_path):
+def test_description_counts_partition_and_validation_set(tmp_path):
     made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = simulation.make_partition(made, DIGITS)
     told = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
@@ -131,14 +131,14 @@ def test_what_a_run_tells_of_its_partition_and_validation_set(tmp_path):
 
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])
-def test_corrupt_rows_and_corrupt_updates_are_the_same_clients(tmp_path, kinds):
+def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(tmp_path, kinds):
     made = settings(tmp_path, **{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
     alone = settings(tmp_path, **{"attack.kind": "noise"}, clients=20)
     assert simulation.corrupt_clients(made).tolist() == simulation.corrupt_clients(alone).tolist()
 
 
-def test_a_partition_from_python_may_be_the_rows_of_every_client_and_is_checked(tmp_path):
+def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
     made = settings(tmp_path)
     rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
     parts = population.take_partition(made, DIGITS, rows)
@@ -152,7 +152,7 @@ def test_a_partition_from_python_may_be_the_rows_of_every_client_and_is_checked(
             population.take_partition(made, DIGITS, given)
 
 
-def test_a_file_of_rows_is_a_partition(tmp_path):
+def test_partition_is_read_from_a_file(tmp_path):
     np.savez(tmp_path / "who.npz", client=np.arange(1797) % 6)
     made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "who.npz"))
     parts = simulation.make_partition(made, DIGITS)
@@ -161,7 +161,7 @@ def test_a_file_of_rows_is_a_partition(tmp_path):
         simulation.make_partition(replace(made, clients=5), DIGITS)
 
 
-def test_groups_come_with_an_npz_and_make_a_partition(tmp_path):
+def test_groups_of_an_npz_make_a_partition(tmp_path):
     who = np.array([f"patient {i % 9}" for i in range(270)])
     x = np.zeros((270, 4, 4), np.uint8)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=who)
@@ -190,7 +190,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
     ("model", "pixels", "kept"),
     [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
 )
-def test_a_lone_last_row_is_scored_unless_a_batchnorm_has_a_single_value_of_it(model, pixels, kept):
+def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept):
     """The first two have no BatchNorm; LeNet-5's see maps of several pixels; ResNet-18's last are on maps of 2 x 2 at
     64 pixels and of 1 x 1 at 32, where the published code raises."""
     assert scored(9, model, pixels) == kept
@@ -198,10 +198,26 @@ def test_a_lone_last_row_is_scored_unless_a_batchnorm_has_a_single_value_of_it(m
     assert scored(8, model, pixels) == 8
 
 
-def test_a_lone_last_row_of_a_model_of_one_s_own_is_scored_unless_it_is_normalised_over_the_batch():
+def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_batch():
     assert scored(9, task=worlds.TASK) == 8
     assert scored(9, task=worlds.QUADRATIC) == 9
 
 
 def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
     assert scored(161, batch_size=32) == 161
+
+
+def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
+    """The manifest has a digest of those images beside the digests of data and partition."""
+    file, y = tmp_path / "external.npz", np.arange(20) % 10
+    x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    np.savez(file, x=x, y=y)
+    options = {"validation.source": "npz", "validation.data_dir": str(file), "val_ratio": 0.0, "checkpoint_every": 1}
+    first = settings(tmp_path, rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
+    loop.run(first)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert {"data", "partition", "validation"} <= manifest.keys()
+    x[0, 0, 0] ^= 1
+    np.savez(file, x=x, y=y)
+    with pytest.raises(UsageError, match=r"another validation "):
+        loop.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))

@@ -242,7 +242,7 @@ def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manif
     else:
         (run / "manifest.json").write_text(manifest)
     others = {**seal(run)["sources"], source: "0" * 32}
-    monkeypatch.setattr(loop.provenance, "sources", lambda arrays, partition: others)
+    monkeypatch.setattr(loop.provenance, "sources", lambda *_: others)
     with pytest.raises(UsageError, match=f"another {source}"):
         tiny().run(run, resume=str(run), rounds=7, tell=lambda line: None)
     assert len(history.read(run)) == 6

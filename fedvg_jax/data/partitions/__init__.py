@@ -1,1 +1,1 @@
-"""How rows are divided among clients."""
+"""Partitions: the division of rows among clients, one kind per file; `draw.KINDS` lists them."""

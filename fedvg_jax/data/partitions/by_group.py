@@ -1,4 +1,4 @@
-"""Natural partitions: whatever belongs together (a user, a patient, a lesion) stays with one client."""
+"""Natural partitions: all rows of a group (a user, a patient, a lesion) belong to one client."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from fedvg_jax.core.types import UsageError
 
 
 def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> list[np.ndarray]:
-    """As many clients as groups: client i is group i. Fewer clients: the groups, shuffled, are dealt in turn.
+    """Assigns whole groups to clients: group i to client i, or shuffled groups in turn where clients are fewer.
 
     Args:
-        groups: [T] int, the group of every row.
+        groups: int [T], the group of every row.
+        num_clients: at most the number of groups.
+        stream: consumed.
 
     Raises:
         UsageError: fewer groups than clients.

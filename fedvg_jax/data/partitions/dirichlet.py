@@ -1,7 +1,8 @@
-"""Label-skewed partitions: for each label, p ~ Dirichlet(alpha 1_K) says which share of its rows each client holds.
+"""Label-skewed partitions: for each label, p ~ Dirichlet(alpha 1_K) gives the share of its rows that each client holds.
 
-Two streams of the same rule. `official` replays the published code's, draw for draw; `bulk` draws many candidates at
-once and gives up on each at the first clients that are too small. Both repeat until every client has `min_samples`.
+Two random streams sample the same distribution. `official` replays the stream of the published code, draw for draw.
+`bulk` draws many candidates at a time and rejects each at its first clients that are too small. Both repeat until every
+client has `min_samples` rows.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 
 Progress = Callable[[int, int], None]
-"""(draws done, most draws) -> None"""
+"""(draws done, maximum of draws) -> None"""
 
 _WIDTH = 6
-"""Clients drawn between two looks at the minimum; a candidate of a hard partition fails within the first dozen."""
+"""Clients drawn between two checks of the minimum; a candidate of a hard partition fails within the first dozen."""
 
 _ELEMENTS = 2**18
-"""Gamma variates of a full bulk: 1 MB, so that the passes over them stay in the processor's cache."""
+"""Gamma variates of a full bulk: 1 MB, which fits the processor's cache."""
+
+_MIN_CHANCE = 1e-3
+"""Drawing is refused where the chance that any draw succeeds is below this bound."""
 
 
 class Draw(NamedTuple):
     """A successful draw."""
 
     rows: list[np.ndarray]
-    """one int64 array of pool rows per client, label after label"""
+    """One int64 array of pool rows per client, label after label."""
     attempts: int
-    """draws it took"""
+    """Number of draws, the successful one included."""
 
 
 def bulk(
@@ -41,26 +45,35 @@ def bulk(
     max_draws: int = 1_000_000,
     progress: Progress | None = None,
 ) -> Draw:
-    """The published distribution, thousands of draws at a time.
+    """Draws from the published distribution, thousands of candidates at a time.
 
-    Sizes depend on label counts only, so candidates are rejected before any row is shuffled.
+    Clients' sizes depend on label counts only, so candidates are rejected before any row is shuffled.
 
     Args:
-        labels: [T] int, 0..C-1.
-        alpha: concentration, > 0; small means skewed.
-        stream: consumed; fixes the outcome.
-        min_samples: rows every client must have, before any split.
+        labels: int [T], 0..C-1.
+        num_clients: K.
+        alpha: concentration, > 0; small values give skewed clients.
+        stream: consumed; determines the outcome.
+        min_samples: rows that every client must have, before any split.
+        max_draws: number of candidates.
+        progress: called after each bulk of candidates.
 
     Raises:
-        UsageError: `max_draws` draws gave none.
+        UsageError: none of `max_draws` candidates succeeds, or the chance that one does is below 0.1 %.
+
+    >>> drawn = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, 100.0, np.random.default_rng(0), min_samples=2)
+    >>> sorted(np.concatenate(drawn.rows).tolist()), min(map(len, drawn.rows)) >= 2
+    ([0, 1, 2, 3, 4, 5], True)
     """
+    _refuse_hopeless(labels, num_clients, alpha, min_samples, max_draws)
     members = _members(labels)
     counts = np.array([len(rows) for rows in members])
     done, size = 0, 16
     while done < max_draws:
         size = min(size, max_draws - done)
         number, cuts = _bulk(stream, counts, num_clients, alpha, min_samples, size)
-        _tell(progress, done + size, max_draws)
+        if progress is not None:
+            progress(done + size, max_draws)
         if len(number):
             for rows in members:
                 stream.shuffle(rows)
@@ -78,29 +91,48 @@ def official(
     max_draws: int = 200_000,
     progress: Progress | None = None,
 ) -> Draw:
-    """The published stream, draw for draw: per label shuffle in place (cumulative over retries), draw, truncate, cut.
+    """Replays the published stream, draw for draw.
 
-    Args and Raises: as `bulk`; also UsageError where alpha is so small that the published draw is not a number.
+    Each draw takes the labels in order: it shuffles a label's rows in place, so shuffles accumulate over draws, draws
+    p, and cuts the rows at the truncated cumulative shares.
 
-    Source: FL-bench's Dirichlet partition as FedVG's official code runs it; `stream` is RandomState(seed) there.
+    Args:
+        labels: int [T], 0..C-1.
+        num_clients: K.
+        alpha: concentration, > 0.
+        stream: RandomState(seed) in the published code; consumed.
+        min_samples: rows that every client must have, before any split.
+        max_draws: number of candidates.
+        progress: called after every 100 draws.
+
+    Raises:
+        UsageError: as `bulk`; or alpha is so small that the published draw is not a number.
+
+    Source: FL-bench's Dirichlet partition as FedVG's official code runs it.
     """
+    _refuse_hopeless(labels, num_clients, alpha, min_samples, max_draws)
     members = _members(labels)
     for attempt in range(1, max_draws + 1):
         cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
-        if attempt % 100 == 0:
-            _tell(progress, attempt, max_draws)
+        if progress is not None and attempt % 100 == 0:
+            progress(attempt, max_draws)
         if _sizes(cuts, members).min() >= min_samples:
             return Draw(_deal(members, cuts), attempt)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
 
 def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator | np.random.RandomState) -> list:
-    """Repair of a draw that is not to be repeated: every client below the minimum, in order of its number, takes rows
-    one by one from the client that is largest at that moment, at random among that client's rows.
+    """Moves rows to clients below the minimum, instead of repeating the draw.
 
-    Changes the distribution: the smallest clients are of exactly `min_samples` rows. Needs K min_samples <= T.
+    Each of them, in the order of ids, takes random rows one at a time from the client that is largest at that moment.
+    This changes the distribution: the smallest clients have exactly `min_samples` rows.
+
+    Args:
+        rows: int arrays, one per client; K min_samples <= T.
+        min_samples: rows of the smallest client afterwards.
+        stream: consumed.
     """
-    piles = [list(stream.permutation(pile)) for pile in rows]
+    piles = [list(stream.permutation(client_rows)) for client_rows in rows]
     sizes = np.array([len(pile) for pile in piles])
     for client in np.flatnonzero(sizes < min_samples):
         while sizes[client] < min_samples:
@@ -112,24 +144,57 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
 
 
 def log_shares(stream: np.random.Generator, alpha: float, num_classes: int, num_clients: int) -> np.ndarray:
-    """[C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite even where alpha is so small that nearly all p are 0."""
+    """Returns [C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite for any alpha > 0."""
     logs = _log_gamma(stream, alpha, (num_classes, num_clients)).astype(np.float64)
     return logs - np.logaddexp.reduce(logs, 1, keepdims=True)
 
 
+def success_bound(counts: np.ndarray, num_clients: int, alpha: float) -> float:
+    """Returns an upper bound of the chance that one draw gives each of K clients a row.
+
+    Let class c have n_c rows and its largest share be 1 - e. For e < 1 / n_c, the client of that share holds all rows
+    of c except at most one, which truncation leaves to the last client. A draw therefore succeeds only
+
+    - if e >= 1 / n_c for some c: by Markov's inequality, with max p >= sum_k p_k^2, the chance is at most
+      sum_c n_c E[1 - sum_k p_ck^2] = T (K - 1) alpha / (K alpha + 1); or
+    - if the clients of the C largest shares, which are independent and uniform, include all clients except possibly
+      the last: with negatively associated counts, at most (1 - (1 - 1 / K)^C)^(K - 1), and 0 for C < K - 1.
+
+    Args:
+        counts: [C] rows of each class.
+        num_clients: K.
+        alpha: concentration, > 0.
+
+    >>> success_bound(np.array([500, 500]), 10, 1e-300) < 1e-290, success_bound(np.array([500, 500]), 10, 1.0)
+    (True, 1.0)
+    """
+    classes = len(counts)
+    divided = float(counts.sum()) * (num_clients - 1) * alpha / (num_clients * alpha + 1)
+    covered = (1 - (1 - 1 / num_clients) ** classes) ** (num_clients - 1) if classes >= num_clients - 1 else 0.0
+    return min(1.0, divided + covered)
+
+
+def _refuse_hopeless(labels: np.ndarray, num_clients: int, alpha: float, min_samples: int, max_draws: int) -> None:
+    """Raises a UsageError where `max_draws` draws would most likely all fail, before the first one."""
+    counts = np.bincount(labels)
+    if min_samples >= 1 and max_draws * success_bound(counts[counts > 0], num_clients, alpha) < _MIN_CHANCE:
+        raise _exhausted(num_clients, alpha, min_samples, max_draws, "would give")
+
+
 def _members(labels: np.ndarray) -> list[np.ndarray]:
-    """The rows of each label, in increasing order; int64, the width NumPy shuffles fastest."""
+    """Returns the increasing rows of each label, as int64, which NumPy shuffles fastest."""
     ends = np.cumsum(np.bincount(labels))
     return [rows.copy() for rows in np.split(np.argsort(labels, kind="stable"), ends[:-1])]
 
 
 def _deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
-    """Each label's rows cut at cuts [C, K-1], joined per client."""
+    """Cuts each label's rows at cuts [C, K-1] and concatenates the pieces of each client."""
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
-    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 def _sizes(cuts: np.ndarray, members: list[np.ndarray]) -> np.ndarray:
+    """Returns the number of rows of each client, [K]."""
     return np.diff(cuts.sum(0), prepend=0, append=sum(map(len, members)))
 
 
@@ -137,18 +202,22 @@ def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients:
     stream.shuffle(rows)
     shares = stream.dirichlet(np.repeat(alpha, num_clients))
     if not np.isfinite(shares.sum()):
-        raise UsageError(f"alpha {alpha} is too small for the published stream (0/0); use a larger alpha or bulk draws")
+        raise UsageError(
+            f"alpha {alpha} is too small for the published stream (0/0); use a larger --alpha or --partition dirichlet"
+        )
     return (np.cumsum(shares) * len(rows)).astype(np.int64)[:-1]
 
 
 def _bulk(
     stream: np.random.Generator, counts: np.ndarray, num_clients: int, alpha: float, min_samples: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`size` candidates -> (numbers [s] of those with every client large enough, their cuts int64 [s, C, K-1]).
+    """Draws `size` candidates, and drops each once one of its clients is too small.
 
-    Clients come in blocks, one block's shares and the sum of all later ones at a time: a Dirichlet vector given its
-    first entries is a Dirichlet vector of the rest, scaled to what is left. Most candidates fail in the first blocks,
-    and the later ones are never drawn for them.
+    Clients are drawn `_WIDTH` at a time, together with the total share of all later ones: given its first entries, the
+    others of a Dirichlet vector are a scaled Dirichlet vector. Most candidates fail early and need no further draws.
+
+    Returns:
+        The numbers [s] of the successful candidates, and their cuts, int64 [s, C, K-1].
     """
     number = np.arange(size)
     reached = np.zeros((size, len(counts), 1), np.float32)
@@ -162,15 +231,15 @@ def _bulk(
         if not later:
             ends[..., -1] = counts
         sizes = np.diff(ends.sum(1), prepend=cuts[..., -1].sum(1, keepdims=True))
-        good = (sizes >= min_samples).all(-1)
-        number, reached, cuts = number[good], cumulative[good, :, -1:], np.concatenate([cuts[good], ends[good]], -1)
+        fits = (sizes >= min_samples).all(-1)
+        number, reached, cuts = number[fits], cumulative[fits, :, -1:], np.concatenate([cuts[fits], ends[fits]], -1)
         if not len(number):
             break
     return number, cuts[..., 1:-1]
 
 
 def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int) -> np.ndarray:
-    """First `width` entries [*shape, width] of Dirichlet(alpha) vectors with `width + later` entries."""
+    """Returns the first `width` entries, [*shape, width], of Dirichlet(alpha) vectors of `width + later` entries."""
     logs = _log_gamma(stream, alpha, (*shape, width))
     if later:
         logs = np.concatenate([logs, _log_gamma(stream, alpha * later, (*shape, 1))], -1)
@@ -179,19 +248,15 @@ def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, w
 
 
 def _log_gamma(stream: np.random.Generator, shape: float, size: tuple[int, ...]) -> np.ndarray:
-    """log of Gamma(shape) variates, as log of Gamma(shape + 1) U^(1/shape): nothing underflows at a small shape."""
+    """Returns logs of Gamma(shape) variates, as log(Gamma(shape + 1) U^(1/shape)), which cannot underflow."""
     boosted = np.maximum(stream.standard_gamma(shape + 1, size, np.float32), np.finfo(np.float32).tiny)
-    # Below 1e-30 a label goes to one client whole in any case, and the quotient would overflow.
+    # The limit avoids overflow; at 1e-30 all rows of a label already belong to one client.
     return np.log(boosted) - stream.standard_exponential(size, np.float32) / np.float32(max(shape, 1e-30))
 
 
-def _tell(progress: Progress | None, done: int, most: int) -> None:
-    if progress is not None:
-        progress(done, most)
-
-
-def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int) -> UsageError:
+def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int, verb: str = "gave") -> UsageError:
+    draws_of_alpha = f"none of {draws:,} draws of Dirichlet alpha {alpha}"
     return UsageError(
-        f"none of {draws:,} draws of Dirichlet alpha {alpha} gave each of {num_clients} clients {min_samples} samples: "
-        "use fewer clients, a larger alpha, a smaller --min-samples, or --min-samples-rule top_up"
+        f"{draws_of_alpha} {verb} each of {num_clients} clients {min_samples} samples:"
+        " use fewer clients, a larger alpha, a smaller --min-samples, or --min-samples-rule top_up"
     )

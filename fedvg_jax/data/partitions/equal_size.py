@@ -1,4 +1,4 @@
-"""Label skew at equal sizes: FedAvg's weights are then uniform, so that what is left of a difference is not size."""
+"""Label skew at equal sizes: FedAvg's weights are uniform, so differences between methods are not due to size."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fedvg_jax.data.partitions import dirichlet
 def dirichlet_equal(
     labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
 ) -> list[np.ndarray]:
-    """The published label skew with every size T / K, give or take 1.
+    """Draws the published label skew with sizes T / K that differ by at most 1.
 
-    As published, p_c ~ Dirichlet(alpha 1_K) for each class c; client k wants class c with probability
-    q_kc ~ n_c p_ck. Clients take turns, in each of which every client takes one row of a class drawn from its q_k
-    among the classes that are left. No client is favoured; the last turns take what is left, whoever wants it.
+    As published, p_c ~ Dirichlet(alpha 1_K) for each class c. Client k draws class c with probability q_kc ~ n_c p_ck.
+    In every turn, in random order, each client takes one row of a class drawn from its q_k among the classes with
+    remaining rows. The last turns take the remaining rows, whatever the q_k.
 
     Args:
-        labels: [T] int, 0..C-1.
-        alpha: concentration, > 0; small means skewed.
-        stream: consumed; fixes the outcome.
+        labels: int [T], 0..C-1.
+        num_clients: K.
+        alpha: concentration, > 0; small values give skewed clients.
+        stream: consumed; determines the outcome.
     """
     rows = stream.permutation(len(labels))
     classes, inverse, left = np.unique(labels[rows], return_inverse=True, return_counts=True)
@@ -31,15 +32,22 @@ def dirichlet_equal(
         present = min(num_clients, len(labels) - turn * num_clients)
         _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
     pieces = [np.split(pile, np.cumsum(taken[:-1, c])) for c, pile in enumerate(piles)]
-    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 def balanced_client(
     labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
 ) -> list[np.ndarray]:
-    """Client 0 holds equally many of every class, the others `dirichlet_equal` of the rest; sizes differ by at most 1.
+    """Gives client 0 equally many rows of every class, and divides the others by `dirichlet_equal`.
 
-    The paper's norm ablation has ten clients of which one is balanced: a good norm gives it the largest weight.
+    Sizes differ by at most 1. In the paper's norm ablation, one client of ten is balanced: a good norm gives it the
+    largest weight.
+
+    Args:
+        labels: int [T], 0..C-1.
+        num_clients: K >= 2.
+        alpha: concentration, > 0.
+        stream: consumed.
 
     Raises:
         UsageError: a class has too few rows.
@@ -62,7 +70,15 @@ def balanced_client(
 def _take_turn(
     waiting: np.ndarray, wants: np.ndarray, left: np.ndarray, taken: np.ndarray, stream: np.random.Generator
 ) -> None:
-    """One row for each client `waiting`, in this order of precedence; counts `left` [C] down and `taken` [K, C] up."""
+    """Takes one row for each client in `waiting`, in this order of precedence, in place.
+
+    Args:
+        waiting: int [k] client ids.
+        wants: [K, C] log probabilities.
+        left: int [C] remaining rows per class; decreased.
+        taken: int [K, C] rows taken; increased.
+        stream: consumed.
+    """
     while len(waiting):
         noise = stream.gumbel(size=(len(waiting), len(left)))  # argmax of log q + noise is a draw from q
         drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)

@@ -1,4 +1,4 @@
-"""Partitions that are given: a file of rows, or arrays from Python; checked, since nothing vouches for them."""
+"""Partitions from a file or from Python arrays, fully checked."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
-from fedvg_jax.data.partitions.partition import Partition, refuse_small, split, stream
+from fedvg_jax.data.partitions.split import Partition, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 
 LAYOUT = (
     ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]."
     ' .json: a list of N lists of rows; or {"train": N lists, "val": .., "test": ..}'
 )
-"""What a file may hold. Rows count from 0 in the pool: training set first. A row may be left out."""
+"""Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out."""
 
 _MEMBERS = frozenset({"client", *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
 
-_MOST = np.iinfo(np.int64).max
+_MAX_ROW = np.iinfo(np.int64).max
 
 Rows = Sequence[np.ndarray]
 
 
 def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
-    """The partition in a file, or the rows of each client, to be split; unchecked.
+    """Reads a partition, or the rows of each client that are yet to be split; not checked.
 
     Args:
-        num_samples: T, rows of the pool, of which a `client` must tell each; None does not ask.
+        file: an .npz or .json file with `LAYOUT`.
+        num_samples: T, rows of the pool. An array `client` must have this length; None skips this check.
 
     Raises:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
@@ -44,7 +45,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     except UsageError as error:
         raise UsageError(f"{error}; it must hold {LAYOUT}") from None
     try:
-        return _parts(members, num_samples)
+        return _parse(members, num_samples)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
 
@@ -60,16 +61,21 @@ def check(
     val_ratio: float = 0.1,
     seed: int = 42,
 ) -> Partition:
-    """The same partition in canonical dtype; rows that are not yet split are, as `partition.split` does.
+    """Returns a checked partition in canonical dtype; lists of each client's rows are split by `split_clients`.
 
     Args:
-        given: a `Partition` or a tuple (train, val, test), whose clients may lack rows; or a list of the rows of every
-            client, at least `min_samples` each.
+        given: a `Partition` or a tuple (train, val, test), whose clients may have no rows; or a list of the rows of
+            every client, at least `min_samples` each.
         num_samples: T, rows of the pool.
-        source: what it comes from, named in every error.
+        num_clients: N.
+        source: its name in errors.
+        min_samples: rows of every client before the split.
+        test_ratio: part of each client's rows for test, rounded down.
+        val_ratio: the same for validation.
+        seed: of the split.
 
     Raises:
-        UsageError: rows that are no integers, out of range, or twice; or not `num_clients` clients.
+        UsageError: rows are no integers, out of range or duplicated; or there are not `num_clients` clients.
     """
     is_split = isinstance(given, tuple)
     try:
@@ -78,7 +84,7 @@ def check(
     except UsageError:
         raise
     except (TypeError, ValueError):
-        raise UsageError(f"{source}: must be (train, val, test), or a list, of each client's rows") from None
+        raise UsageError(f"{source}: must be (train, val, test), or a list of each client's rows") from None
     for name, part in parts._asdict().items():
         allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
         if len(part) not in allowed:
@@ -90,14 +96,12 @@ def check(
     if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)
-    return split(parts.train, test_ratio, val_ratio, stream("file", seed))
+    return split_clients(parts.train, test_ratio, val_ratio, random_stream("file", seed))
 
 
-def _parts(members: Any, num_samples: int | None = None) -> Partition | Rows:
+def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
     if isinstance(members, list):
-        if not all(isinstance(rows, list) for rows in members):
-            raise TypeError("a client's rows must be a list")
-        return [np.array(rows, dtype=None if rows else np.int32) for rows in members]
+        return _lists(members)
     if "client" in members:
         owner = np.asarray(members["client"])
         if num_samples is not None and owner.shape != (num_samples,):
@@ -106,8 +110,14 @@ def _parts(members: Any, num_samples: int | None = None) -> Partition | Rows:
     return Partition(*(_part(members, name) for name in Partition._fields))
 
 
+def _lists(clients: list) -> list[np.ndarray]:
+    if not all(isinstance(rows, list) for rows in clients):
+        raise TypeError("a client's rows must be a list")
+    return [np.array(rows, dtype=None if rows else np.int32) for rows in clients]
+
+
 def _rows_of_clients(owner: np.ndarray) -> Rows:
-    """The rows of each client, from the client of each row, or -1."""
+    """Returns the rows of each client, given the client of each row, or -1."""
     is_ids = owner.ndim == 1 and owner.size and owner.dtype.kind in "iu"
     if not is_ids or owner.min() < -1 or owner.max() >= len(owner):
         raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and must be ids [T], 0.. or -1")
@@ -118,11 +128,11 @@ def _rows_of_clients(owner: np.ndarray) -> Rows:
 
 
 def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
-    lacking = [key for key in (name, f"{name}_sizes") if key not in members]
-    if name in lacking or (lacking and not isinstance(members[name], list)):
-        raise ValueError(f"no {lacking[0]}")
+    missing = [key for key in (name, f"{name}_sizes") if key not in members]
+    if name in missing or (missing and not isinstance(members[name], list)):
+        raise ValueError(f"no {missing[0]}")
     if isinstance(members[name], list):
-        return list(_parts(members[name]))
+        return _lists(members[name])
     sizes, total = np.asarray(members[f"{name}_sizes"]), len(members[name])
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes.min() >= 0 and sizes.max() <= total):
         raise ValueError(f"{name}_sizes must be numbers [N] of 0..{total}")
@@ -136,7 +146,7 @@ def _rows(rows: Any, num_samples: int, source: object) -> np.ndarray:
     array = np.asarray(rows)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
-    if array.max(initial=0) > _MOST:  # an int64 would wrap
+    if array.max(initial=0) > _MAX_ROW:  # an int64 would wrap
         raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {array.min()}..{array.max()}")
     return array.astype(np.int64)
 
@@ -144,7 +154,7 @@ def _rows(rows: Any, num_samples: int, source: object) -> np.ndarray:
 def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:
     if len(rows) and not (rows.min() >= 0 and rows.max() < num_samples):
         raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {rows.min()}..{rows.max()}")
-    names, counts = np.unique(rows, return_counts=True)
+    values, counts = np.unique(rows, return_counts=True)
     if (counts > 1).any():
-        row = names[counts.argmax()]
-        raise UsageError(f"{source}: row {row} is there {counts.max()} times; every row may be in one place only")
+        row = values[counts.argmax()]
+        raise UsageError(f"{source}: row {row} occurs {counts.max()} times; a row may occur once only")

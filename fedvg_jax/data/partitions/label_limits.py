@@ -1,4 +1,4 @@
-"""Clients that hold only a few classes: shards of the sorted set, and a number of classes for each."""
+"""Clients with few classes: shards of the rows sorted by label, or a fixed number of classes per client."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from fedvg_jax.core.types import UsageError
 
 
 def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
-    """Rows sorted by label, cut into K s shards of equal size (give or take 1), s of them at random for each client.
+    """Sorts rows by label, cuts them into K s equal shards (sizes differ by at most 1), and deals s to each client.
 
-    A client holds at most s classes where no shard crosses a border of classes, and at most 2 s where shards are
-    smaller than classes.
+    A client holds at most s classes if no shard spans two classes, and at most 2 s if shards are smaller than classes.
+
+    Args:
+        labels: int [T].
+        num_clients: K.
+        per_client: s.
+        stream: consumed.
 
     Raises:
-        UsageError: more shards than rows.
+        UsageError: there are more shards than rows.
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
@@ -30,32 +35,38 @@ def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ran
 
 
 def classes(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
-    """Every client holds k different classes; a class's rows are shared equally (give or take 1) by who holds it.
+    """Gives every client k different classes, and divides the rows of a class equally among its clients.
 
-    Each client in turn takes the k classes that the fewest hold so far, ties at random, so that the numbers of holders
-    differ by at most 1.
+    Each client in turn takes the k classes with the fewest clients so far, ties at random. Numbers of clients per
+    class differ by at most 1, and so do the clients' numbers of rows of a class.
+
+    Args:
+        labels: int [T].
+        num_clients: K.
+        per_client: k.
+        stream: consumed.
 
     Raises:
-        UsageError: more classes than there are, or so few that some class would be nobody's.
+        UsageError: k exceeds the number of classes, or is so small that a class would have no client.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022 (#C = k).
     """
-    found = np.unique(labels)
-    if not len(found) <= num_clients * per_client or per_client > len(found):
-        least = -(-len(found) // num_clients)
+    present = np.unique(labels)
+    if not len(present) <= num_clients * per_client or per_client > len(present):
+        least = -(-len(present) // num_clients)
         raise UsageError(
-            f"classes_per_client must be {least}..{len(found)} for {num_clients} clients to hold all {len(found)}"
+            f"classes_per_client must be {least}..{len(present)} for {num_clients} clients to hold all {len(present)}"
             f" classes, got {per_client}"
         )
-    holders: list[list[int]] = [[] for _ in found]
+    clients_of: list[list[int]] = [[] for _ in present]
     for client in range(num_clients):
-        order = stream.permutation(len(found))
-        fewest = order[np.argsort([len(holders[c]) for c in order], kind="stable")]
+        order = stream.permutation(len(present))
+        fewest = order[np.argsort([len(clients_of[c]) for c in order], kind="stable")]
         for c in fewest[:per_client]:
-            holders[c].append(client)
+            clients_of[c].append(client)
     hands: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for label, held_by in zip(found, holders, strict=True):
-        pieces = np.array_split(stream.permutation(np.flatnonzero(labels == label)), len(held_by))
-        for client, piece in zip(stream.permutation(held_by), pieces, strict=True):
+    for label, owners in zip(present, clients_of, strict=True):
+        pieces = np.array_split(stream.permutation(np.flatnonzero(labels == label)), len(owners))
+        for client, piece in zip(stream.permutation(owners), pieces, strict=True):
             hands[client].append(piece)
     return [np.concatenate(hand) for hand in hands]

@@ -1,4 +1,4 @@
-"""Partitions without label skew: equal clients (IID), and clients that differ in size alone."""
+"""Partitions without label skew: equal clients (IID), and clients that differ in size only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedvg_jax.data.partitions import dirichlet
 
 
 def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> list[np.ndarray]:
-    """Rows shuffled and cut into equal clients; sizes differ by at most 1.
+    """Shuffles the rows and cuts them into clients whose sizes differ by at most 1.
 
     >>> [len(rows) for rows in iid(np.zeros(8), 3, np.random.default_rng(0))]
     [3, 3, 2]
@@ -27,11 +27,21 @@ def quantity(
     rule: str = "redraw",
     progress: dirichlet.Progress | None = None,
 ) -> list[np.ndarray]:
-    """Sizes n ~ T Dirichlet(alpha 1_K); every client has the labels of the pool in proportion.
+    """Draws sizes n ~ T Dirichlet(alpha 1_K); every client has the pool's labels in proportion.
 
-    With q_c the pool's share of class c of C, a client of n rows holds n q_c of them, give or take 2 (1 + C q_c).
+    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
 
-    Args and Raises: as `dirichlet.bulk`; `rule` "top_up" draws once, and clients too small take from the largest.
+    Args:
+        labels: int [T].
+        num_clients: K.
+        alpha: concentration, > 0.
+        stream: consumed.
+        min_samples: rows that every client has.
+        rule: "redraw" repeats until the minimum is met; "top_up" draws once and applies `dirichlet.top_up`.
+        progress: called with (draws done, maximum of draws).
+
+    Raises:
+        UsageError: as `dirichlet.bulk`.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
@@ -39,14 +49,18 @@ def quantity(
     rows = dirichlet.bulk(one_class, num_clients, alpha, stream, min_samples * redraws, progress=progress).rows
     if not redraws:
         rows = dirichlet.top_up(rows, min_samples, stream)
-    ends = np.cumsum([len(mine) for mine in rows])
+    ends = np.cumsum([len(client_rows) for client_rows in rows])
     return np.split(proportional_order(labels, stream), ends[:-1])
 
 
-def proportional_order(labels: np.ndarray, stream: np.random.Generator) -> np.ndarray:
-    """All rows in a random order any stretch of which has the pool's labels in proportion.
+def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.random.RandomState) -> np.ndarray:
+    """Returns all rows in a random order in which every contiguous range has the pool's labels in proportion.
 
-    Row j of the n_c shuffled rows of class c stands at (j + u_c) / n_c, u_c uniform in [0, 1).
+    Row j of the n_c shuffled rows of class c has the sort key (j + u_c) / n_c, with u_c uniform in [0, 1).
+
+    Args:
+        labels: int [T].
+        stream: consumed.
     """
     order = stream.permutation(len(labels))
     shuffled = np.asarray(labels)[order]
@@ -54,5 +68,5 @@ def proportional_order(labels: np.ndarray, stream: np.random.Generator) -> np.nd
     _, first, inverse, counts = np.unique(
         shuffled[by_class], return_index=True, return_inverse=True, return_counts=True
     )
-    place = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[inverse]
-    return order[by_class[np.argsort(place, kind="stable")]]
+    key = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[inverse]
+    return order[by_class[np.argsort(key, kind="stable")]]

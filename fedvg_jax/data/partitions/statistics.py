@@ -1,4 +1,4 @@
-"""A partition in numbers: samples and classes of every client, and how skewed they are."""
+"""Statistics of a partition: samples and classes of every client, and their skew."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.data.partitions.partition import Partition
+from fedvg_jax.data.partitions.split import Partition
 
 
 def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -> dict[str, Any]:
-    """Training samples and label counts of every client, with `skew`, as JSON values.
+    """Returns training samples and label counts of every client, with `skew`, as JSON values.
 
     Args:
-        labels: [T]; where they are not integers, or there are no names (regression), only sizes are counted.
+        labels: [T]. For labels that are no integers, or without class names (regression), only sizes are counted.
+        class_names: [C], or empty.
+        parts: the partition.
     """
     sizes = np.array([len(rows) for rows in parts.train])
-    told = {
+    sizes_only = {
         "clients": len(sizes),
         "samples": sizes.tolist(),
         "val_samples": [len(rows) for rows in parts.val],
@@ -27,20 +29,20 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         "size_gini": _rounded(gini(sizes)),
     }
     if not class_names or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        return told
+        return sizes_only
     counts = np.array([np.bincount(labels[rows], minlength=len(class_names)) for rows in parts.train])
     about = {"class_names": list(class_names), "classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}
-    return told | {name: _rounded(value) for name, value in skew(counts).items()} | about
+    return sizes_only | {name: _rounded(value) for name, value in skew(counts).items()} | about
 
 
 def skew(counts: np.ndarray) -> dict[str, float]:
-    """How far the clients' labels are from one another: means over the clients that hold a row.
+    """Returns measures of label skew, each a mean over the clients with at least one row.
 
-    With client k's label shares p_k and the union's q: entropy H(p_k) = -sum_c p_kc log p_kc in nats; effective number
-    of classes exp H(p_k), 1 to C; distance sum_c |p_kc - q_c| / 2, 0 to 1.
+    With client k's label shares p_k and those of all rows q: the entropy H(p_k) = -sum_c p_kc log p_kc in nats, the
+    effective number of classes exp H(p_k), from 1 to C, and the distance sum_c |p_kc - q_c| / 2, from 0 to 1.
 
     Args:
-        counts: [N, C] rows of each class.
+        counts: int [N, C], rows of each class.
     """
     held = counts[counts.sum(1) > 0]
     if not len(held):
@@ -57,7 +59,9 @@ def skew(counts: np.ndarray) -> dict[str, float]:
 
 
 def gini(sizes: np.ndarray) -> float:
-    """Gini coefficient of sizes, sum_ij |n_i - n_j| / (2 N sum_i n_i): 0 for equal ones, 1 - 1/N where one has all.
+    """Returns the Gini coefficient of sizes, sum_ij |n_i - n_j| / (2 N sum_i n_i).
+
+    It is 0 for equal sizes, and 1 - 1/N if one client has all rows.
 
     >>> gini(np.array([5, 5])), gini(np.array([0, 10]))
     (0.0, 0.5)

@@ -1,1 +1,1 @@
-"""One data set format a file."""
+"""Readers of data sets, one per format; `data.datasets` lists them by name."""

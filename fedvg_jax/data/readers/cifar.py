@@ -1,4 +1,4 @@
-"""Reader of CIFAR-10 and CIFAR-100: the official binary or python files, unpacked or not, or arrays in one .npz."""
+"""Reads CIFAR-10 and CIFAR-100: the official binary or python files, unpacked or not, or arrays in one .npz."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ CLASS_NAMES_100 = tuple(_NAMES_100.split())
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 FOLDER = "cifar-10-batches-bin"
 PIXELS = 3 * 32 * 32
-"""Bytes of an image, [3, 32, 32]."""
+"""Bytes of an image [3, 32, 32]."""
 
 
 class Form(NamedTuple):
-    """One way in which the set is published."""
+    """One published form of a data set."""
 
     folder: str
-    """of the archive"""
+    """Folder in the archive."""
     archive: str
     files: tuple[str, ...]
-    """the last holds the test set"""
+    """Files of the data set; the last one is the test set."""
     decode: Callable[[bytes, object, int], Split]
-    """(bytes of a file, its name, number of classes) -> (x uint8 [n, 32, 32, 3], y [n])"""
+    """(bytes of a file, its name, number of classes) -> (x uint8 [n, 32, 32, 3], y [n])."""
 
 
 class Published(NamedTuple):
-    """One of the two sets."""
+    """One of the two data sets."""
 
     class_names: tuple[str, ...]
     forms: tuple[Form, ...]
@@ -59,64 +59,68 @@ SOURCE = 'the "binary version" or "python version" of https://www.cs.toronto.edu
 
 
 def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10") -> Arrays:
-    """CIFAR-10 or -100 (fine labels), x uint8 [60000, 32, 32, 3], official training set first.
+    """Reads CIFAR-10 or -100 (fine labels), x uint8 [60000, 32, 32, 3], official training set first.
 
     Args:
-        data_dir: a folder holding the set's `layout`, or the archive or .npz file itself.
-        cache_dir: where the decoded set is kept.
-        name: of the set, in `SETS`.
+        data_dir: a folder with the data set's `layout`, or the archive or .npz file itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: one of `SETS`.
 
     Raises:
         UsageError: files missing or damaged.
 
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
-    this = SETS[name]
+    published = SETS[name]
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
     if file.is_file() and file.suffix == ".npz":
-        return cache.cached(name, [file], lambda: npz.decode(file, name, this.class_names), cache_dir)
-    files, read = _find(data_dir, this)
-    return cache.cached(name, files, lambda: _decode(name, this, *read()), cache_dir)
+        return cache.cached(name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir)
+    files, read = _find(data_dir, published)
+    return cache.cached(name, files, lambda: _decode(name, published, *read()), cache_dir)
 
 
-def _find(data_dir: Path, this: Published) -> tuple[list[Path], Callable[[], tuple[Form, list[tuple[object, bytes]]]]]:
-    """The files to read, and how: -> their form, and the name and bytes of each part."""
+def _find(
+    data_dir: Path, published: Published
+) -> tuple[list[Path], Callable[[], tuple[Form, list[tuple[object, bytes]]]]]:
+    """Returns the files, and a function that reads them: the form, and the name and bytes of each part."""
     if data_dir.is_file():
-        return [data_dir], lambda: _unpacked(data_dir, this)
+        return [data_dir], lambda: _unpacked(data_dir, published)
     if not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {this.layout}: {this.source}")
-    for form in this.forms:
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {published.layout}: {published.source}")
+    for form in published.forms:
         for folder in (data_dir, data_dir / form.folder):
             files = [folder / name for name in form.files]
             missing = [file.name for file in files if not file.is_file()]
             if not missing:
                 return files, lambda form=form, files=files: (form, [(f, cache.contents(f)) for f in files])
             if len(missing) < len(files):
-                raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {this.source} there again")
-    for form in this.forms:
+                raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {published.source} there again")
+    for form in published.forms:
         file = data_dir / form.archive
         if file.is_file():
-            return [file], lambda file=file: _unpacked(file, this)
-    raise UsageError(f"{data_dir}: holds no {this.layout}; put {this.source} there")
+            return [file], lambda file=file: _unpacked(file, published)
+    raise UsageError(f"{data_dir}: holds no {published.layout}; put {published.source} there")
 
 
-def _unpacked(file: Path, this: Published) -> tuple[Form, list[tuple[object, bytes]]]:
-    """The members of an archive, by their names; nothing is written to the disk."""
-    found = archive.of_tar(file, {name for form in this.forms for name in form.files}, this.source)
-    for form in this.forms:
-        if all(name in found for name in form.files):
-            return form, [(f"{file} ({name})", found[name]) for name in form.files]
-    raise UsageError(f"{file}: does not hold {' .. '.join(this.forms[0].files[::5])}; fetch {this.source} again")
+def _unpacked(file: Path, published: Published) -> tuple[Form, list[tuple[object, bytes]]]:
+    """Reads the members of an archive, with their names; nothing is written to the disk."""
+    contents = archive.of_tar(file, {name for form in published.forms for name in form.files}, published.source)
+    for form in published.forms:
+        if all(name in contents for name in form.files):
+            return form, [(f"{file} ({name})", contents[name]) for name in form.files]
+    raise UsageError(
+        f"{file}: does not hold {' .. '.join(published.forms[0].files[::5])}; fetch {published.source} again"
+    )
 
 
-def _decode(name: str, this: Published, form: Form, parts: list[tuple[object, bytes]]) -> Arrays:
-    splits = [form.decode(content, source, len(this.class_names)) for source, content in parts]
+def _decode(name: str, published: Published, form: Form, parts: list[tuple[object, bytes]]) -> Arrays:
+    splits = [form.decode(content, source, len(published.class_names)) for source, content in parts]
     x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
-    return pool(name, [(x, y), splits[-1]], this.class_names, parts[0][0])
+    return pool(name, [(x, y), splits[-1]], published.class_names, parts[0][0])
 
 
 def _records(content: bytes, source: object, num_classes: int, *, labels: int) -> Split:
-    """Of a binary file: `labels` label bytes, of which the last is the class, then the image."""
+    """Decodes a binary file of records: `labels` label bytes, of which the last is the class, then the image."""
     data, record = np.frombuffer(content, np.uint8), labels + PIXELS
     if not data.size or data.size % record:
         raise UsageError(f"{source}: {data.size} bytes is no whole number of {record}-byte records; fetch it again")
@@ -125,7 +129,7 @@ def _records(content: bytes, source: object, num_classes: int, *, labels: int) -
 
 
 def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> Split:
-    """Of a python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
+    """Decodes a python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
     held = pickles.loads(content, source)
     data, labels = (held.get(b"data"), held.get(key)) if isinstance(held, dict) else (None, None)
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS):

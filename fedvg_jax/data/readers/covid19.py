@@ -1,4 +1,4 @@
-"""Reader of the COVID-19 chest X-rays: four folders of images, or the arrays the published code reads."""
+"""Reads the COVID-19 chest X-rays: four folders of images, or the arrays of the published code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedvg_jax.data.readers import folder, npy
 
 NUM_CLASSES = 4
 SIZE = (244, 224)
-"""Height and width of the published arrays; 244 is no slip."""
+"""Height and width of the published arrays (244, not 224)."""
 
 LAYOUT = f"four folders of images, one per class (there, in its only folder, or in its only .zip), or {npy.LAYOUT}"
 SOURCE = (
@@ -28,22 +28,22 @@ def load(
     size: images.Size | None = None,
     progress: images.Progress | None = None,
 ) -> Arrays:
-    """Chest X-rays of four classes: x uint8 [T, 244, 224, 3] of images, or of the size the arrays have.
+    """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3] from images, or of the arrays' size.
 
     Args:
-        data_dir: a folder holding `LAYOUT`, or the .zip itself.
-        cache_dir: where the decoded set is kept.
-        size: (H, W) images are resized to; by default `SIZE`.
-        progress: called with (images done, all images).
+        data_dir: a folder with `LAYOUT`, or the .zip itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        size: (H, W) to resize to; by default `SIZE`.
+        progress: called with (decoded images, all images).
 
     Raises:
         UsageError: files missing or damaged, or another number of classes.
 
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
-    if data_dir.is_dir() and npy.found(data_dir):
+    if data_dir.is_dir() and npy.is_layout_of(data_dir):
         if size:
-            raise UsageError(f"{data_dir}: the arrays in xdata.npy have their size; leave --image-size out")
+            raise UsageError(f"{data_dir}: the arrays in xdata.npy have a fixed size; leave --image-size out")
         return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(NUM_CLASSES)])
     with archive.opened(_only_zip(data_dir), SOURCE) as place:
         root = _only_folder(place)
@@ -55,15 +55,15 @@ def load(
 
 
 def _only_zip(data_dir: Path) -> Path:
-    """The one archive of a folder that holds no other folder, or what is given."""
+    """Returns the only .zip of a folder without sub-folders, otherwise the argument."""
     if data_dir.is_file() or _folders(data_dir):
         return data_dir
-    zips = [file for file in folder.visible(data_dir) if file.suffix.lower() == ".zip"]
+    zips = [data_dir / file.name for file in folder.visible(data_dir) if file.suffix.lower() == ".zip"]
     return zips[0] if len(zips) == 1 else data_dir
 
 
 def _only_folder(place: Place) -> Place:
-    """What an archive unpacks to is often one folder around all others."""
+    """Returns the only sub-folder, which archives often have around all others; otherwise the argument."""
     inner = _folders(place)
     return inner[0] if len(inner) == 1 else place
 

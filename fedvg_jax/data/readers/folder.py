@@ -1,4 +1,4 @@
-"""Reader of a folder of images, one sub-folder per class."""
+"""Reads a folder of images with one sub-folder per class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedvg_jax.data.arrays import Arrays, check
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
 
 IGNORED = ("Thumbs.db", "desktop.ini", "__MACOSX")
-"""What desktops leave in folders and archives of images; hidden files (.DS_Store) are ignored too."""
+"""Files that desktops add to folders and archives; hidden files (.DS_Store) are ignored too."""
 
 
 def load(
@@ -25,13 +25,13 @@ def load(
     size: images.Size | None = None,
     progress: images.Progress | None = None,
 ) -> Arrays:
-    """The images of `data_dir`, x uint8 [T, H, W, 3], classes and images in the sorted order of their names.
+    """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
 
     Args:
-        data_dir: a folder holding `LAYOUT`.
-        cache_dir: where the decoded set is kept.
-        size: (H, W) to resize to; needed where images have several sizes.
-        progress: called with (images done, all images).
+        data_dir: a folder with `LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        size: (H, W) to resize to; needed if images have several sizes.
+        progress: called with (decoded images, all images).
 
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is no image.
@@ -48,7 +48,16 @@ def decode(
     size: images.Size | None,
     progress: images.Progress | None,
 ) -> Arrays:
-    """The images of each class, class after class; there is no official test set."""
+    """Decodes the images of each class, class after class; there is no official test set.
+
+    Args:
+        name: of the data set.
+        of_class: class name -> image files.
+        root: the folder or archive of all files.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        size: (H, W) to resize to, or None.
+        progress: called with (decoded images, all images).
+    """
     files = [file for members in of_class.values() for file in members]
     y = np.repeat(np.arange(len(of_class)), [len(members) for members in of_class.values()])
 
@@ -56,12 +65,12 @@ def decode(
         x = images.stack(len(files), lambda i: (cache.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays(name, x, y, tuple(of_class), len(x)), root)
 
-    found = cache.cached("folder", [*sources(root, files), f"{size}"], read, cache_dir)
-    return found._replace(name=name)
+    arrays = cache.cached("folder", [*sources(root, files), f"{size}"], read, cache_dir)
+    return arrays._replace(name=name)
 
 
 def classes(data_dir: Place) -> dict[str, list[Place]]:
-    """Class name -> its image files, both sorted by name."""
+    """Returns class name -> image files, both sorted by name."""
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
     of_class = {folder.name: images_in(folder) for folder in visible(data_dir) if folder.is_dir()}
@@ -71,10 +80,10 @@ def classes(data_dir: Place) -> dict[str, list[Place]]:
 
 
 def images_in(folder: Place) -> list[Place]:
-    """The image files of one class, sorted by name.
+    """Returns the image files of one class, sorted by name.
 
     Raises:
-        UsageError: there is none, or something that is no image lies among them.
+        UsageError: there is none, or there is a file or folder that is no image.
     """
     inner = folder / "images"
     folder = inner if inner.is_dir() else folder
@@ -89,18 +98,20 @@ def images_in(folder: Place) -> list[Place]:
 
 
 def sources(root: Place, files: Sequence[Place]) -> list[Path | cache.Folder | str]:
-    """What a set in a folder or an archive is read from: these files, or all that is in the archive."""
-    return [root.archive, root.at] if isinstance(root, archive.Entry) else [cache.Folder(root, files)]
+    """Returns the sources of a cache entry: these files of a folder, or a whole archive."""
+    if isinstance(root, archive.Entry):
+        return [root.archive, root.path]
+    return [cache.Folder(root, [file for file in files if isinstance(file, Path)])]
 
 
 def visible(folder: Place) -> Iterator[Place]:
-    """What is in a folder and was meant to be, sorted by name.
+    """Yields the content of a folder sorted by name, without hidden and `IGNORED` files.
 
     Raises:
         UsageError: it cannot be read.
     """
     try:
-        meant = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
-        yield from sorted(meant, key=lambda place: place.name)
+        members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
+        yield from sorted(members, key=lambda member: member.name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error

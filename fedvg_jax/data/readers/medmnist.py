@@ -1,4 +1,4 @@
-"""Reader of the MedMNIST sets of the paper, at any size they are published in."""
+"""Reads the paper's two MedMNIST data sets, in any of their published sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SOURCE = "of https://medmnist.com"
 
 
 class Published(NamedTuple):
-    """One of the sets."""
+    """One of the data sets."""
 
     class_names: tuple[str, ...]
     size: int
-    """of the paper's images"""
+    """Height and width of the paper's images."""
     left_out: tuple[str, ...] = ()
-    """splits that the published code does not pool"""
+    """Splits that the published code leaves out."""
 
 
 SETS = {
@@ -49,7 +49,7 @@ SETS = {
 
 
 def file_name(name: str, size: int) -> str:
-    """As published.
+    """Returns the name of the published file.
 
     >>> file_name("organamnist", 28), file_name("dermamnist", 224)
     ('organamnist.npz', 'dermamnist_224.npz')
@@ -58,7 +58,7 @@ def file_name(name: str, size: int) -> str:
 
 
 def layout(name: str) -> str:
-    """What the folder must hold."""
+    """Returns a text that says what the folder must hold."""
     files = ", ".join(f"{file_name(name, size)}" for size in SIZES)
     return f"{file_name(name, SETS[name].size)} (--image-size chooses among {files})"
 
@@ -71,14 +71,14 @@ def load(
     size: images.Size | None = None,
     splits: Literal["all", "official"] = "all",
 ) -> Arrays:
-    """OrganAMNIST (58,830 grey images) or DermaMNIST (10,015 in colour), all splits pooled: training set first.
+    """Reads OrganAMNIST (58,830 grey images) or DermaMNIST (10,015 in colour), all splits pooled, training set first.
 
     Args:
-        data_dir: a folder holding `layout(name)`, or the .npz file itself; or a folder with xdata.npy and ydata.npy.
-        cache_dir: where the decoded set is kept.
-        name: of the set, in `SETS`.
+        data_dir: a folder with `layout(name)`, or the .npz file itself; or a folder with xdata.npy and ydata.npy.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: one of `SETS`.
         size: (S, S) with S in `SIZES`; by default the paper's.
-        splits: "official" leaves the validation split out, as the published code does with DermaMNIST (9,012 images).
+        splits: "official" leaves the validation split out, as the published code does for DermaMNIST (9,012 images).
 
     Raises:
         UsageError: files missing or damaged, or images of another size.
@@ -86,16 +86,16 @@ def load(
     Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
     """
     names, left_out = SETS[name].class_names, SETS[name].left_out if splits == "official" else ()
-    if npy.found(data_dir):
+    if npy.is_layout_of(data_dir):
         return npy.load(data_dir, cache_dir, name=name, class_names=names)
     file = data_dir if data_dir.is_file() else _find(data_dir, name, size)
-    found = cache.cached(
+    arrays = cache.cached(
         name, [file, f"without {left_out}"], lambda: npz.decode(file, name, names, left_out), cache_dir
     )
-    if size and found.x.shape[1:3] != size:
-        got = " x ".join(map(str, found.x.shape[1:3]))
+    if size and arrays.x.shape[1:3] != size:
+        got = " x ".join(map(str, arrays.x.shape[1:3]))
         raise UsageError(f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again")
-    return found
+    return arrays
 
 
 def _find(data_dir: Path, name: str, size: images.Size | None) -> Path:
@@ -104,7 +104,7 @@ def _find(data_dir: Path, name: str, size: images.Size | None) -> Path:
         raise UsageError(f"{name} is published in the sizes {', '.join(map(str, SIZES))}, got --image-size {wanted}")
     file = data_dir / file_name(name, wanted[0])
     if not file.is_file():
-        there = [n for n in (file_name(name, s) for s in SIZES) if (data_dir / n).is_file()]
-        hint = f"it holds {', '.join(there)}: choose by --image-size" if there else f"put the file {SOURCE} there"
+        present = [n for n in (file_name(name, s) for s in SIZES) if (data_dir / n).is_file()]
+        hint = f"it holds {', '.join(present)}: choose by --image-size" if present else f"put the file {SOURCE} there"
         raise UsageError(f"{data_dir}: holds no {file.name}; {hint}")
     return file

@@ -1,4 +1,4 @@
-"""Reader of a set kept as xdata.npy and ydata.npy, the layout the published code reads."""
+"""Reads xdata.npy and ydata.npy, the layout of the published code."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ FILES = ("xdata.npy", "ydata.npy")
 LAYOUT = " and ".join(FILES)
 
 _CHUNK = 256
-"""Images turned into bytes at a time."""
+"""Images that are converted to bytes at a time."""
 
 
-def found(data_dir: Path) -> bool:
-    """Whether the folder holds the layout, or part of it."""
+def is_layout_of(data_dir: Path) -> bool:
+    """Whether the folder holds at least one file of the layout."""
     return any((data_dir / name).is_file() for name in FILES)
 
 
 def load(data_dir: Path, cache_dir: Path | None, *, name: str, class_names: Sequence[str]) -> Arrays:
-    """x uint8 [T, H, W, D], in the order of the file; there is no official test set.
+    """Reads x uint8 [T, H, W, D] in the order of the file; there is no official test set.
 
     Args:
-        data_dir: xdata.npy holds [T, H, W], [T, H, W, D] or [T, D, H, W], as bytes, numbers 0..255 or 0..1; ydata.npy
-            holds whole numbers [T] or [T, 1].
-        cache_dir: where the set is kept as bytes.
+        data_dir: xdata.npy holds [T, H, W], [T, H, W, D] or [T, D, H, W], with values 0..255 or 0..1; ydata.npy holds
+            whole numbers [T] or [T, 1].
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: of the data set.
+        class_names: [C].
 
     Raises:
         UsageError: files missing, damaged or malformed.
@@ -42,7 +44,7 @@ def load(data_dir: Path, cache_dir: Path | None, *, name: str, class_names: Sequ
     def decode() -> Arrays:
         x, y = (_open(file) for file in files)
         x = _bytes(_channels_last(x, files[0]), files[0])
-        return check(Arrays(name, x, _whole(y, files[1]), tuple(class_names), len(x)), data_dir)
+        return check(Arrays(name, x, _whole_numbers(y, files[1]), tuple(class_names), len(x)), data_dir)
 
     return cache.cached(f"{name}-npy", files, decode, cache_dir)
 
@@ -64,20 +66,20 @@ def _channels_last(x: np.ndarray, file: Path) -> np.ndarray:
 
 
 def _bytes(x: np.ndarray, file: Path) -> np.ndarray:
-    """Pixels as bytes, a few images at a time: the file may be far larger than they are."""
-    whole = allocate(x.shape, file)
+    """Converts pixels to bytes, a few images at a time, because the file may be far larger than the result."""
+    converted = allocate(x.shape, file)
     chunks = [slice(i, i + _CHUNK) for i in range(0, len(x), _CHUNK)]
     lowest, highest = (f([f(x[part]) for part in chunks]) for f in (np.min, np.max))
-    if not (lowest >= 0 and highest <= 255):  # false of NaN too
+    if not (lowest >= 0 and highest <= 255):  # also refuses NaN
         raise UsageError(f"{file}: pixels must be 0..255 or 0..1, got {lowest}..{highest}")
     scale = 255 if x.dtype.kind == "f" and highest <= 1 else 1
     for part in chunks:
-        whole[part] = x[part] if x.dtype == np.uint8 else np.rint(x[part].astype(np.float64) * scale)
-    return whole
+        converted[part] = x[part] if x.dtype == np.uint8 else np.rint(x[part].astype(np.float64) * scale)
+    return converted
 
 
-def _whole(y: np.ndarray, file: Path) -> np.ndarray:
-    if y.dtype.kind == "f" and np.all((np.abs(y) < 2**31) & (y == np.floor(y))):  # false of NaN
+def _whole_numbers(y: np.ndarray, file: Path) -> np.ndarray:
+    if y.dtype.kind == "f" and np.all((np.abs(y) < 2**31) & (y == np.floor(y))):  # false for NaN
         return y.astype(np.int64)
     if y.dtype.kind not in "ui":
         raise UsageError(f"{file}: labels must be whole numbers, got {y.dtype} {list(y.shape)}")

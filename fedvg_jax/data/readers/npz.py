@@ -1,4 +1,4 @@
-"""Reader of image sets kept in one .npz file, such as those of MedMNIST."""
+"""Reads image data sets in one .npz file, such as those of MedMNIST."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = (
     (("x", "y"),),
     (("images", "labels"),),
 )
-"""The layouts that are read, as (images, labels) of each split; only the first pair of a layout is required."""
+"""Layouts, as (images, labels) of each split; only the first pair of a layout is required."""
 
 LAYOUT = (
     "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
@@ -30,23 +30,30 @@ LAYOUT = (
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
-    """The set in the .npz file `path`, or in the only .npz file of the folder `path`.
+    """Reads the .npz file `path`, or the only .npz file of the folder `path`.
 
     Args:
-        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`;
-            optional `groups` [T], whose row it is, of all splits in the order train, val, test.
-        cache_dir: where the decoded set is kept.
+        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`,
+            and optional `groups` [T], the group of each row, all splits in the order train, val, test.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
 
     Raises:
-        UsageError: no such file, more than one, a damaged file, or arrays that are missing or malformed.
+        UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
     file = find(path, LAYOUT)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
-    return arrays._replace(name=file.stem)  # a copy under another name has the same cache entry
+    return arrays._replace(name=file.stem)  # an entry may come from a file with another name
 
 
 def decode(file: Path, name: str, class_names: Sequence[str] | None = None, without: Collection[str] = ()) -> Arrays:
-    """The splits of `file` pooled in the order train, val, test, but those `without`; `class_names` if it has none."""
+    """Pools the splits of a file in the order train, val, test.
+
+    Args:
+        file: the .npz file.
+        name: of the data set.
+        class_names: used if the file has none; None numbers the classes.
+        without: splits to leave out.
+    """
     members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"})
     members = {key: array for key, array in members.items() if key.split("_")[0] not in without}
     pairs = next((layout for layout in KEYS if all(key in members for key in layout[0])), None)
@@ -60,37 +67,37 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
 
 
 def find(path: Path, layout: str) -> Path:
-    """The .npz file at `path`, or the only one in that folder.
+    """Returns the .npz file at `path`, or the only one in that folder.
 
     Raises:
-        UsageError: there is none, or more than one.
+        UsageError: there is none, or there are several.
     """
     if path.is_file():
         return path
     if not path.is_dir():
         raise UsageError(f"{path}: no such file or folder; --data-dir must be a .npz file with {layout}")
-    found = sorted(path.glob("*.npz"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    candidates = sorted(path.glob("*.npz"))
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
         raise UsageError(f"{path}: holds no .npz file; put one there with {layout}")
-    raise UsageError(f"{path}: holds {', '.join(f.name for f in found)}; give the one to read as --data-dir FILE")
+    raise UsageError(f"{path}: holds {', '.join(f.name for f in candidates)}; give the one to read as --data-dir FILE")
 
 
-def read(file: Path, known: Collection[str]) -> dict[str, np.ndarray]:
-    """The `known` members of `file`.
+def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
+    """Returns the members of `file` that are in `keys`.
 
     Raises:
-        UsageError: no complete .npz file, members that are pickled, or more than this machine's memory holds.
+        UsageError: no complete .npz file, pickled members, or members that exceed this machine's memory.
     """
     files.refuse_special(file)
     try:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise zipfile.BadZipFile("no zip archive, or one cut short")
-            refuse_too_large(_claimed(stream, known), file)
+            refuse_too_large(_claimed(stream, keys), file)
             with np.load(stream, allow_pickle=False) as archive:
-                members = {key: archive[key] for key in archive.files if key in known}
+                members = {key: archive[key] for key in archive.files if key in keys}
         odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]
         if odd:
             raise ValueError(f"its member {odd[0]} is no array")
@@ -111,7 +118,7 @@ def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> 
 
 
 def names(members: dict[str, np.ndarray], y: np.ndarray, file: Path) -> tuple[str, ...]:
-    """The class names of `members`, or the numbers 0..max."""
+    """Returns the class names in `members`, or the numbers 0..max."""
     return tuple(_texts(members, file)) if "class_names" in members else tuple(numbers(int(y.max(initial=0))))
 
 
@@ -119,19 +126,19 @@ def _texts(members: dict[str, np.ndarray], file: Path) -> list[str]:
     names = members["class_names"].ravel()
     try:
         if names.dtype.kind == "U" and _largest_character(names) > sys.maxunicode:
-            raise ValueError("numbers that are no characters")
+            raise ValueError("codes that are no characters")
         return [label.decode() if isinstance(label, bytes) else str(label) for label in names]
     except ValueError as error:
         raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None
 
 
 def _largest_character(names: np.ndarray) -> int:
-    """Of an array [n] of texts, each 32 bits a character; NumPy makes a broken `str` of a larger number."""
+    """Returns the largest character code of texts [n]; NumPy makes a broken `str` of codes above `sys.maxunicode`."""
     codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
     return int(codes.max(initial=0))
 
 
-def _claimed(stream: IO[bytes], known: Collection[str]) -> int:
-    """Bytes the members unpack to, as they say: a small file may claim more than any memory."""
+def _claimed(stream: IO[bytes], keys: Collection[str]) -> int:
+    """Returns the unpacked size that the members claim; a small file may claim more than any memory."""
     with zipfile.ZipFile(stream) as archive:
-        return sum(m.file_size for m in archive.infolist() if m.filename.removesuffix(".npy") in known)
+        return sum(m.file_size for m in archive.infolist() if m.filename.removesuffix(".npy") in keys)

@@ -1,7 +1,7 @@
-"""Reader of pickled byte arrays and plain containers, as in CIFAR's python archives; every other pickle is refused.
+"""Reads pickled byte arrays and plain containers, as in CIFAR's python archives; refuses every other pickle.
 
-Nothing is unpickled: `loads` interprets the few opcodes such files need. It imports no name, calls no object of the
-file, sets no state, and makes arrays as views of bytes whose length it has compared with their shape.
+`loads` does not unpickle. It interprets the few opcodes that such files need: it imports no name, calls no object of
+the file, and sets no state. Arrays are views of bytes whose length is compared with the shape.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reason
 
 MAX_BYTES = 2**28
-"""Bytes of a pickle; the largest published one, CIFAR-100's training set, has 155 million."""
+"""Largest pickle in bytes; the largest published one, CIFAR-100's training set, has 155 million."""
 
 MAX_OPCODES = 2**22
-"""Opcodes of a pickle, which bound the time: about 2 microseconds each. CIFAR-100's training set has some 400,000."""
+"""Most opcodes of a pickle. They bound the time, at about 2 microseconds each; CIFAR-100 has some 400,000."""
 
 _MAX_AXES = 4
 
 _RECENT = 64
-"""Objects remembered last among which an array is looked for when it is filled; NumPy writes ten in between."""
+"""Last objects of the memo that are searched for an array when it is filled; NumPy writes ten in between."""
 
 
 def loads(data: bytes, source: object) -> Any:
-    """Returns what `data` holds: numbers, text (of Python 2 as bytes), lists, tuples, dicts and uint8 arrays.
+    """Returns the pickled numbers, text (Python 2's as bytes), lists, tuples, dicts and uint8 arrays.
 
     Args:
-        data: a pickle of protocol 2, 3 or 4, of Python 2 or 3.
+        data: a pickle of protocol 2, 3 or 4, written by Python 2 or 3.
         source: its name in errors.
 
     Raises:
-        UsageError: a damaged pickle, one larger than `MAX_BYTES` or longer than `MAX_OPCODES`, or one that holds
-            anything else.
+        UsageError: the pickle is damaged, exceeds `MAX_BYTES` or `MAX_OPCODES`, or holds other objects.
 
     >>> import pickle
     >>> loads(pickle.dumps({"labels": [3, 1]}), "a file")
@@ -53,21 +52,21 @@ def loads(data: bytes, source: object) -> Any:
 
 
 class _Mark:
-    """Where a list, tuple or dict on the stack begins."""
+    """Beginning of a list, tuple or dict on the stack."""
 
 
 class _Name(NamedTuple):
-    """A global of the pickle, one of `_NAMES`; nothing is imported for it."""
+    """A global of the pickle, one of `_NAMES`; it is not imported."""
 
     what: str
 
 
 class _Bytes8(NamedTuple):
-    """The dtype uint8, the only one that is read."""
+    """The dtype uint8, the only supported one."""
 
 
 class _Unfilled:
-    """An array before the opcode BUILD gives it a shape and bytes."""
+    """An array before the opcode BUILD sets its shape and bytes."""
 
 
 class _Machine(NamedTuple):
@@ -76,7 +75,7 @@ class _Machine(NamedTuple):
     stack: list[Any]
     memo: dict[int, Any]
     budget: list[int]
-    """[bytes that text may still be encoded to]"""
+    """[remaining bytes to which text may be encoded]."""
 
 
 _NAMES = {
@@ -165,7 +164,7 @@ def _append_all(machine: _Machine, _: None) -> None:
 
 def _extend(machine: _Machine, items: list[Any]) -> None:
     if type(machine.stack[-1]) is not list:
-        raise ValueError("an item for what is no list")
+        raise ValueError("an item for an object that is no list")
     machine.stack[-1].extend(items)
 
 
@@ -181,7 +180,9 @@ def _set_items(machine: _Machine, _: None) -> None:
 
 def _fill(mapping: Any, items: list[Any]) -> None:
     if type(mapping) is not dict or len(items) % 2 or any(type(key) not in (str, bytes) for key in items[::2]):
-        raise ValueError("an entry for what is no dict, or whose key is no text")  # only texts' hashes are salted
+        raise ValueError(
+            "an entry for an object that is no dict, or a key that is no text"
+        )  # other keys could be chosen to collide
     mapping.update(zip(items[::2], items[1::2], strict=True))
 
 
@@ -200,7 +201,7 @@ def _recall(machine: _Machine, place: int) -> None:
 def _call(machine: _Machine, _: None) -> None:
     arguments, name = machine.stack.pop(), machine.stack.pop()
     if type(name) is not _Name or type(arguments) is not tuple:
-        raise ValueError("a call of what is no name")
+        raise ValueError("a call of an object that is no name")
     machine.stack.append(_CALLS[name.what](machine, *arguments))
 
 
@@ -216,11 +217,11 @@ def _dtype(machine: _Machine, code: Any, align: Any = 0, copy: Any = 0) -> _Byte
 
 
 def _encoded(machine: _Machine, text: Any, encoding: Any) -> bytes:
-    """Bytes, as Python 3 writes them into a pickle for Python 2."""
+    """Returns bytes that Python 3 pickled as text for Python 2."""
     if type(text) is not str or encoding not in ("latin1", b"latin1"):
         raise UsageError("the pickle holds text in an odd encoding")
     machine.budget[0] -= len(text)
-    if machine.budget[0] < 0:  # one text, encoded over and over
+    if machine.budget[0] < 0:  # one text, encoded many times
         raise UsageError("the pickle holds more text than bytes")
     return text.encode("latin1")
 
@@ -230,7 +231,7 @@ def _refuse_call(machine: _Machine, *_: Any) -> None:
 
 
 def _build(machine: _Machine, _: None) -> None:
-    """Fills an array; the state of the dtype of single bytes says nothing more."""
+    """Fills an array, or checks the state of its dtype."""
     state, unfilled = machine.stack.pop(), machine.stack[-1]
     if type(state) is not tuple:
         raise ValueError("a state that is no tuple")
@@ -239,7 +240,7 @@ def _build(machine: _Machine, _: None) -> None:
             raise UsageError("the pickle holds an array with fields, and only 'u1' (uint8) is read")
         return
     if type(unfilled) is not _Unfilled:
-        raise ValueError("a state for what is no array")
+        raise ValueError("a state for an object that is no array")
     machine.stack[-1] = array = _array(*state)
     recent = itertools.islice(reversed(machine.memo.items()), _RECENT)
     machine.memo.update({place: array for place, value in recent if value is unfilled})
@@ -296,4 +297,4 @@ _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "REDUCE": _call,
     "BUILD": _build,
 }
-"""opcode -> what it does to the state, of those that pickles of plain arrays and containers need"""
+"""Opcode -> its effect on the state, for the opcodes in pickles of plain arrays and containers."""

@@ -1,4 +1,4 @@
-"""Reader of STL-10's official binary files."""
+"""Reads STL-10's official binary files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CLASS_NAMES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey
 FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
 FOLDER = "stl10_binary"
 SHAPE = (3, 96, 96)
-"""Of an image in the file: channels, then COLUMNS, then rows."""
+"""Axes of an image in the file: channels, columns, rows."""
 
 ARCHIVE = f"{FOLDER}.tar.gz"
 PACKED = 113_000
-"""Images in the archive, most of them without a label."""
+"""Images in the archive, most of them unlabelled."""
 
 LAYOUT = f"{', '.join(FILES)} (there or in {FOLDER}/), or {ARCHIVE}"
 SOURCE = f"{ARCHIVE} of https://cs.stanford.edu/~acoates/stl10/"
@@ -29,12 +29,12 @@ Contents = list[tuple[object, bytes]]
 
 
 def load(data_dir: Path, cache_dir: Path | None = None, *, progress: images.Progress | None = None) -> Arrays:
-    """STL-10's labelled images, x uint8 [13000, 96, 96, 3], the 5,000 of the training set first.
+    """Reads STL-10's labelled images, x uint8 [13000, 96, 96, 3]; the first 5,000 are the training set.
 
     Args:
-        data_dir: a folder holding `LAYOUT`, or the archive itself.
-        cache_dir: where the decoded set is kept.
-        progress: called with (images done, all images) while an archive is read.
+        data_dir: a folder with `LAYOUT`, or the archive itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        progress: called with (images read, all images) while an archive is read.
 
     Raises:
         UsageError: files missing or damaged.
@@ -46,14 +46,14 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, progress: images.Prog
 
 
 def _find(data_dir: Path, progress: images.Progress | None) -> tuple[list[Path], Callable[[], Contents]]:
-    """What tells one copy of the set from another, and what reads it."""
-    for place in (data_dir, data_dir / FOLDER):
-        files = [place / name for name in FILES]
+    """Returns the files of the data set, and a function that reads them."""
+    for folder in (data_dir, data_dir / FOLDER):
+        files = [folder / name for name in FILES]
         missing = [file.name for file in files if not file.is_file()]
         if not missing:
             return files, lambda files=files: [(file, cache.contents(file)) for file in files]
         if len(missing) < len(FILES):
-            raise UsageError(f"{place}: {', '.join(missing)} missing; unpack {SOURCE} there again")
+            raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {SOURCE} there again")
     file = data_dir if data_dir.is_file() else data_dir / ARCHIVE
     if not file.is_file():
         raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
@@ -61,12 +61,12 @@ def _find(data_dir: Path, progress: images.Progress | None) -> tuple[list[Path],
 
 
 def _packed(file: Path, progress: images.Progress | None) -> Contents:
-    """The members of the archive."""
-    tell = progress and (lambda share: progress(int(PACKED * share), PACKED))
-    found = archive.of_tar(file, FILES, SOURCE, tell)
-    if missing := [name for name in FILES if name not in found]:
+    """Reads the members of the archive."""
+    show_share = progress and (lambda share: progress(int(PACKED * share), PACKED))
+    contents = archive.of_tar(file, FILES, SOURCE, show_share)
+    if missing := [name for name in FILES if name not in contents]:
         raise UsageError(f"{file}: does not hold {', '.join(missing)}; fetch {SOURCE} again")
-    return [(f"{file} ({name})", found[name]) for name in FILES]
+    return [(f"{file} ({name})", contents[name]) for name in FILES]
 
 
 def _decode(parts: Contents, source: Path) -> Arrays:

@@ -1,6 +1,6 @@
-"""Reader of image sets that tensorflow-datasets has prepared as ArrayRecord; TensorFlow itself is not needed.
+"""Reads image data sets that tensorflow-datasets prepared as ArrayRecord; TensorFlow itself is not needed.
 
-Nothing is ever downloaded but by `download`, which only `python -m fedvg_jax.prepare tfds:NAME --download` calls.
+Only `download` uses the network. Its only caller is `python -m fedvg_jax.prepare tfds:NAME --download`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fedvg_jax.data.arrays import Arrays, check, reason
 PREFIX = "tfds:"
 LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
 SPLITS = ("train", "validation", "test")
-"""Pooled in this order; a set with none of them is read as all it has."""
+"""Splits to pool, in this order; of a data set without any of them, all splits are pooled."""
 
 
 class Name(NamedTuple):
-    """NAME[/CONFIG][:VERSION], as tensorflow-datasets writes it."""
+    """NAME[/CONFIG][:VERSION], the notation of tensorflow-datasets."""
 
     name: str
     config: str | None
@@ -34,18 +34,18 @@ class Name(NamedTuple):
 
 
 def parse(text: str) -> Name:
-    """The parts of the name after "tfds:".
+    """Parses the name after "tfds:".
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no such name.
 
     >>> parse("medmnist/organ:1.0.0")
     Name(name='medmnist', config='organ', version='1.0.0')
     """
-    found = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::(\d+\.\d+\.\d+))?", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::(\d+\.\d+\.\d+))?", text, re.ASCII)
+    if not match:
         raise UsageError(f"dataset must be {PREFIX}NAME, {PREFIX}NAME/CONFIG or {PREFIX}NAME:VERSION, got {text!r}")
-    return Name(*found.groups())
+    return Name(*match.groups())
 
 
 def load(
@@ -56,17 +56,17 @@ def load(
     size: images.Size | None = None,
     progress: images.Progress | None = None,
 ) -> Arrays:
-    """A prepared set, x uint8 [T, H, W, D]: its splits train, validation and test pooled in this order.
+    """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
     Args:
-        data_dir: the folder that tensorflow-datasets calls data_dir, holding `LAYOUT`.
-        cache_dir: where the decoded set is kept.
-        name: NAME[/CONFIG][:VERSION]; the newest version there unless one is given.
-        size: (H, W) to resize to; needed where images have several sizes.
-        progress: called with (images done, all images).
+        data_dir: the data_dir of tensorflow-datasets, with `LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
+        size: (H, W) to resize to; needed if images have several sizes.
+        progress: called with (decoded images, all images).
 
     Raises:
-        UsageError: the extra is not installed; or no such set, a damaged one, or one that is not of labelled images.
+        UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
     """
     _refuse_no_utf8(data_dir)
     prepared = _find(data_dir, parse(name))
@@ -76,57 +76,63 @@ def load(
 
 
 def download(name: str, data_dir: Path) -> None:
-    """Downloads a set and prepares it as ArrayRecord, for a user who asked for it; most sets need TensorFlow for this.
+    """Downloads a data set and prepares it as ArrayRecord; most data sets need TensorFlow for this.
+
+    Args:
+        name: NAME[/CONFIG][:VERSION].
+        data_dir: the data_dir of tensorflow-datasets.
 
     Raises:
-        UsageError: it cannot be had.
+        UsageError: the download or the preparation fails.
     """
     parse(name)
     _refuse_no_utf8(data_dir)
     tfds = _library()
     try:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
-    except Exception as error:  # of the network, of a builder, of a library it wants
-        wants = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
-        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){wants}") from error
+    except Exception as error:  # from the network, the builder, or a missing library
+        remedy = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
+        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){remedy}") from error
 
 
 def _refuse_no_utf8(data_dir: Path) -> None:
-    """UsageError for a path that the readers of ArrayRecord, in C++, take no part of."""
+    """Raises a UsageError for a path that is not UTF-8, which the C++ readers of ArrayRecord cannot open."""
     try:
         os.path.realpath(data_dir).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"--data-dir {str(data_dir)!r} is not UTF-8, as sets of {PREFIX} need it; rename it") from None
+        raise UsageError(
+            f"--data-dir {str(data_dir)!r} is not UTF-8, which data sets of {PREFIX} need; rename it"
+        ) from None
 
 
 def _find(data_dir: Path, name: Name) -> Path:
-    """The folder of the newest version that fits."""
+    """Returns the folder of the newest version that matches `name`."""
     root = data_dir / name.name
-    known = [path.parent for pattern in ("*", "*/*") for path in sorted(root.glob(f"{pattern}/dataset_info.json"))]
-    fitting = [
+    prepared = [path.parent for pattern in ("*", "*/*") for path in sorted(root.glob(f"{pattern}/dataset_info.json"))]
+    matching = [
         path
-        for path in known
+        for path in prepared
         if (name.version is None or path.name == name.version)
         and (name.config is None or path.parent.name == name.config)
     ]
-    if not fitting:
-        there = ", ".join(path.relative_to(data_dir).as_posix() for path in known)
+    if not matching:
+        present = ", ".join(path.relative_to(data_dir).as_posix() for path in prepared)
         full = "/".join(part for part in name[:2] if part)
         wanted = f"{full}:{name.version}" if name.version else full
         raise UsageError(
-            f"{data_dir}: holds no prepared {wanted} ({LAYOUT}){', but ' if there else ''}{there}; prepare it:"
+            f"{data_dir}: holds no prepared {wanted} ({LAYOUT}){', but ' if present else ''}{present}; prepare it:"
             f" python -m fedvg_jax.prepare {PREFIX}{full} --data-dir {data_dir} --download"
         )
-    configs = sorted({path.parent for path in fitting})
+    configs = sorted({path.parent for path in matching})
     if len(configs) > 1:
         choices = ", ".join(f"{PREFIX}{path.relative_to(data_dir).as_posix()}" for path in configs)
         raise UsageError(f"{root}: holds several configurations; give one of {choices}")
-    return max(fitting, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
+    return max(matching, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
 
 
 def _decode(name: str, prepared: Path, size: images.Size | None, progress: images.Progress | None) -> Arrays:
     try:
-        _refuse_odd(prepared)
+        _refuse_unsupported(prepared)
         tfds = _library()
         builder = tfds.builder_from_directory(prepared)
         image, label = _keys(tfds, builder.info, prepared)
@@ -135,12 +141,12 @@ def _decode(name: str, prepared: Path, size: images.Size | None, progress: image
         sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
         rows = [(source, i, split) for source, split in zip(sources, splits, strict=True) for i in range(len(source))]
         if not rows:
-            raise UsageError(f"{prepared}: holds no image; at least one is needed")
-        y, turn = np.empty(len(rows), np.int64), threading.Lock()
+            raise UsageError(f"{prepared}: holds no image; prepare a data set with at least one")
+        y, lock = np.empty(len(rows), np.int64), threading.Lock()
 
         def read(row: int) -> tuple[bytes, object]:
             source, i, split = rows[row]
-            with turn:  # a reader is not promised to bear several threads
+            with lock:  # readers are not documented as thread-safe
                 example = source[i]
             y[row] = example[label]
             return example[image], f"{prepared} ({split} row {i})"
@@ -152,11 +158,11 @@ def _decode(name: str, prepared: Path, size: images.Size | None, progress: image
     except UsageError:
         raise
     except Exception as error:  # a damaged set raises what its first bad byte leads to
-        raise UsageError(f"{prepared}: not a complete prepared set ({reason(error)}); prepare it again") from error
+        raise UsageError(f"{prepared}: not a complete prepared data set ({reason(error)}); prepare it again") from error
 
 
-def _refuse_odd(prepared: Path) -> None:
-    """UsageError for a set in another format, or whose description names code of somebody else's."""
+def _refuse_unsupported(prepared: Path) -> None:
+    """Raises a UsageError for another file format, or if the description names code outside tensorflow-datasets."""
     info, features = (_json(prepared / name) for name in ("dataset_info.json", "features.json"))
     form = info.get("fileFormat", "tfrecord") if isinstance(info, dict) else None
     if form != "array_record":
@@ -173,25 +179,26 @@ def _json(file: Path) -> Any:
     try:
         return files.parse_json(cache.contents(file), file)
     except UsageError as error:
-        raise UsageError(f"{error}; prepare the set again") from None
+        raise UsageError(f"{error}; prepare the data set again") from None
 
 
 def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:
-    """The names of the image and of its label: those the set calls supervised, or the only ones of their kind."""
+    """Returns the names of the image and its label: the supervised keys, or the only features of their kind."""
     kinds = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
     of_kind = {what: [key for key in info.features if type(info.features[key]) is kind] for what, kind in kinds.items()}
     supervised = info.supervised_keys or ()
-    keys = [next((k for k in supervised if k in found), found[0] if found else None) for found in of_kind.values()]
-    if None in keys or any(
-        len(found) > 1 and key not in supervised for key, found in zip(keys, of_kind.values(), strict=True)
-    ):
-        raise UsageError(f"{prepared}: must have one image and one class label, got {', '.join(info.features)}")
+    keys = []
+    for candidates in of_kind.values():
+        chosen = [key for key in supervised if key in candidates][:1] or candidates
+        if len(chosen) != 1:
+            raise UsageError(f"{prepared}: must have one image and one class label, got {', '.join(info.features)}")
+        keys += chosen
     return keys[0], keys[1]
 
 
 def _library() -> Any:
     try:
-        import tensorflow_datasets  # heavy, and an extra
+        import tensorflow_datasets  # slow to import, and an extra
 
         return tensorflow_datasets
     except ImportError:

@@ -1,4 +1,4 @@
-"""Reader of Tiny ImageNet's official folder, unpacked or not."""
+"""Reads Tiny ImageNet's official folder, unpacked or not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def load(
     size: images.Size | None = None,
     progress: images.Progress | None = None,
 ) -> Arrays:
-    """Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
+    """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
-    Classes are in the order of wnids.txt and named by words.txt where it is there; the images of a class, and those of
-    the validation set, are in the sorted order of their file names, so a row is the same image everywhere.
+    Classes have the order of wnids.txt and the names of words.txt, if present. The images of a class, and those of the
+    validation set, are sorted by file name, so a row is the same image on every machine.
 
     Args:
-        data_dir: a folder holding `LAYOUT`, or the archive itself.
-        cache_dir: where the decoded set is kept.
+        data_dir: a folder with `LAYOUT`, or the archive itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) to resize to.
-        progress: called with (images done, all images).
+        progress: called with (decoded images, all images).
 
     Raises:
-        UsageError: files missing, damaged, or at odds with one another.
+        UsageError: files are missing, damaged or inconsistent.
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
@@ -71,23 +71,30 @@ def _find(data_dir: Place) -> Place:
 
 
 def _train(root: Place, wnids: list[str]) -> list[tuple[Place, int]]:
-    """(file, class) of the training set, class after class."""
-    rows, fewest = [], {}
+    """Returns (file, class) of the training set, class after class."""
+    rows, folder_by_size = [], {}
     for label, wnid in enumerate(wnids):
         of_class = root / "train" / wnid
         if not of_class.is_dir():
-            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; take it anew from {SOURCE}")
+            raise UsageError(
+                f"{of_class}: no such folder, but wnids.txt names the class; download it again from {SOURCE}"
+            )
         files = folder.images_in(of_class)
-        fewest.setdefault(len(files), of_class)
+        folder_by_size.setdefault(len(files), of_class)
         rows += [(file, label) for file in files]
-    if len(fewest) > 1:
-        least, most = min(fewest), max(fewest)
-        raise UsageError(f"{fewest[least]}: {least} images, but other classes have {most}; take it anew from {SOURCE}")
+    if len(folder_by_size) > 1:
+        least, most = min(folder_by_size), max(folder_by_size)
+        raise UsageError(
+            f"{folder_by_size[least]}: {least} images, but other classes have {most}; download it again from {SOURCE}"
+        )
     return rows
 
 
 def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
-    """(file, class) of the validation set, by val_annotations.txt: file name, class, four numbers, apart by tabs."""
+    """Returns (file, class) of the validation set.
+
+    Lines of val_annotations.txt hold file name, class and four numbers, separated by tabs.
+    """
     annotations = val / "val_annotations.txt"
     number = {wnid: label for label, wnid in enumerate(wnids)}
     labels = {}
@@ -95,20 +102,22 @@ def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise UsageError(
-                f"{annotations}: {name} is of class {wnid!r}, which wnids.txt does not name; take it anew from {SOURCE}"
+                f"{annotations}: {name} has class {wnid!r}, which is not in wnids.txt; download it again from {SOURCE}"
             )
         labels[name] = number[wnid]
     files = folder.images_in(val)
     if odd := sorted({file.name for file in files} ^ set(labels)):
-        raise UsageError(f"{annotations}: {odd[0]} is only in one of it and images/; take it anew from {SOURCE}")
+        raise UsageError(
+            f"{annotations}: {odd[0]} is not in both this file and images/; download it again from {SOURCE}"
+        )
     return [(file, labels[file.name]) for file in files]
 
 
 def _names(root: Place, wnids: list[str]) -> tuple[str, ...]:
-    """The first word of each class, or its number in WordNet; the number too where two classes share the word."""
+    """Returns the first word of each class, or its WordNet number; both if two classes share the word."""
     words = root / "words.txt"
-    known = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
-    firsts = [known.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
+    words_of = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
+    firsts = [words_of.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     return tuple(
         f"{first} ({wnid})" if firsts.count(first) > 1 else first for first, wnid in zip(firsts, wnids, strict=True)
     )
@@ -118,7 +127,7 @@ def _lines(file: Place) -> list[str]:
     try:
         lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: no text file; take it anew from {SOURCE}") from error
+        raise UsageError(f"{file}: no text file; download it again from {SOURCE}") from error
     if not lines:
-        raise UsageError(f"{file}: empty; take it anew from {SOURCE}")
+        raise UsageError(f"{file}: empty; download it again from {SOURCE}")
     return lines

@@ -7,7 +7,7 @@ import pytest
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import given
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import history, simulation
 from fedvg_jax.views import display, plots
@@ -19,16 +19,16 @@ PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 2, 2, 2, 2)])
-def test_any_rank_and_dtype_is_taken_as_it_is(dtype, shape):
+def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     x = np.ones(shape, dtype)
-    found = given.arrays((x, x))
+    found = user_data.as_arrays((x, x))
     assert found.x is x and found.name == "data"
     is_label = len(shape) == 1 and dtype in ("uint8", "int64")
     assert found.class_names == (("0", "1") if is_label else ())
 
 
-def test_labels_are_widened_so_that_nothing_overflows():
-    assert given.arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
+def test_labels_are_widened_to_int32():
+    assert user_data.as_arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_labels_are_widened_so_that_nothing_overflows():
         (Arrays("mine", FLOATS, TARGETS, ("a", "b"), 6), "leave class_names empty"),
     ],
 )
-def test_data_that_cannot_be_trained_on_are_one_line(data, said):
+def test_unusable_data_are_refused_in_one_line(data, said):
     with pytest.raises(UsageError, match=said) as error:
-        given.arrays(data)
+        user_data.as_arrays(data)
     assert "\n" not in str(error.value)
 
 
@@ -63,7 +63,7 @@ def test_data_that_cannot_be_trained_on_are_one_line(data, said):
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
 )
-def test_settings_that_the_data_do_not_allow_are_one_line(tmp_path, data, settings, said):
+def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, data, settings, said):
     settings = {"clients": 2, "join_ratio": 1.0, "cache_dir": tmp_path} | settings
     with pytest.raises(UsageError, match=said) as error:
         simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
@@ -80,7 +80,7 @@ RECORDS = [
 ]
 
 
-def test_without_accuracy_a_run_is_summarised_by_its_loss():
+def test_run_without_accuracy_is_summarised_by_its_loss():
     assert history.summarise(RECORDS) == {
         "test_loss_final": None,
         "test_loss_at_best_val": 1.5,
@@ -95,12 +95,12 @@ def test_without_accuracy_a_run_is_summarised_by_its_loss():
     [({"accuracy": 1.0}, "must give loss, whatever else; got accuracy"), ({}, "got nothing"),
      ({"loss": 1.0, "each": np.ones(3)}, r"must give numbers, shape \[\]; got \[3\] for each")],
 )  # fmt: skip
-def test_metrics_that_no_history_can_hold_are_one_line(metrics, said):
+def test_metrics_that_are_no_scalars_are_refused_in_one_line(metrics, said):
     with pytest.raises(UsageError, match=said):
         history.evaluation("val", metrics)
 
 
-def test_without_accuracy_the_loss_is_shown(capsys):
+def test_run_without_accuracy_shows_its_loss(capsys):
     from rich.console import Console
 
     with display.rounds(Console(), 4) as show:
@@ -114,7 +114,7 @@ def test_without_accuracy_the_loss_is_shown(capsys):
     ]
 
 
-def test_without_accuracy_the_loss_is_drawn(tmp_path):
+def test_run_without_accuracy_plots_its_loss(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     plots.write(tmp_path, RECORDS, 1)
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}

@@ -1,4 +1,4 @@
-"""Data given from Python: arrays of any rank and dtype."""
+"""Data sets from Python arrays, of any rank and dtype, and the checks that a model can take them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,57 @@ from fedvg_jax.data.arrays import Arrays
 _MAX_CLASSES = 2**16
 
 
-def arrays(data: Arrays | tuple) -> Arrays:
-    """A data set from Python as the engine holds it.
+def as_arrays(data: Arrays | tuple) -> Arrays:
+    """Returns a user's data as `Arrays`.
 
     Args:
-        data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and of any boolean,
-            integer or floating dtype. Integers y [T] from 0 are class labels, and so are those of `Arrays` with
-            `class_names`.
+        data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and any boolean, integer
+            or floating dtype. Integers y [T] >= 0 are class labels, and so are those of `Arrays` with `class_names`.
 
     Raises:
-        UsageError: what is no such pair, has no rows or different numbers of them, or holds what a device cannot.
+        UsageError: no such pair, no rows, different numbers of rows, or values that no device dtype can hold.
 
-    >>> arrays((np.ones((4, 3)), np.array([0, 2, 1, 0]))).class_names
+    >>> as_arrays((np.ones((4, 3)), np.array([0, 2, 1, 0]))).class_names
     ('0', '1', '2')
     """
     if not isinstance(data, Arrays):
         if not isinstance(data, tuple) or len(data) != 2:
-            raise UsageError(
-                f"data must be a pair (x, y) of arrays, or fedvg_jax.data.arrays.Arrays; got {_kind(data)}"
-            )
+            raise UsageError(f"data must be a pair (x, y) of arrays, or fedvg_jax.data.Arrays; got {_kind(data)}")
         x, y = map(np.asarray, data)
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
-    data = data._replace(x=_held(data.x, "x"), y=_held(data.y, "y"))
+    data = data._replace(x=_checked(data.x, "x"), y=_checked(data.y, "y"))
     if len(data.x) != len(data.y) or not len(data.x):
         raise UsageError(f"data: x has {len(data.x)} rows and y {len(data.y)}; both need the same number, 1 or more")
     if data.class_names:
         labels = class_labels(data, "class_names", "leave class_names empty")
         if labels.min() < 0 or labels.max() >= len(data.class_names):
-            most = len(data.class_names) - 1
-            raise UsageError(f"data: labels must be 0..{most}, as many as names; got {labels.min()}..{labels.max()}")
+            last = len(data.class_names) - 1
+            raise UsageError(f"data: labels must be 0..{last}, as many as names; got {labels.min()}..{labels.max()}")
         data = data._replace(y=labels)
     return data
 
 
-def class_labels(arrays: Arrays, who: str, instead: str) -> np.ndarray:
-    """int32 [T] class labels; UsageError for data without, naming who wants them and what would do instead."""
+def class_labels(arrays: Arrays, consumer: str, instead: str) -> np.ndarray:
+    """Returns int32 [T] class labels.
+
+    Args:
+        arrays: the data set.
+        consumer: what needs the labels, for the error.
+        instead: what to use without labels, for the error.
+
+    Raises:
+        UsageError: the data set has no class labels.
+    """
     y = arrays.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not arrays.class_names:
-        raise UsageError(f"{who} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}; {instead}")
+        raise UsageError(
+            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}; {instead}"
+        )
     return y.astype(np.int32)
 
 
-def for_model(arrays: Arrays, config: Config) -> None:
-    """UsageError if a model of the config cannot take these data."""
+def check_model_fits(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config's model cannot take these data."""
     own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
     class_labels(arrays, f"model {config.model}", own)
     shape = arrays.x.shape[1:]
@@ -66,25 +74,25 @@ def for_model(arrays: Arrays, config: Config) -> None:
         )
 
 
-def for_augmentation(arrays: Arrays, config: Config) -> None:
-    """UsageError if there are no images to augment."""
+def check_augmentation_fits(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config augments images and there are none."""
     if config.augment != "none" and arrays.x.ndim != 4:
         raise UsageError(f"augment {config.augment} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")
 
 
-def _held(array, name: str) -> np.ndarray:
+def _checked(array, name: str) -> np.ndarray:
     array = np.asarray(array)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {_shape(array)}")
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        largest = max(-int(array.min()), int(array.max()))  # of Python's integers: |-2**63| is no int64
+        largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is no int64
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     return array
 
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:
-    """0..max where y can be class labels, else none."""
+    """Returns the names 0..max if y can be class labels, otherwise none."""
     labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < _MAX_CLASSES
     return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
 

@@ -1,0 +1,123 @@
+"""Data sets by name: `load` chooses the reader, checks its options, and reports errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays, quiet_libraries
+from fedvg_jax.data.images import Progress, Size
+from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
+
+
+class Source(NamedTuple):
+    """A data set that is read from files, and its reader."""
+
+    load: Callable[..., Arrays]
+    """(data_dir, cache_dir, **options) -> Arrays"""
+    holds: str
+    """What `--data-dir` must hold, and where to download it."""
+    takes: tuple[str, ...] = ()
+    """Its options, a subset of size, splits and progress."""
+
+
+_IMAGES = ("size", "progress")
+
+SOURCES = {
+    **{name: Source(partial(cifar.load, name=name), f"{s.layout} ({s.source})") for name, s in cifar.SETS.items()},
+    "stl10": Source(stl10.load, f"{stl10.LAYOUT} ({stl10.SOURCE})", ("progress",)),
+    **{
+        name: Source(
+            partial(medmnist.load, name=name),
+            f"{medmnist.layout(name)} ({medmnist.SOURCE})",
+            ("size", "splits") if published.left_out else ("size",),
+        )
+        for name, published in medmnist.SETS.items()
+    },
+    "tinyimagenet": Source(tinyimagenet.load, f"{tinyimagenet.LAYOUT} ({tinyimagenet.SOURCE})", _IMAGES),
+    "covid19": Source(covid19.load, f"{covid19.LAYOUT} ({covid19.SOURCE})", _IMAGES),
+    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
+    "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
+    "folder": Source(folder.load, folder.LAYOUT, _IMAGES),
+}
+
+NAMES = ("digits", *SOURCES)
+
+
+def load(
+    name: str,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    *,
+    size: Size | None = None,
+    splits: str = "all",
+    progress: Progress | None = None,
+) -> Arrays:
+    """Returns the data set called `name`.
+
+    Args:
+        name: one of `NAMES`, or "tfds:NAME". "digits" comes with scikit-learn and needs no folder.
+        data_dir: the folder (or file) of the data.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        size: (H, W) of the images, for data sets that exist in several sizes or are resized.
+        splits: "all", or "official": the splits that the published code pools.
+        progress: called with (decoded images, all images) if there are files to decode.
+
+    Raises:
+        UsageError: unknown name, missing folder, an option the data set does not have, or missing or damaged files.
+
+    >>> digits = load("digits")
+    >>> digits.x.shape, digits.x.dtype.name, digits.num_train
+    ((1797, 8, 8, 1), 'uint8', 1797)
+    """
+    source = _source(name)
+    options = _options(name, source, size, splits)
+    if name == "digits":
+        return digits.load()
+    if data_dir is None:
+        raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
+    if "progress" in source.takes:
+        options["progress"] = progress
+    try:
+        with quiet_libraries():
+            return _printable(source.load(_existing(Path(data_dir), source.holds), cache_dir, **options))
+    except OSError as error:  # no permission, or a failing disk
+        path = error.filename or data_dir
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
+
+
+def _options(name: str, source: Source, size: Size | None, splits: str) -> dict[str, Any]:
+    """Returns the options that differ from their defaults; a UsageError if the data set does not have one of them."""
+    values = {"size": size, "splits": None if splits == "all" else splits}
+    options = {option: value for option, value in values.items() if value is not None}
+    if unknown := [option for option in options if option not in source.takes]:
+        flag = {"size": "--image-size", "splits": "--splits official"}[unknown[0]]
+        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes)
+        raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {names}")
+    return options
+
+
+def _source(name: str) -> Source:
+    if name.startswith(tfds.PREFIX):
+        return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
+    if name not in NAMES:
+        raise UsageError(f"dataset must be one of {', '.join(NAMES)}, or {tfds.PREFIX}NAME, got {name!r}")
+    return SOURCES.get(name, Source(digits.load, ""))
+
+
+def _printable(arrays: Arrays) -> Arrays:
+    """Escapes unprintable characters of names, because folders may be named by any bytes."""
+
+    def escape(name: str) -> str:
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+    return arrays._replace(name=escape(arrays.name), class_names=tuple(map(escape, arrays.class_names)))
+
+
+def _existing(data_dir: Path, holds: str) -> Path:
+    if not data_dir.exists():
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {holds}")
+    return data_dir

@@ -1,0 +1,89 @@
+"""The result of every partition, `Partition`, and the split of rows into training, validation and test rows.
+
+The published protocol splits each client's rows 65 / 10 / 25. Two alternatives hold validation and test rows out of
+the whole data set before it is divided among clients (`hold_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import quantity
+
+Stream = np.random.Generator | np.random.RandomState
+
+_DOMAIN = int.from_bytes(b"partition")
+"""Separates this stream from others that are seeded with the same number."""
+
+
+class Partition(NamedTuple):
+    """Rows of the pool, one int32 array per client. No row occurs twice; a drawn partition holds every row."""
+
+    train: list[np.ndarray]
+    val: list[np.ndarray]
+    """One array per client, or a single array if the rows were held out before the division among clients."""
+    test: list[np.ndarray]
+    """As `val`."""
+
+
+def random_stream(kind: str, seed: int) -> Stream:
+    """Returns the stream that a partition consumes, from its first draw to the split of its last client."""
+    return np.random.RandomState(seed) if kind == "official" else np.random.default_rng([seed, _DOMAIN])
+
+
+def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: float, stream: Stream) -> Partition:
+    """Splits each client's rows at random, client after client; not stratified.
+
+    Of n rows, floor(test_ratio n) are for test, floor(val_ratio n) for validation and the others for training.
+
+    Args:
+        rows: one int array per client.
+        test_ratio: in [0, 1).
+        val_ratio: in [0, 1).
+        stream: consumed.
+    """
+    parts = [_split(client_rows, test_ratio, val_ratio, stream) for client_rows in rows]
+    return Partition(*map(list, zip(*parts, strict=True)))
+
+
+def _split(rows: np.ndarray, test_ratio: float, val_ratio: float, stream: Stream) -> tuple[np.ndarray, ...]:
+    shuffled = rows.copy()
+    stream.shuffle(shuffled)
+    num_test, num_val = int(test_ratio * len(shuffled)), int(val_ratio * len(shuffled))
+    test, val, train = np.split(shuffled.astype(np.int32), [num_test, num_test + num_val])
+    return train, val, test
+
+
+def hold_out(
+    labels: np.ndarray, test_ratio: float, val_ratio: float, stratified: bool, stream: Stream
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Holds floor(test_ratio T) test rows and floor(val_ratio T) validation rows out of the whole data set.
+
+    Args:
+        labels: [T] int.
+        test_ratio: in [0, 1).
+        val_ratio: in [0, 1).
+        stratified: whether each part has every class in proportion; otherwise its rows are uniformly random.
+        stream: consumed.
+
+    Returns:
+        int32 (remaining, validation, test) rows.
+    """
+    order = quantity.proportional_order(labels, stream) if stratified else stream.permutation(len(labels))
+    num_test, num_val = int(test_ratio * len(labels)), int(val_ratio * len(labels))
+    test, val, remaining = np.split(order.astype(np.int32), [num_test, num_test + num_val])
+    return np.sort(remaining), val, test
+
+
+def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -> None:
+    """Raises a UsageError that names the smallest client if it has fewer than `min_samples` rows."""
+    sizes = np.array([len(client_rows) for client_rows in rows])
+    if sizes.min() < min_samples:
+        raise UsageError(
+            f"{source}: client {sizes.argmin()} has {sizes.min()} samples, and --min-samples is {min_samples}:"
+            " use fewer clients or a smaller --min-samples"
+        )

@@ -31,7 +31,6 @@ PARTS = {
     "fedvg_jax.engine",
     "fedvg_jax.runs",
     "fedvg_jax.weightings",
-    "fedvg_jax.weightings.rules",
 }
 """Modules that the tutorials import from beside the public names."""
 

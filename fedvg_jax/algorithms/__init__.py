@@ -1,5 +1,6 @@
-"""Federated algorithms: a module for each, with a factory that returns an `Algorithm`."""
+"""Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for one's own."""
 
+from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
 from fedvg_jax.algorithms.elastic import elastic
 from fedvg_jax.algorithms.fedavg import fedavg
 from fedvg_jax.algorithms.feddyn import feddyn
@@ -18,5 +19,10 @@ __all__ = [
     "fednova",
     "fedprox",
     "fedyogi",
+    "no_correction",
+    "no_memory",
+    "no_probe",
+    "no_report",
+    "no_residual",
     "scaffold",
 ]

@@ -23,7 +23,12 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_correction, no_memory, no_report
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, Variables
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Probe, Tree, Variables
+
+DEFAULTS = (
+    Hyperparameter("tau", 0.5, 0.0, doc="tau, least factor zeta of a tensor's step"),
+    Hyperparameter("sensitivity_decay", 0.95, 0.0, 1.0, doc="mu of the moving average", excludes_high=True),
+)
 
 
 def elastic(official: bool = False) -> Algorithm:
@@ -35,7 +40,7 @@ def elastic(official: bool = False) -> Algorithm:
         """R = (1 - zeta) u"""
         return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
 
-    return Algorithm(no_memory, no_correction, no_report, residual, probe, native_weighting="samples")
+    return Algorithm(no_memory, no_correction, no_report, residual, probe, "samples", DEFAULTS)
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:

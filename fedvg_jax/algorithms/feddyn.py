@@ -21,7 +21,12 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (
+    Hyperparameter("dyn_alpha", 0.1, 0.0, doc="alpha, strength of the regulariser", excludes_low=True),
+    Hyperparameter("clip", 10.0, 0.0, doc="largest global norm of a client's gradient", excludes_low=True),
+)
 
 
 class Server(NamedTuple):
@@ -56,7 +61,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         added = jax.tree.map(lambda h, u: h + undone.astype(u.dtype) * u, dual, cohort.update)
         return added, Server(dual, server.round + 1)
 
-    return Algorithm(init, correct, report, residual, no_probe, native_weighting)
+    return Algorithm(init, correct, report, residual, no_probe, native_weighting, DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:

@@ -37,11 +37,27 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_correction, no_probe, no_report
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
+
+SERVER_LR = Hyperparameter("server_lr", 0.1, 0.0, doc="eta, learning rate of the server", excludes_low=True)
+B1 = Hyperparameter("b1", 0.9, 0.0, 1.0, doc="beta_1, decay of the first moment", excludes_high=True)
+B2 = Hyperparameter("b2", 0.999, 0.0, 1.0, doc="beta_2, decay of the second moment", excludes_high=True)
+SERVER_EPS = Hyperparameter("server_eps", 1e-3, 0.0, doc="tau, added to the root of v", excludes_low=True)
+FEDAVGM_DEFAULTS = (
+    Hyperparameter("server_lr", 1.0, 0.0, doc="learning rate of the server", excludes_low=True),
+    Hyperparameter("server_momentum", 0.9, 0.0, 1.0, doc="beta, Nesterov momentum of the server", excludes_high=True),
+)
 
 
-def fedopt(optimiser: Callable[[Hyper], optax.GradientTransformation]) -> Algorithm:
-    """FedAvg with an optax optimiser on the server; `optimiser` makes it from the hyper-parameters."""
+def fedopt(
+    optimiser: Callable[[Hyper], optax.GradientTransformation], defaults: tuple[Hyperparameter, ...] = ()
+) -> Algorithm:
+    """FedAvg with an optax optimiser on the server.
+
+    Args:
+        optimiser: hyperparameters -> optimiser, which acts on u as on a gradient.
+        defaults: the hyperparameters that `optimiser` reads.
+    """
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
         """The optimiser's state; no client memory."""
@@ -53,7 +69,7 @@ def fedopt(optimiser: Callable[[Hyper], optax.GradientTransformation]) -> Algori
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 
-    return Algorithm(init, no_correction, no_report, residual, no_probe, native_weighting="samples")
+    return Algorithm(init, no_correction, no_report, residual, no_probe, "samples", defaults)
 
 
 class Moments(NamedTuple):
@@ -80,7 +96,9 @@ def fedadagrad(variant: str = "paper") -> Algorithm:
     def of_optax(hyper: Hyper) -> optax.GradientTransformation:
         return optax.adagrad(hyper["server_lr"], 0.0, hyper["server_eps"])
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant, momentum=variant == "official"))
+    defaults = (SERVER_LR, B1, SERVER_EPS) if variant == "official" else (SERVER_LR, SERVER_EPS)
+    own = adaptive(second_moment, variant, momentum=variant == "official")
+    return fedopt(of_optax if variant == "optax" else own, defaults)
 
 
 def fedyogi(variant: str = "paper") -> Algorithm:
@@ -98,7 +116,7 @@ def fedyogi(variant: str = "paper") -> Algorithm:
 
         return optax.GradientTransformation(init, rule.update)
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant), (SERVER_LR, B1, B2, SERVER_EPS))
 
 
 def fedadam(variant: str = "paper") -> Algorithm:
@@ -110,7 +128,7 @@ def fedadam(variant: str = "paper") -> Algorithm:
     def of_optax(hyper: Hyper) -> optax.GradientTransformation:
         return optax.adam(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"], 1e-30)
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant), (SERVER_LR, B1, B2, SERVER_EPS))
 
 
 def adaptive(
@@ -151,7 +169,11 @@ def adaptive(
 
 def fedavgm() -> Algorithm:
     """FedAvgM; reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
-    return fedopt(lambda hyper: optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True))
+
+    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+        return optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True)
+
+    return fedopt(optimiser, FEDAVGM_DEFAULTS)
 
 
 def _root(v: Array) -> Array:

@@ -32,7 +32,9 @@ import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (Hyperparameter("eta_g", 1.0, 0.0, doc="eta_g, learning rate of the server", excludes_low=True),)
 
 
 def scaffold(keeps: bool = True) -> Algorithm:
@@ -42,7 +44,7 @@ def scaffold(keeps: bool = True) -> Algorithm:
         memory, *messages = report(hyper, params, anchor, displacement)
         return (memory if keeps else anchor.client), *messages
 
-    return Algorithm(init, correct, remember, residual, no_probe, native_weighting="uniform")
+    return Algorithm(init, correct, remember, residual, no_probe, "uniform", DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:

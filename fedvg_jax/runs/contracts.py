@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,6 +54,28 @@ def check_task(task: Task, pool: Any) -> None:
     found = jax.eval_shape(task.predict, *model, batch)
     if found is not None:
         _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
+
+
+def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
+    """The weighting that a user's function makes for the task.
+
+    Raises:
+        UsageError: `factory` is no function of the task, or returns something else.
+
+    >>> weighting_of(lambda task: "samples", None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting(task) returned str; expected fedvg_jax.core.types.Weighting
+    """
+    if not callable(factory):
+        raise UsageError(
+            f"weighting is {type(factory).__name__}; expected a Weighting, or a function task -> Weighting"
+        )
+    weighting = factory(task)
+    if not isinstance(weighting, Weighting):
+        kind = type(weighting).__name__
+        raise UsageError(f"weighting(task) returned {kind}; expected fedvg_jax.core.types.Weighting")
+    return weighting
 
 
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:

@@ -11,10 +11,15 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, Variables, Weighting
+from fedvg_jax.core.types import Data, Hyper, Hyperparameter, Report, Returns, Task, Tree, Variables, Weighting
 from fedvg_jax.weightings import signals, streaming
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, shares
+from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
+
+FITTED_DEFAULTS = (
+    Hyperparameter("fit_rate", 1.0, 0.0, doc="rate of the exponentiated gradient steps", excludes_low=True),
+)
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -46,7 +51,9 @@ def val_loss(task: Task) -> Weighting:
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
         return broadcast_weights(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
 
-    return Weighting(signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh))
+    return Weighting(
+        signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS
+    )
 
 
 def val_accuracy(task: Task) -> Weighting:
@@ -131,7 +138,9 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 
-    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail)
+    return Weighting(
+        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=() if rate else FITTED_DEFAULTS
+    )
 
 
 def _length(hyper: Hyper, report: Report, data: Data) -> Array:

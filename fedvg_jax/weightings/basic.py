@@ -54,6 +54,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
         terms=streaming.mean_terms(first.terms, second.terms),
+        defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
     )
 
 

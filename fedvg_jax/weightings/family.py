@@ -16,10 +16,30 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core.types import Data, Grouping, Hyper, Norm, Report, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.core.types import (
+    Data,
+    Grouping,
+    Hyper,
+    Hyperparameter,
+    Norm,
+    Report,
+    Returns,
+    Signal,
+    Tree,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
+from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
 from fedvg_jax.weightings.fedvg import FLOOR, WeightsOfMean, fedvg, first_component, layer_norms, weights_by_group
+
+DEFAULTS = (
+    *EPS,
+    Hyperparameter("exponent", 1.0, 0.0, doc="p, the power of the inverse norm"),
+    Hyperparameter("temperature", 1.0, 0.0, doc="T of the final s^(1/T)", excludes_low=True),
+    Hyperparameter("mix", 0.0, 0.0, 1.0, doc="m, the part of n_k / sum n"),
+)
 
 LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
     "inverse": lambda mean, eps, present: -jnp.log(reciprocal(mean + eps)),
@@ -117,7 +137,13 @@ def generalised(
         joined = layer_norms(found, counted, join)
         return weights_by_group(of_mean, joined, by_group, returns.present, floor)
 
-    return Weighting(both, weigh, lambda measured: published.score(measured[0]), lambda m: published.detail(m[0]))
+    return Weighting(
+        both,
+        weigh,
+        score=lambda measured: published.score(measured[0]),
+        detail=lambda measured: published.detail(measured[0]),
+        defaults=DEFAULTS,
+    )
 
 
 def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> WeightsOfMean:

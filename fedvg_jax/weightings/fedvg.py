@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core.types import Grouping, Hyper, Norm, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.core.types import Grouping, Hyper, Hyperparameter, Norm, Returns, Signal, Tree, Variables, Weighting
 from fedvg_jax.weightings import streaming
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
@@ -24,6 +24,8 @@ LayerNorms = list[tuple[groups.Layer, Array]]
 
 WeightsOfMean = Callable[[Array, Array | bool], Array]
 """(mean norm of a group [K], present [K]) -> weights [K]"""
+
+DEFAULTS = (Hyperparameter("eps", 1e-8, 0.0, doc="added to G_k before inverting", excludes_low=True),)
 
 FLOOR = 1e-6
 """Fraction of the largest norm below which a group holds rounding noise. LeNet5's biases before a BatchNorm in train
@@ -117,7 +119,7 @@ def fedvg(
         if grouping is groups.modelwise
         else streaming.select_terms(partial(weigh, floor=0), weigh_uniformly, is_above_noise)
     )
-    return Weighting(signal, weigh, lambda measured: stacked_norms(measured).mean(-1), detail, terms)
+    return Weighting(signal, weigh, lambda measured: stacked_norms(measured).mean(-1), detail, terms, DEFAULTS)
 
 
 def inverse(eps: float | Array) -> WeightsOfMean:

@@ -1,9 +1,9 @@
-"""FedProx: a spring from every client's model to the global one.
+"""FedProx: a proximal term pulls each client's model towards the global one.
 
     local loss + (mu / 2) ||theta - theta_g||^2,  that is  g <- g + mu (theta - theta_g)      R = 0
 
-Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, weights n_k / N. The published FedVG code
-does the same, on trained tensors, with mu = 0.01.
+Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, with weights n_k / N. The published
+FedVG code has the same correction, on trained tensors, with mu = 0.01.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ import fedvg_jax
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Task, Variables, Weighting
 from fedvg_jax.models import task as tasks
-from fedvg_jax.weightings import rules as weighting
-from fedvg_jax.weightings import signals
+from fedvg_jax.weightings import basic, signals
 
 # %% [markdown]
 # Without Flax, any `apply(params, images) -> logits` is a classifier; `metrics` makes numbers of sums over batches.
@@ -128,9 +127,9 @@ def by_certainty(task: Task) -> Weighting:
         return signals.mean_over(summed, data.val)
 
     def weigh(hyper, entropies, returns):
-        return weighting.everywhere(weighting.shares(1 / (entropies + hyper["eps"]), returns.present), returns)
+        return basic.broadcast_weights(basic.shares(1 / (entropies + hyper["eps"]), returns.present), returns)
 
-    return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=weighting.no_detail)
+    return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=basic.no_detail)
 
 
 # %% [markdown]

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from fedvg_jax.runs.contracts import check_task, check_weighting
     from fedvg_jax.runs.history import DivergedError, History
     from fedvg_jax.runs.loop import run
+    from fedvg_jax.weightings.aggregation import aggregate
     from fedvg_jax.weightings.family import generalised_weights
+    from fedvg_jax.weightings.fedvg import inverse_norm_weights
     from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-    from fedvg_jax.weightings.rules import aggregate, inverse_norm_weights
     from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
 
 __version__ = "0.1.0"
@@ -55,7 +56,7 @@ _HOME = {
     "DivergedError": "runs.history",
     "History": "runs.history",
     "UsageError": "core.types",
-    "aggregate": "weightings.rules",
+    "aggregate": "weightings.aggregation",
     "best_variables": "runs.checkpoint",
     "check_task": "runs.contracts",
     "check_weighting": "runs.contracts",
@@ -63,7 +64,7 @@ _HOME = {
     "generalised_weights": "weightings.family",
     "gradient_norms": "weightings.signals",
     "hypergradient": "engine.differentiable",
-    "inverse_norm_weights": "weightings.rules",
+    "inverse_norm_weights": "weightings.fedvg",
     "joint_fisher": "weightings.fisher",
     "linen_task": "models.adapt",
     "make_round": "engine.federated_round",

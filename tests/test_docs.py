@@ -25,13 +25,11 @@ WRITTEN = [path for path in WRITTEN if path.parent != DOCS / "reference" / "api"
 """Pages that are written by hand."""
 
 PARTS = {
-    "fedvg_jax.algorithms.base",
-    "fedvg_jax.algorithms.fedprox",
+    "fedvg_jax.algorithms",
     "fedvg_jax.core.types",
     "fedvg_jax.engine",
     "fedvg_jax.runs",
     "fedvg_jax.weightings",
-    "fedvg_jax.weightings.rules",
 }
 """Modules that the tutorials import from beside the public names."""
 

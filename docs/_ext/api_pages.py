@@ -30,7 +30,8 @@ SECTIONS = {
 """page -> (title, public names); names that are not listed go to a page of their own."""
 
 PARTS = {
-    "fedvg_jax.weightings.rules": ("samples", "uniform", "fedvg", "mix", "by_scalar", "everywhere", "shares"),
+    "fedvg_jax.weightings.basic": ("samples", "uniform", "mix", "by_scalar", "broadcast_weights", "shares"),
+    "fedvg_jax.weightings.fedvg": ("fedvg",),
     "fedvg_jax.weightings.baselines": (
         "permuted",
         "inverse_samples",
@@ -40,7 +41,7 @@ PARTS = {
         "fitted",
     ),
     "fedvg_jax.weightings.family": ("generalised", "sharpened"),
-    "fedvg_jax.weightings.streaming": ("alone", "halves", "split"),
+    "fedvg_jax.weightings.streaming": ("single_term", "mean_terms", "select_terms"),
     "fedvg_jax.weightings.signals": (
         "normed",
         "validation_gradient",

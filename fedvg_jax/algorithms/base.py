@@ -1,4 +1,4 @@
-"""What an algorithm does where it does nothing: no memory, the gradient as it is, no message, no probe, R = 0."""
+"""The parts of an algorithm that add nothing: no memory, unchanged gradients, no message, no probe, R = 0."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from fedvg_jax.core.types import Anchor, Cohort, Hyper, Probe, Tree
 
 
 def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """Neither server nor clients remember anything."""
+    """Empty memories of the server and of a client."""
     return (), ()
 
 
 def no_correction(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-    """g"""
+    """The gradients unchanged."""
     return grads
 
 
 def no_report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The memory as it was, and no message."""
+    """The client's memory unchanged, and no messages."""
     return anchor.client, (), ()
 
 
 def no_probe(hyper: Hyper, probe: Probe) -> Tree:
-    """Nothing is measured before training."""
+    """No measurement before training."""
     return ()
 
 
 def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = 0"""
+    """R = 0, and the server's memory unchanged."""
     return tree.zeros_like(params), server

@@ -1,9 +1,9 @@
-"""FedAvg: average what the clients return.
+"""FedAvg: the weighted mean of the clients' models.
 
     theta <- theta_g - sum_k s_k (theta_g - theta_k)                                        R = 0
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, weights
-clients by n_k / N. FedVG (Devkota et al., CVPR 2026) is this algorithm under `weighting.fedvg`.
+Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with
+weights n_k / N. FedVG (Devkota et al., CVPR 2026) is this algorithm with `weightings.fedvg`.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from fedvg_jax.core.types import Algorithm
 
 
 def fedavg() -> Algorithm:
-    """FedAvg: the general rule with nothing added."""
+    """FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
     return Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")

@@ -1,13 +1,15 @@
-"""FedDyn: a dynamic regulariser makes the clients' optima agree with the server's.
+"""FedDyn: a dynamic regulariser aligns the clients' optima with the server's.
 
     client   local loss + alpha <lambda_k - theta_g, theta> + (alpha / 2) ||theta||^2,  that is
              g <- clip(g + alpha (lambda_k + theta - theta_g)),       lambda_k <- lambda_k - (theta_g - theta_k)
     server   theta <- mean_k theta_k + mean of all N lambda,  that is  R = mean lambda
 
-Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, with uniform weights, in the variable
-lambda_k = -(their gradient memory) / alpha; the mean over all clients is kept as a running sum. The gradient is
-clipped to a global norm, as in the published FedVG code. That code leaves out alpha theta, so that weights inflate,
-averages by n_k, and under FedVG's weights drops the average after the first round: theta <- theta_g + mean lambda.
+Source: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, with uniform weights. The variable
+is lambda_k = -(their gradient memory) / alpha. The server stores the mean over all N clients and updates it by the sum
+of the messages. The gradient is clipped to a global norm, as in the published FedVG code.
+
+The published code differs in three ways. It omits alpha theta, so that the parameters grow. It averages by n_k. With
+FedVG's weights it omits the average after the first round: theta <- theta_g + mean lambda.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (
+    Hyperparameter("dyn_alpha", 0.1, 0.0, doc="alpha, strength of the regulariser", excludes_low=True),
+    Hyperparameter("clip", 10.0, 0.0, doc="largest global norm of a client's gradient", excludes_low=True),
+)
 
 
 class Server(NamedTuple):
@@ -36,41 +43,45 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
     """FedDyn; reads `dyn_alpha` and `clip`.
 
     Args:
-        quadratic: whether the regulariser has its alpha theta.
-        native_weighting: weights where none are named.
-        averages: whether the server goes on averaging after the first round.
+        quadratic: whether the regulariser includes (alpha / 2) ||theta||^2.
+        native_weighting: the weighting that the name `native` selects.
+        averages: whether the server averages the clients' models after the first round.
     """
 
     def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-        """clip(g + alpha (lambda_k + theta - theta_g))"""
+        """clip(g + alpha (lambda_k + theta - theta_g))."""
 
-        def pulled(g, dual, p, global_p):
+        def regularised(g, dual, p, global_p):
             return g + hyper["dyn_alpha"] * (dual - global_p + (p if quadratic else 0))
 
-        return clipped(hyper["clip"], jax.tree.map(pulled, grads, anchor.client, params, anchor.params))
+        return clipped(hyper["clip"], jax.tree.map(regularised, grads, anchor.client, params, anchor.params))
 
     def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
-        """R = mean lambda, over all N clients"""
+        """R = mean lambda over all N clients; plus u where the server does not average."""
         dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, server.dual, cohort.summed)
-        undone = jnp.where(averages | (server.round == 0), 0.0, 1.0)
-        added = jax.tree.map(lambda h, u: h + undone.astype(u.dtype) * u, dual, cohort.update)
-        return added, Server(dual, server.round + 1)
+        undoes_average = jnp.where(averages | (server.round == 0), 0.0, 1.0)
+        residual = jax.tree.map(lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update)
+        return residual, Server(dual, server.round + 1)
 
-    return Algorithm(init, correct, report, residual, no_probe, native_weighting)
+    return Algorithm(init, correct, report, residual, no_probe, native_weighting, DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
-    """Mean lambda = 0 and lambda_k = 0"""
+    """Mean lambda = 0 and lambda_k = 0."""
     return Server(tree.zeros_like(params), jnp.zeros((), jnp.int32)), tree.zeros_like(params)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """lambda_k - delta_k, and -delta_k to be summed"""
+    """The memory lambda_k - delta_k, and the message -delta_k to be summed."""
     message = tree.sub(params, anchor.params)
     return tree.add(anchor.client, message), message, ()
 
 
-def clipped(most: Array, grads: Tree) -> Tree:
-    """The gradient, shortened to a global norm of `most` if it is longer."""
+def clipped(max_norm: Array, grads: Tree) -> Tree:
+    """The gradients scaled to a global norm of at most `max_norm`.
+
+    >>> clipped(jnp.float32(1), {"w": jnp.array([3.0, 4.0])})["w"].round(3).tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
     norm = optax.safe_norm(jnp.stack([optax.safe_norm(g.reshape(-1), 0.0) for g in jax.tree.leaves(grads)]), 0.0)
-    return tree.scale(most / jnp.maximum(norm, most), grads)
+    return tree.scale(max_norm / jnp.maximum(norm, max_norm), grads)

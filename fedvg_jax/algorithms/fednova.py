@@ -1,10 +1,11 @@
-"""FedNova: clients that took more steps do not pull harder.
+"""FedNova: normalised averaging; clients with more local steps have no larger influence.
 
-    D_k: how far client k's optimiser carries a constant unit gradient (steps x lr for plain SGD)
-    theta <- theta_g - (sum_k s_k D_k) sum_k s_k (theta_g - theta_k) / D_k,   that is   R = u - that
+    D_k: displacement of client k's optimiser under a constant unit gradient (steps x lr for plain SGD)
+    theta <- theta_g - (sum_k s_k D_k) sum_k s_k (theta_g - theta_k) / D_k,   that is
+    R = u - (sum_k s_k D_k) sum_k s_k (theta_g - theta_k) / D_k
 
-Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
-with weights n_k / N. A client without a step sends 0.
+Source: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
+2020, with weights n_k / N. A client without a local step sends 0.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def fednova() -> Algorithm:
-    """FedNova. Where all clients take equally many steps it is FedAvg."""
+    """FedNova. If all clients take the same number of steps, it equals FedAvg. It has no hyperparameters of its own."""
     return Algorithm(no_memory, no_correction, report, residual, no_probe, native_weighting="samples")
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged"""
+    """The message ((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged."""
     safe = jnp.where(displacement > 0, displacement, 1)
-    told = jax.tree.map(lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params)
-    return anchor.client, (), told
+    message = jax.tree.map(lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params)
+    return anchor.client, (), message
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = u - (sum_k s_k D_k) sum_k s_k delta_k / D_k"""
+    """R = u - (sum_k s_k D_k) sum_k s_k delta_k / D_k."""
 
-    def rest(u, told):
-        direction, displacement = told
+    def difference(u, means):
+        direction, displacement = means
         return u - displacement * direction
 
-    return jax.tree.map(rest, cohort.update, cohort.averaged), server
+    return jax.tree.map(difference, cohort.update, cohort.averaged), server

@@ -1,13 +1,13 @@
-"""FedAvgM and the adaptive servers: the averaged update is a gradient, and the server has an optimiser.
+"""FedAvgM and the adaptive servers: a server optimiser takes the averaged update as its gradient.
 
     u = sum_k s_k (theta_g - theta_k),   theta <- theta_g + optimiser(u),   that is   R = u + optimiser(u)
 
-FedAvgM (Hsu et al., 2019, with Nesterov's momentum as in their experiments): v <- beta v + u, step u + beta v. The
-published FedVG code does the same with torch's SGD, but on running statistics too, which drives variances negative;
-here a server optimiser acts on trained tensors only.
+FedAvgM (Hsu et al., 2019, with Nesterov momentum as in their experiments): v <- beta v + u, step u + beta v. The
+published FedVG code does the same with torch's SGD. It also applies it to running statistics, which makes variances
+negative; in this module a server optimiser acts on trained tensors only.
 
 FedAdagrad, FedYogi and FedAdam are Algorithm 2 of Reddi et al., "Adaptive Federated Optimization", ICLR 2021, with
-Delta_t = -u. No moment's bias is corrected, and tau stands outside the root:
+Delta_t = -u. The moments have no bias correction, and tau is outside the root:
 
     m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t                            m_{-1} = 0
     v_t = v_{t-1} + Delta_t^2                                              FedAdagrad
@@ -15,14 +15,14 @@ Delta_t = -u. No moment's bias is corrected, and tau stands outside the root:
     v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2                          FedAdam
     theta_{t+1} = theta_t + eta m_t / (sqrt(v_t) + tau)                    v_{-1} = tau^2
 
-The algorithm asks for v_{-1} >= tau^2. FedAdagrad has beta_1 = 0, as in that paper's experiments. Two variants:
+The algorithm requires v_{-1} >= tau^2. FedAdagrad has beta_1 = 0, as in that paper's experiments. Two variants:
 
-    official   the published FedVG code's rule: v_{-1} = 0, and FedAdagrad has the beta_1 of the other two
+    official   the published FedVG code's rule: v_{-1} = 0, and FedAdagrad uses beta_1 like the other two
     optax      `optax.adam` and `optax.yogi` correct the moments' bias, Yogi starts at v = 1e-6, and `optax.adagrad`
                has its eps inside the root
 
-They differ by more than rounding. FedAdam's first step for an update of 1e-4, at the default settings, is 5.0 updates
-long by the paper, 10 by the published code and 91 by optax.
+The variants differ by more than rounding. For an update of 1e-4 at the default settings, FedAdam's first step is 5.0
+times the update by the paper, 10 times by the published code and 91 times by optax.
 """
 
 from __future__ import annotations
@@ -37,23 +37,39 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_correction, no_probe, no_report
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
+
+SERVER_LR = Hyperparameter("server_lr", 0.1, 0.0, doc="eta, learning rate of the server", excludes_low=True)
+B1 = Hyperparameter("b1", 0.9, 0.0, 1.0, doc="beta_1, decay of the first moment", excludes_high=True)
+B2 = Hyperparameter("b2", 0.999, 0.0, 1.0, doc="beta_2, decay of the second moment", excludes_high=True)
+SERVER_EPS = Hyperparameter("server_eps", 1e-3, 0.0, doc="tau, added to the root of v", excludes_low=True)
+FEDAVGM_DEFAULTS = (
+    Hyperparameter("server_lr", 1.0, 0.0, doc="learning rate of the server", excludes_low=True),
+    Hyperparameter("server_momentum", 0.9, 0.0, 1.0, doc="beta, Nesterov momentum of the server", excludes_high=True),
+)
 
 
-def fedopt(optimiser: Callable[[Hyper], optax.GradientTransformation]) -> Algorithm:
-    """FedAvg with an optax optimiser on the server; `optimiser` makes it from the hyper-parameters."""
+def fedopt(
+    optimiser: Callable[[Hyper], optax.GradientTransformation], defaults: tuple[Hyperparameter, ...] = ()
+) -> Algorithm:
+    """FedAvg with an optax optimiser on the server.
+
+    Args:
+        optimiser: hyperparameters -> optimiser, which acts on u as on a gradient.
+        defaults: the hyperparameters that `optimiser` reads.
+    """
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
         """The optimiser's state; no client memory."""
         return optimiser(hyper).init(params), ()
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-        """R = u + optimiser(u), the optimiser's update being a descent step."""
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes its own float32 counters in
+        """R = u + optimiser(u), where the optimiser's update is a descent step."""
+        with jax.numpy_dtype_promotion("standard"):  # optax uses its own float32 counters
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 
-    return Algorithm(init, no_correction, no_report, residual, no_probe, native_weighting="samples")
+    return Algorithm(init, no_correction, no_report, residual, no_probe, "samples", defaults)
 
 
 class Moments(NamedTuple):
@@ -80,7 +96,9 @@ def fedadagrad(variant: str = "paper") -> Algorithm:
     def of_optax(hyper: Hyper) -> optax.GradientTransformation:
         return optax.adagrad(hyper["server_lr"], 0.0, hyper["server_eps"])
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant, momentum=variant == "official"))
+    defaults = (SERVER_LR, B1, SERVER_EPS) if variant == "official" else (SERVER_LR, SERVER_EPS)
+    own = adaptive(second_moment, variant, momentum=variant == "official")
+    return fedopt(of_optax if variant == "optax" else own, defaults)
 
 
 def fedyogi(variant: str = "paper") -> Algorithm:
@@ -98,7 +116,7 @@ def fedyogi(variant: str = "paper") -> Algorithm:
 
         return optax.GradientTransformation(init, rule.update)
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant), (SERVER_LR, B1, B2, SERVER_EPS))
 
 
 def fedadam(variant: str = "paper") -> Algorithm:
@@ -110,13 +128,13 @@ def fedadam(variant: str = "paper") -> Algorithm:
     def of_optax(hyper: Hyper) -> optax.GradientTransformation:
         return optax.adam(hyper["server_lr"], hyper["b1"], hyper["b2"], hyper["server_eps"], 1e-30)
 
-    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant))
+    return fedopt(of_optax if variant == "optax" else adaptive(second_moment, variant), (SERVER_LR, B1, B2, SERVER_EPS))
 
 
 def adaptive(
     second_moment: SecondMoment, variant: str = "paper", momentum: bool = True
 ) -> Callable[[Hyper], optax.GradientTransformation]:
-    """The server step of Algorithm 2 as a descent on u = -Delta; see the equations of this module.
+    """The server step of Algorithm 2 as a descent on u = -Delta; see the equations at the top of this module.
 
     Args:
         second_moment: v_t of one tensor.
@@ -151,9 +169,13 @@ def adaptive(
 
 def fedavgm() -> Algorithm:
     """FedAvgM; reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
-    return fedopt(lambda hyper: optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True))
+
+    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+        return optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True)
+
+    return fedopt(optimiser, FEDAVGM_DEFAULTS)
 
 
 def _root(v: Array) -> Array:
-    """sqrt(v), whose gradient at 0 is 0, not infinite."""
+    """sqrt(v) with gradient 0 at v = 0, where it would be infinite."""
     return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)

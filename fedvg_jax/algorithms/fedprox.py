@@ -1,9 +1,9 @@
-"""FedProx: a spring from every client's model to the global one.
+"""FedProx: a proximal term pulls each client's model towards the global one.
 
     local loss + (mu / 2) ||theta - theta_g||^2,  that is  g <- g + mu (theta - theta_g)      R = 0
 
-Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, weights n_k / N. The published FedVG code
-does the same, on trained tensors, with mu = 0.01.
+Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, with weights n_k / N. The published
+FedVG code has the same correction, on trained tensors, with mu = 0.01.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import jax
 
 from fedvg_jax.algorithms.base import no_memory, no_probe, no_report, no_residual
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal term"),)
 
 
 def fedprox() -> Algorithm:
     """FedProx; reads `mu`. At mu = 0 it is FedAvg."""
-    return Algorithm(no_memory, correct, no_report, no_residual, no_probe, native_weighting="samples")
+    return Algorithm(no_memory, correct, no_report, no_residual, no_probe, "samples", DEFAULTS)
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:

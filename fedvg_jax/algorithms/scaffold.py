@@ -1,28 +1,29 @@
-"""Scaffold: control variates take the drift out of local training.
+"""Scaffold: control variates remove client drift from local training.
 
     client   g <- g + c - c_k
-             c_k+ = c_k - c + (theta_g - theta_k) / d      d: how far a constant unit gradient would have moved it
+             c_k+ = c_k - c + (theta_g - theta_k) / d      d: displacement under a constant unit gradient
     server   theta <- theta_g - eta_g u,   that is   R = (1 - eta_g) u
              c <- c + (1/N) sum_k (c_k+ - c_k)
 
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II, with
-uniform weights; d is steps x lr for plain SGD and right for any client optimiser. Without a step a client sends 0.
+Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II,
+with uniform weights. The displacement d is steps x lr for plain SGD and is defined for any client optimiser. A client
+without a local step sends 0.
 
-Scaffold needs a smaller learning rate than FedAvg where clients' own training is unstable, because nothing damps the
-correction c - c_k during the local steps: it is the same force at every one of them. On the digits demonstration at
-alpha 0.05 a rate of 0.2 is too large, and 0.1 is not:
+Scaffold needs a smaller learning rate than FedAvg where local training is unstable. The correction c - c_k is constant
+during the local steps, and nothing damps it. On the digits demonstration at alpha 0.05, a rate of 0.2 is too large and
+0.1 is small enough:
 
-    10 of 20 clients a round   at 0.2 seed 2 of the seeds 0 to 3 diverges, at round 73; at 0.1 and 0.05 seeds 0 to 2
+    10 of 20 clients a round   at 0.2, seed 2 of the seeds 0 to 3 diverges at round 73; at 0.1 and 0.05, seeds 0 to 2
                                end at 94 % to 96 % test accuracy, and uniform FedAvg at 0.2 ends at 91 % to 94 %
-    all 20 clients a round     at 0.2 seeds 2, 0 and 1 diverge, at rounds 21, 29 and 41; at 0.1 they end at 95 % to 96 %
+    all 20 clients a round     at 0.2, seeds 2, 0 and 1 diverge at rounds 21, 29 and 41; at 0.1 they end at 95 % to 96 %
 
-An independent NumPy implementation in float64, with the same clients and minibatches, diverges with all 20 clients of
-seed 2 too (round 27), so it is neither rounding nor the code. There one client of 78 rows and 15 steps is unstable at
-0.2: the norm of its c_k is 20 to 270 from round 15 on, where the largest of all clients was 3 at round 10. c takes over
-1/20 of it, which pushes every client away, and gradients grow with the parameters. At 0.1 the norm of c falls.
+An independent NumPy implementation in float64 with the same clients and minibatches also diverges for seed 2 with all
+20 clients, at round 27. So the cause is neither rounding nor this code. One client with 78 rows and 15 steps is
+unstable at 0.2: the norm of its c_k is 20 to 270 from round 15 on, while the largest norm at round 10 was 3. c takes
+1/20 of it, which moves every client away, and gradients grow with the parameters. At 0.1 the norm of c decreases.
 
-The published FedVG code takes five single minibatch steps a round and never keeps c_k, so that c is N times smaller
-than a mean and sums up all past gradients.
+The published FedVG code takes five single-minibatch steps a round and does not store c_k. Its c is therefore 1 / N of a
+mean and accumulates all past gradients.
 """
 
 from __future__ import annotations
@@ -32,42 +33,48 @@ import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (Hyperparameter("eta_g", 1.0, 0.0, doc="eta_g, learning rate of the server", excludes_low=True),)
 
 
 def scaffold(keeps: bool = True) -> Algorithm:
-    """Scaffold; reads `eta_g`. Its first round is FedAvg's. `keeps` False forgets c_k, as the published code does."""
+    """Scaffold; reads `eta_g`. With eta_g = 1 its first round equals FedAvg's.
 
-    def remember(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    Args:
+        keeps: whether clients store c_k between rounds. The published FedVG code does not.
+    """
+
+    def report_and_store(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
         memory, *messages = report(hyper, params, anchor, displacement)
         return (memory if keeps else anchor.client), *messages
 
-    return Algorithm(init, correct, remember, residual, no_probe, native_weighting="uniform")
+    return Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """c = 0 and c_k = 0"""
+    """c = 0 and c_k = 0."""
     return tree.zeros_like(params), tree.zeros_like(params)
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-    """g + c - c_k"""
+    """g + c - c_k."""
     return jax.tree.map(lambda g, c, c_k: g + c - c_k, grads, anchor.server, anchor.client)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """c_k+, and c_k+ - c_k to be summed"""
-    moved = displacement > 0
-    safe = jnp.where(moved, displacement, 1)
+    """The memory c_k+, and the message c_k+ - c_k to be summed."""
+    has_moved = displacement > 0
+    safe = jnp.where(has_moved, displacement, 1)
 
     def change(p, global_p, c):
-        return jnp.where(moved, (global_p - p) / safe - c, jnp.zeros_like(c))
+        return jnp.where(has_moved, (global_p - p) / safe - c, jnp.zeros_like(c))
 
     message = jax.tree.map(change, params, anchor.params, anchor.server)
     return tree.add(anchor.client, message), message, ()
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = (1 - eta_g) u and c + (1/N) sum_k message"""
+    """R = (1 - eta_g) u, and the memory c + (1/N) sum_k (c_k+ - c_k)."""
     c = jax.tree.map(lambda c, m: c + m / cohort.num_clients, server, cohort.summed)
     return tree.scale(1 - hyper["eta_g"], cohort.update), c

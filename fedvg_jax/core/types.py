@@ -22,6 +22,25 @@ Hyper = Mapping[str, Any]
 """Continuous hyper-parameters by name, float scalars: traced values, so changing one compiles nothing."""
 
 
+class Hyperparameter(NamedTuple):
+    """A continuous hyperparameter that an algorithm or a weighting declares.
+
+    Its functions read it as `hyper[name]`, a traced float32 scalar: changing it compiles nothing, and a round can be
+    differentiated by it.
+    """
+
+    name: str
+    value: float
+    """default"""
+    low: float = float("-inf")
+    high: float = float("inf")
+    doc: str = ""
+    """one line: what it does, with its symbol in the paper"""
+    excludes_low: bool = False
+    """whether `low` itself is not allowed, as in (0, 1]"""
+    excludes_high: bool = False
+
+
 class UsageError(ValueError):
     """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2.
 
@@ -214,6 +233,8 @@ class Algorithm(NamedTuple):
     """(hyper, probe) -> what one client measures of the global model before it trains"""
     native_weighting: str
     """what the algorithm's own paper uses"""
+    defaults: tuple[Hyperparameter, ...] = ()
+    """the hyperparameters that its functions read, except `lr`"""
 
 
 # --- a weighting is a measurement and a rule -------------------------------------------------------------------------
@@ -275,6 +296,8 @@ class Weighting(NamedTuple):
     """signals stacked [K] -> more for the history: name -> array [K, ...] of any rank, of real numbers or booleans"""
     terms: tuple[Term, ...] = ()
     """what `weigh` is the sum of; () for a rule that needs all models at once"""
+    defaults: tuple[Hyperparameter, ...] = ()
+    """the hyperparameters that its functions read, except `lr`"""
 
 
 # --- executors and rounds --------------------------------------------------------------------------------------------

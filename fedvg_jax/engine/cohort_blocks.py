@@ -157,7 +157,7 @@ def terms_of(weighting: Weighting, aggregate: robust.Rule, schedule: Schedule) -
         UsageError: a cohort in blocks, and a rule that needs all models at once.
     """
     if is_whole(schedule):
-        return streaming.alone(weighting.weigh)
+        return streaming.single_term(weighting.weigh)
     if aggregate is not robust.mean:
         raise UsageError(
             "a cohort in blocks takes the weighted mean, for a robust rule needs all models at once; use --hold 0 or"

@@ -39,7 +39,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import attacks, cohort_blocks, local_training, robust, server_tuning
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.engine.cohort_blocks import Seen, Told
-from fedvg_jax.weightings import rules, streaming
+from fedvg_jax.weightings import basic, streaming
 
 
 def init(
@@ -110,7 +110,7 @@ def make_round(
     >>> def loss(params, stats, batch, mask, train):
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
     >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
-    >>> step = make_round(task, fedavg(), rules.uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
+    >>> step = make_round(task, fedavg(), basic.uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
     >>> rows = jnp.arange(2).reshape(2, 1)
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
     >>> data, hyper = Data(jnp.array([1.0, 3.0]), *[jnp.array([[0]])] * 3), {"lr": jnp.float32(1)}
@@ -168,7 +168,7 @@ def make_round(
             known = returns(told, clients if before is None else None)
             weights = tuple(term.weigh(hyper, told.measured, known) for term in parts)
             told = _sound(told, weights)
-            weights = tuple(rules.among(told.present, w) for w in weights)
+            weights = tuple(basic.renormalise_over_present(told.present, w) for w in weights)
             present = cohort_blocks.at(before, places, told.present)
             clients = tree.where(present, clients, tree.repeat(theta, len(each)))
             here = cohort_blocks.at(before, places, weights)
@@ -192,8 +192,8 @@ def make_round(
         seen = cohort_blocks.fold(visit, state, schedule, num_clients, len(parts))
         told = seen.told
         shares = [term.share(hyper, told.measured, returns(told)) for term in parts]
-        weights, averaged = streaming.blended(shares, seen.weights), streaming.blended(shares, seen.models)
-        messages = seen.summed, streaming.blended(acted_on(shares), seen.averaged)
+        weights, averaged = streaming.combine_terms(shares, seen.weights), streaming.combine_terms(shares, seen.models)
+        messages = seen.summed, streaming.combine_terms(acted_on(shares), seen.averaged)
         probes = tree.where(told.present, told.probes, tree.zeros_like(told.probes))
 
         # the server's own term
@@ -209,7 +209,7 @@ def make_round(
         state = SimState(state.round + 1, variables, server, seen.clients, seen.optimisers)
         loss = _mean_loss(schedule, told.loss, told.finite)
         scores, detail = weighting_.score(told.measured), weighting_.detail(told.measured)
-        return state, Metrics(rules.mean_weight(weights), scores, loss, told.finite, detail)
+        return state, Metrics(basic.mean_weight(weights), scores, loss, told.finite, detail)
 
     return round_step
 

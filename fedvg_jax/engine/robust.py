@@ -18,7 +18,8 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Hyper, Tree, Variables
-from fedvg_jax.weightings import rules
+from fedvg_jax.weightings import basic
+from fedvg_jax.weightings.aggregation import aggregate
 
 Rule = Callable[[Hyper, Array, Variables, Variables, Variables], Variables]
 """(hyper, key, global model, stacked clients [K, ...], weights [K]) -> model"""
@@ -26,7 +27,7 @@ Rule = Callable[[Hyper, Array, Variables, Variables, Variables], Variables]
 
 def mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
     """theta_g - sum_k s_k (theta_g - theta_k)"""
-    return rules.aggregate(variables, clients, weights)
+    return aggregate(variables, clients, weights)
 
 
 def median(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
@@ -82,13 +83,13 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     """
 
     def rule(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-        present = rules.mean_weight(weights) > 0
+        present = basic.mean_weight(weights) > 0
         scores = krum_scores(clients.params, present, num_bad)
         order = jnp.lexsort((scores, ~present))
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         chosen = ((rank < num_kept) & present).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
-        return rules.aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
+        return aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
 
     return rule
 
@@ -124,7 +125,7 @@ def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variab
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
     shortened = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = rules.aggregate(variables, clients, shortened)
+    averaged = aggregate(variables, clients, shortened)
     std = hyper["noise"] * most * jnp.stack(jax.tree.leaves(weights.params)).max()
     drawn = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, drawn)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +14,7 @@ from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Data, Hyper, Metrics, Report, Returns, Task, UsageError, Variables, Weighting
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import history
-from fedvg_jax.weightings import rules as weightings
-from fedvg_jax.weightings import streaming
+from fedvg_jax.weightings import basic, streaming
 
 _CLIENTS = 3
 
@@ -56,6 +56,28 @@ def check_task(task: Task, pool: Any) -> None:
         _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
 
 
+def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
+    """The weighting that a user's function makes for the task.
+
+    Raises:
+        UsageError: `factory` is no function of the task, or returns something else.
+
+    >>> weighting_of(lambda task: "samples", None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting(task) returned str; expected fedvg_jax.core.types.Weighting
+    """
+    if not callable(factory):
+        raise UsageError(
+            f"weighting is {type(factory).__name__}; expected a Weighting, or a function task -> Weighting"
+        )
+    weighting = factory(task)
+    if not isinstance(weighting, Weighting):
+        kind = type(weighting).__name__
+        raise UsageError(f"weighting(task) returned {kind}; expected fedvg_jax.core.types.Weighting")
+    return weighting
+
+
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
     """A weighting against `types.Weighting`, by weighing three clients near the initial model on a few rows of D_val.
 
@@ -67,10 +89,10 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
             pytree like the variables; a score [K] and details [K, ...] of real numbers or booleans, details by a name
             that the history does not use itself.
 
-    >>> from fedvg_jax.weightings import rules
+    >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
     >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> halves = rules.uniform()._replace(weigh=lambda hyper, one, returns: weighting.everywhere(one / 2, returns))
+    >>> halves = basic.uniform()._replace(weigh=lambda hyper, one, returns: basic.broadcast_weights(one / 2, returns))
     >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
@@ -85,7 +107,7 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     fewer = jnp.arange(_CLIENTS) > 0
     left = jax.jit(lambda model: _weighed(weighting, model, few, hyper, fewer)[1])(model)
     checks.distributions(
-        weightings.among(fewer, left), _CLIENTS, "weighting.weigh: with the first client absent, weights"
+        basic.renormalise_over_present(fewer, left), _CLIENTS, "weighting.weigh: with the first client absent, weights"
     )
     score = jax.eval_shape(weighting.score, measured)
     if jnp.shape(score) != (_CLIENTS,):
@@ -103,11 +125,11 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
         UsageError: without terms; naming the leaf where they do not add up to the weights, or where one of them changes
             its ratios when a client is left out.
 
-    >>> from fedvg_jax.weightings import rules
+    >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
     >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> stale = rules.samples()
-    >>> stale = stale._replace(weigh=lambda hyper, n, returns: rules.everywhere(n[::-1] / 6, returns))
+    >>> stale = basic.samples()
+    >>> stale = stale._replace(weigh=lambda hyper, n, returns: basic.broadcast_weights(n[::-1] / 6, returns))
     >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
@@ -127,7 +149,7 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
         fewer = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
         found, left = ([t.weigh(hyper, measured, there) for t in weighting.terms] for there in (everyone, fewer))
         shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
-        return weights, streaming.blended(shares, found), found, left
+        return weights, streaming.combine_terms(shares, found), found, left
 
     weights, total, found, left = jax.device_get(jax.jit(trial)(model))
     for path, whole, added in _leaves(weights, total):

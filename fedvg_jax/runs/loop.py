@@ -47,6 +47,7 @@ def run(
     task=None,
     algorithm=None,
     weighting=None,
+    hyper: Mapping[str, float] | None = None,
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
 ) -> History:
@@ -58,7 +59,8 @@ def run(
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
             which are then split as the config says.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
-        algorithm, weighting: replace what the config names.
+        algorithm, weighting: replace what the config names; a weighting may also be a function task -> Weighting.
+        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         callbacks: called after every round with (record, state); chunks are then one round long.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation.
 
@@ -81,7 +83,7 @@ def run(
         if history.is_own(name):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     sim = simulation.simulation(
-        config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting
+        config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting, hyper=hyper
     )
     finished = drive(sim._replace(metrics=metrics or {}), callbacks=callbacks)
     stopped_by = finished.summary["stopped_by"]

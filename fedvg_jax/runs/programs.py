@@ -21,6 +21,7 @@ from fedvg_jax.core.gradient_support import EVERYTHING
 from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
+from fedvg_jax.runs import contracts
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
@@ -43,6 +44,10 @@ VALUES = (
     *("validation.label_noise", "corrupt.kind", "corrupt.clients", "corrupt.strength"),
 )
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
+
+
+WeightingOrFactory = Weighting | Callable[[Task], Weighting]
+"""A weighting, or a function that makes it for the task of the run."""
 
 
 class Images(NamedTuple):
@@ -92,13 +97,14 @@ def make_program(
     images: Images | None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
-    weighting: Weighting | None = None,
+    weighting: WeightingOrFactory | None = None,
 ) -> Program:
     """The program of a run, from the process's store if a run with equal static settings has made it.
 
     Args:
         images: for a model that the config names; None with a `task`.
-        task, algorithm, weighting: replace what the config names; compared by identity of their functions.
+        task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
+            may also be a function of the task.
     """
     key = (static_settings(config), images, task, algorithm, weighting, jax.config.jax_enable_x64)
     return _stored(*key) if _is_hashable(key) else _make(*key)
@@ -110,6 +116,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     live = EVERYTHING if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm)
+    weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     executor, optimiser = make_executor(config), make_optimiser(config)
     step = federated_round.make_round(
         task,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -9,33 +11,35 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
+from fedvg_jax import algorithms
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.core import hardware
 from fedvg_jax.core.gradient_support import EVERYTHING
-from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Task, UsageError, Variables
+from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
+from fedvg_jax.weightings import baselines, family
+from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
-    "fedavg": lambda config: fedavg.fedavg(),
-    "fedavgm": lambda config: fedopt.fedavgm(),
-    "fedprox": lambda config: fedprox.fedprox(),
-    "scaffold": lambda config: scaffold.scaffold(keeps=config.scaffold.memory == "kept"),
-    "feddyn": lambda config: feddyn.feddyn(
+    "fedavg": lambda config: algorithms.fedavg(),
+    "fedavgm": lambda config: algorithms.fedavgm(),
+    "fedprox": lambda config: algorithms.fedprox(),
+    "scaffold": lambda config: algorithms.scaffold(keeps=config.scaffold.memory == "kept"),
+    "feddyn": lambda config: algorithms.feddyn(
         config.feddyn.regulariser == "full",
         config.feddyn.weights,
         averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
     ),
-    "elastic": lambda config: elastic.elastic(official=config.elastic.sensitivity == "official"),
-    "fedadam": lambda config: fedopt.fedadam(config.fedopt.variant),
-    "fedyogi": lambda config: fedopt.fedyogi(config.fedopt.variant),
-    "fedadagrad": lambda config: fedopt.fedadagrad(config.fedopt.variant),
-    "fednova": lambda config: fednova.fednova(),
+    "elastic": lambda config: algorithms.elastic(official=config.elastic.sensitivity == "official"),
+    "fedadam": lambda config: algorithms.fedadam(config.fedopt.variant),
+    "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant),
+    "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant),
+    "fednova": lambda config: algorithms.fednova(),
 }
 
 MODELS: dict[str, Callable] = {
@@ -126,9 +130,14 @@ def corrupt_clients(config: Config) -> np.ndarray:
     return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
 
 
-def make_hyper(config: Config) -> Hyper:
-    """The continuous hyper-parameters, as traced scalars."""
-    server = config.fedavgm if config.algorithm == "fedavgm" else config.fedopt
+def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
+    """The hyperparameters that the config has a field for, as float32 scalars.
+
+    Args:
+        algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
+    """
+    has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
+    server = config.fedavgm if config.algorithm == "fedavgm" or has_momentum else config.fedopt
     values = {
         "lr": config.lr,
         "momentum": config.momentum,
@@ -157,6 +166,17 @@ def make_hyper(config: Config) -> Hyper:
         "mix": config.fedvg.mix,
     }
     return {name: jnp.float32(value) for name, value in values.items()}
+
+
+LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
+"""Hyperparameters of local training, which every algorithm and weighting may read and none declares."""
+
+
+@functools.cache
+def built_in_hyperparameters() -> frozenset[Hyperparameter]:
+    """All that built-in algorithms and weightings declare; the config has a field for each."""
+    of_algorithms = (make(Config()).defaults for make in ALGORITHMS.values())
+    return frozenset(itertools.chain(*of_algorithms, FEDVG_DEFAULTS, family.DEFAULTS, baselines.FITTED_DEFAULTS))
 
 
 def make_optimiser(config: Config) -> local_training.Optimiser:

@@ -14,7 +14,7 @@ import numpy as np
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.core import files
-from fedvg_jax.core.types import Algorithm, Batch, Data, Executor, Hyper, Schedule, SimState, Task, Variables, Weighting
+from fedvg_jax.core.types import Algorithm, Batch, Data, Executor, Hyper, Schedule, SimState, Task, Variables
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
@@ -24,6 +24,7 @@ from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.runs import contracts, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
+from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (
     ALGORITHMS,
@@ -74,7 +75,8 @@ def simulation(
     partition: tuple | Sequence[np.ndarray] | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
-    weighting: Weighting | None = None,
+    weighting: programs.WeightingOrFactory | None = None,
+    hyper: Mapping[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
     reading: Callable[[int, int], None] | None = None,
 ) -> Simulation:
@@ -84,6 +86,8 @@ def simulation(
         data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.user_data.as_arrays`.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
             which are then split as the config says.
+        weighting: a `Weighting`, or a function task -> Weighting.
+        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         progress, reading: hear of drawn partitions, and of decoded images: (done, all).
 
     Raises:
@@ -105,11 +109,13 @@ def simulation(
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     program = programs.make_program(config, images, task, algorithm, weighting)
     tables = make_data(config, arrays, parts, shared, program.task)
-    hyper = make_hyper(config) | make_multipliers(config, program.task)
+    own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
+    scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
+    hyper = scalars | make_multipliers(config, program.task)
     if weighting:
-        contracts.check_weighting(weighting, program.task, tables, hyper)
+        contracts.check_weighting(program.weighting, program.task, tables, hyper)
         if block_size(config) < cohort_size(config):
-            contracts.check_terms(weighting, program.task, tables, hyper)
+            contracts.check_terms(program.weighting, program.task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
     state = make_state(config, program, hyper, len(arrays.y), tables, max(map(len, parts.train)))

@@ -15,7 +15,8 @@ from fedvg_jax.config.options import FedVG
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
 from fedvg_jax.core import groups, hardware, norms, tree
 from fedvg_jax.core.types import Algorithm, Grouping, Hyper, Signal, Task, UsageError, Variables, Weighting
-from fedvg_jax.weightings import baselines, family, rules, signals
+from fedvg_jax.weightings import baselines, basic, family, signals
+from fedvg_jax.weightings.fedvg import FLOOR, fedvg
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "l1": lambda size: 1 / size,
@@ -29,8 +30,8 @@ FACTORS: dict[str, Callable[[int], float]] = {
 def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
     """The rule that `config.weighting` spells."""
     named = {
-        "samples": rules.samples,
-        "uniform": rules.uniform,
+        "samples": basic.samples,
+        "uniform": basic.uniform,
         "fedvg": lambda: make_fedvg(config, task),
         "inverse_samples": baselines.inverse_samples,
         "val_loss": lambda: baselines.val_loss(task),
@@ -48,7 +49,7 @@ def make_fedvg(config: Config, task: Task) -> Weighting:
     Raises:
         UsageError: where no tensor counts, or where a group has no matrix for the spectral norm.
     """
-    return _of_fedvg(config, task, rules.fedvg)
+    return _of_fedvg(config, task, fedvg)
 
 
 def make_generalised(config: Config, task: Task) -> Weighting:
@@ -87,9 +88,9 @@ def _of_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Wei
         fedvg_layers(options, task),
         norms.JOINED[norm],
         # what fisher measures is squared
-        floor=rules.FLOOR ** (2 if options.signal == "fisher" else 1),
+        floor=FLOOR ** (2 if options.signal == "fisher" else 1),
     )
-    return {"uniform": made, "layer": rules.with_own_statistics(made)}[options.stats]
+    return {"uniform": made, "layer": basic.with_own_statistics(made)}[options.stats]
 
 
 def make_signal(config: Config, task: Task) -> Signal:
@@ -144,7 +145,7 @@ def _made(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
         case Permuted(of):
             return baselines.permuted(_made(of, named))
         case Mean(first, second):
-            return rules.mix(_made(first, named), _made(second, named))
+            return basic.mix(_made(first, named), _made(second, named))
     return named[rule]()
 
 

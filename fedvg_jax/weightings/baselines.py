@@ -11,9 +11,15 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, Variables, Weighting
+from fedvg_jax.core.types import Data, Hyper, Hyperparameter, Report, Returns, Task, Tree, Variables, Weighting
 from fedvg_jax.weightings import signals, streaming
-from fedvg_jax.weightings.rules import aggregate, by_scalar, everywhere, no_detail, reciprocal, shares
+from fedvg_jax.weightings.aggregation import aggregate
+from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, shares
+from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
+
+FITTED_DEFAULTS = (
+    Hyperparameter("fit_rate", 1.0, 0.0, doc="rate of the exponentiated gradient steps", excludes_low=True),
+)
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -43,9 +49,11 @@ def val_loss(task: Task) -> Weighting:
     """In proportion to 1 / (loss on D_val + eps); `eps` is read from `hyper["eps"]`. Its score is the loss."""
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
-        return everywhere(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
+        return broadcast_weights(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
 
-    return Weighting(signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.alone(weigh))
+    return Weighting(
+        signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS
+    )
 
 
 def val_accuracy(task: Task) -> Weighting:
@@ -77,7 +85,7 @@ def fltrust(task: Task) -> Weighting:
         # cos / length; ||delta_0|| is the same for all
         squared = lengths**2
         trust = jnp.where(squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0)
-        return everywhere(shares(trust, returns.present), returns)
+        return broadcast_weights(shares(trust, returns.present), returns)
 
     return Weighting(_length, weigh, score=lambda lengths: lengths, detail=no_detail)
 
@@ -118,7 +126,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
     def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
         def averaged(s: Array) -> Variables:
-            return aggregate(returns.variables, returns.clients, everywhere(s, returns))
+            return aggregate(returns.variables, returns.clients, broadcast_weights(s, returns))
 
         def weights(logs: Array) -> Array:
             return shares(jax.nn.softmax(logs), returns.present)
@@ -128,9 +136,11 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
             gradient = signals.mean_over(lambda rows: jax.grad(summed)(model, returns, rows), returns.data.val)
             return logs - (hyper["fit_rate"] if rate is None else rate) * slope_of(gradient)[0]
 
-        return everywhere(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
+        return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 
-    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail)
+    return Weighting(
+        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=() if rate else FITTED_DEFAULTS
+    )
 
 
 def _length(hyper: Hyper, report: Report, data: Data) -> Array:

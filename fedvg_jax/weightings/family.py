@@ -16,11 +16,33 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core.types import Data, Grouping, Hyper, Norm, Report, Returns, Signal, Tree, Variables, Weighting
-from fedvg_jax.weightings import rules, signals
+from fedvg_jax.core.types import (
+    Data,
+    Grouping,
+    Hyper,
+    Hyperparameter,
+    Norm,
+    Report,
+    Returns,
+    Signal,
+    Tree,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.basic import reciprocal, shares
+from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
+from fedvg_jax.weightings.fedvg import FLOOR, WeightsOfMean, fedvg, first_component, layer_norms, weights_by_group
+
+DEFAULTS = (
+    *EPS,
+    Hyperparameter("exponent", 1.0, 0.0, doc="p, the power of the inverse norm"),
+    Hyperparameter("temperature", 1.0, 0.0, doc="T of the final s^(1/T)", excludes_low=True),
+    Hyperparameter("mix", 0.0, 0.0, 1.0, doc="m, the part of n_k / sum n"),
+)
 
 LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
-    "inverse": lambda mean, eps, present: -jnp.log(rules.reciprocal(mean + eps)),
+    "inverse": lambda mean, eps, present: -jnp.log(reciprocal(mean + eps)),
     "softmax": lambda mean, eps, present: mean / jnp.mean(mean, where=jnp.broadcast_to(present, mean.shape)),
 }
 """(mean norm of a group [K], eps, who is there) -> what falls, p times, in the logarithm of raw_k"""
@@ -74,9 +96,9 @@ def generalised_weights(
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
     of_mean = by_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
-    joined = rules.joined_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
-    by_group = grouping(Variables(norms, ()), block_of or rules.first_component)
-    return rules.by_groups(of_mean, joined, by_group).params
+    joined = layer_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
+    by_group = grouping(Variables(norms, ()), block_of or first_component)
+    return weights_by_group(of_mean, joined, by_group).params
 
 
 def generalised(
@@ -85,7 +107,7 @@ def generalised(
     block_of: Callable[[str], str],
     layers: Sequence[groups.Layer] | None = None,
     join: Norm = norms.l1,
-    floor: float = rules.FLOOR,
+    floor: float = FLOOR,
     link: str = "inverse",
 ) -> Weighting:
     """`generalised_weights` as a rule; reads `exponent`, `temperature`, `eps`, `mix`, and `multipliers` if it is there.
@@ -99,7 +121,7 @@ def generalised(
     >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
     [0.75, 0.25]
     """
-    published = rules.fedvg(signal, grouping, block_of, layers, join, floor)
+    published = fedvg(signal, grouping, block_of, layers, join, floor)
 
     def both(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
         return _multiplied(signal(hyper, report, data), hyper.get("multipliers")), signals.num_samples(
@@ -112,13 +134,19 @@ def generalised(
         of_mean = by_mean(*(hyper[name] for name in names), counts, LINKS[link])
         counted = groups.layers(tree.take(found, 0)) if layers is None else layers
         by_group = grouping(Variables(found, returns.variables.stats), block_of)
-        joined = rules.joined_norms(found, counted, join)
-        return rules.by_groups(of_mean, joined, by_group, returns.present, floor)
+        joined = layer_norms(found, counted, join)
+        return weights_by_group(of_mean, joined, by_group, returns.present, floor)
 
-    return Weighting(both, weigh, lambda measured: published.score(measured[0]), lambda m: published.detail(m[0]))
+    return Weighting(
+        both,
+        weigh,
+        score=lambda measured: published.score(measured[0]),
+        detail=lambda measured: published.detail(measured[0]),
+        defaults=DEFAULTS,
+    )
 
 
-def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> rules.ByMean:
+def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> WeightsOfMean:
     """(mean norm of a group [K], who is there) -> weights [K]"""
 
     def of_mean(mean: Array, present: Array | bool) -> Array:
@@ -127,8 +155,8 @@ def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> r
         there = jnp.broadcast_to(present, falling.shape)
         # the absent must neither set the scale nor overflow, whatever they measured
         falling = jnp.where(there, falling, jnp.max(jnp.where(there, falling, falling.min())))
-        raw = rules.shares(jnp.exp(-p * (falling - falling.min())), present)
-        return sharpened((1 - share) * raw + share * rules.shares(rows, present), t, present)
+        raw = shares(jnp.exp(-p * (falling - falling.min())), present)
+        return sharpened((1 - share) * raw + share * shares(rows, present), t, present)
 
     return of_mean
 
@@ -142,7 +170,7 @@ def sharpened(weights: Array, temperature, present: Array | bool = True) -> Arra
     some = weights > 0
     logs = jnp.log(jnp.where(some, weights, 1))
     logs = jnp.where(some, logs - jnp.where(some, logs, -jnp.inf).max(), 0)
-    return rules.shares(jnp.where(some, jnp.exp(logs / temperature), 0), present)
+    return shares(jnp.where(some, jnp.exp(logs / temperature), 0), present)
 
 
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:

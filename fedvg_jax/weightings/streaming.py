@@ -1,9 +1,10 @@
-"""Weights as a sum of terms, which is what lets a round forget the models it has averaged.
+"""Weights as a sum of terms, which lets a round average a cohort block and discard its models.
 
     s_k = sum_t c_t s_k^t,   so   sum_k s_k x_k = sum_t c_t sum_k s_k^t x_k
 
-A term's weights s^t keep their ratios when clients are left out, so its mean is a running one; the shares c_t may
-depend on the whole cohort, for they are needed at the end. FedVG modelwise is one term, `mix` has those of both rules.
+The weights s^t of one term keep their ratios when clients are left out, so the term's mean can be updated block by
+block. The coefficients c_t may depend on the whole cohort, because they are needed only at the end. FedVG modelwise is
+one term; `basic.mix` has the terms of both its weightings.
 """
 
 from __future__ import annotations
@@ -17,53 +18,65 @@ import jax.numpy as jnp
 from fedvg_jax.core.types import Hyper, Returns, Term, Tree, Variables, Weigh
 
 
-def alone(weigh: Weigh) -> tuple[Term, ...]:
-    """A rule that is a term itself: its weights are raw_k / sum_j raw_j, with raw_k >= 0 of client k's signals only."""
+def single_term(weigh: Weigh) -> tuple[Term, ...]:
+    """One term, c = 1, of weights raw_k / sum_j raw_j in which raw_k >= 0 depends on client k's signals only."""
 
-    def whole(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+    def share_of_one(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), returns.variables)
 
-    return (Term(weigh, whole),)
+    return (Term(weigh, share_of_one),)
 
 
-def halves(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms of the mean of two rules, which measure a pair; () where either has none."""
+def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
 
-    def half(i: int, term: Term) -> Term:
-        def of_own(f: Callable[..., Any]) -> Callable[..., Any]:
+    def half_of(i: int, term: Term) -> Term:
+        def with_own_signal(f: Callable[..., Any]) -> Callable[..., Any]:
             return lambda hyper, measured, returns: f(hyper, measured[i], returns)
 
         def share(*args) -> Variables:
-            return jax.tree.map(lambda share: share / 2, of_own(term.share)(*args))
+            return jax.tree.map(lambda share: share / 2, with_own_signal(term.share)(*args))
 
-        return Term(of_own(term.weigh), share)
+        return Term(with_own_signal(term.weigh), share)
 
-    return tuple(half(i, term) for i, rule in enumerate(rules) for term in rule) if all(rules) else ()
+    return tuple(half_of(i, term) for i, rule in enumerate(rules) for term in rule) if all(rules) else ()
 
 
-def split(weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, Returns], Variables]) -> tuple[Term, ...]:
-    """The terms of a rule that takes one of two for each tensor, where `takes_first` (bools []) says so."""
+def select_terms(
+    weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, Returns], Variables]
+) -> tuple[Term, ...]:
+    """The terms of a weighting that uses `weigh` for some tensors and `otherwise` for the rest.
 
-    def share(wanted: bool) -> Callable[[Hyper, Tree, Returns], Variables]:
-        def chosen(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-            found = takes_first(hyper, measured, returns)
-            return jax.tree.map(lambda first, leaf: (first == wanted).astype(leaf.dtype), found, returns.variables)
+    Args:
+        weigh: weights of the first term.
+        otherwise: weights of the second term.
+        takes_first: (hyper, signals, returns) -> bool [] for every tensor: whether the first term's weights apply.
+    """
 
-        return chosen
+    def share(first: bool) -> Callable[[Hyper, Tree, Returns], Variables]:
+        def share_of_term(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+            is_first = takes_first(hyper, measured, returns)
+            return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, returns.variables)
+
+        return share_of_term
 
     return Term(weigh, share(True)), Term(otherwise, share(False))
 
 
-def blended(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
-    """sum_t c_t x^t; the shares may be a prefix of the trees, which may be (). One term alone has the share 1.
+def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
+    """sum_t c_t x^t over the terms t. A single term has c = 1.
 
-    >>> blended([{"w": 0.25}, {"w": 0.75}], [{"w": jnp.array([4.0])}, {"w": jnp.array([8.0])}])["w"].tolist()
+    Args:
+        shares: c_t, a tree per term; may be a prefix of the trees of `of_terms`.
+        of_terms: x^t, a tree per term; may be ().
+
+    >>> combine_terms([{"w": 0.25}, {"w": 0.75}], [{"w": jnp.array([4.0])}, {"w": jnp.array([8.0])}])["w"].tolist()
     [7.0]
     """
 
-    def added(*both: Tree) -> Tree:
+    def weighted_sum(*both: Tree) -> Tree:
         shares, trees = both[: len(both) // 2], both[len(both) // 2 :]
         return jax.tree.map(lambda *x: sum(c * leaf for c, leaf in zip(shares, x, strict=True)), *trees)
 
     is_one = len(of_terms) == 1 or not jax.tree.leaves(of_terms)
-    return of_terms[0] if is_one else jax.tree.map(added, *shares, *of_terms)
+    return of_terms[0] if is_one else jax.tree.map(weighted_sum, *shares, *of_terms)

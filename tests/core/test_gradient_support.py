@@ -16,7 +16,8 @@ from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.models import layers, live_taps, resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules, signals
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.fedvg import fedvg
 
 
 class OnePixel(nn.Module):
@@ -90,7 +91,7 @@ def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
 
     def rounds(task, support):
         signal = signals.validation_norms(task, norms.l2, train=True, groups_per_pass=1)
-        rule = rules.fedvg(signal, groups.layerwise, task.block_of)
+        rule = fedvg(signal, groups.layerwise, task.block_of)
         arguments = task, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
         step, state = worlds.jit(federated_round.make_round(*arguments, live=support)), start
         for schedule in schedules:

@@ -13,7 +13,8 @@ from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
 from fedvg_jax.runs import simulation, weighting_registry
-from fedvg_jax.weightings import rules, signals
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
 
 K = 4
 WORLD = worlds.small()
@@ -184,7 +185,7 @@ def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
 
 def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
     found = {"a": jnp.ones(3), "b": jnp.array([1e-9, 1e-9, 1e-3])}
-    weights = rules.inverse_norm_weights(found, "layerwise")
+    weights = inverse_norm_weights(found, "layerwise")
     assert weights["b"][2] < 1e-4
 
 
@@ -201,7 +202,7 @@ def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
 
 def test_noise_has_no_slope_and_nothing_is_nan():
     def f(bias):
-        weights = rules.inverse_norm_weights({"a": jnp.ones(3), "b": bias}, "layerwise", eps=0.0)
+        weights = inverse_norm_weights({"a": jnp.ones(3), "b": bias}, "layerwise", eps=0.0)
         return weights["b"][0]
 
     assert not jax.grad(f)(jnp.array([0.0, 1e-9, 2e-9])).any()
@@ -219,7 +220,7 @@ def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, opt
 
 def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
     found = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
-    rule = rules.fedvg(None, groups.modelwise, lambda path: path)
+    rule = fedvg(None, groups.modelwise, lambda path: path)
     assert rule.detail(found)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
 
 

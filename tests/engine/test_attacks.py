@@ -12,7 +12,7 @@ import worlds
 from fedvg_jax import config
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.engine import attacks, executors, federated_round, local_training
-from fedvg_jax.weightings import rules
+from fedvg_jax.weightings import basic
 
 N = 12
 CORRUPT = np.array([2, 3, 11])
@@ -134,7 +134,7 @@ def round_step(**hooks):
     parts = (
         worlds.TASK,
         worlds.algorithm("fedavg"),
-        rules.samples(),
+        basic.samples(),
         executors.lanes(1),
         local_training.sgd,
         len(WORLD.train),

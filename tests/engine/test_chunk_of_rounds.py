@@ -16,7 +16,8 @@ from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules, signals
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.small()
 MAX_ROUNDS = 5
@@ -26,7 +27,7 @@ ALGORITHM = worlds.busybody()
 @pytest.fixture(scope="module")
 def round_step():
     signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
-    rule = rules.fedvg(signal, groups.modelwise, worlds.TASK.block_of)
+    rule = fedvg(signal, groups.modelwise, worlds.TASK.block_of)
     return federated_round.make_round(
         worlds.TASK, ALGORITHM, rule, executors.lanes(2), local_training.sgd, len(WORLD.train)
     )

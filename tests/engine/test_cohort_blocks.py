@@ -17,8 +17,8 @@ from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import contracts, history, simulation
 from fedvg_jax.views import dry_run
-from fedvg_jax.weightings import baselines
-from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import baselines, basic
+from fedvg_jax.weightings.fedvg import fedvg
 
 TASK, K = worlds.QUADRATIC, 5
 RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_loss")
@@ -58,7 +58,7 @@ def crossing(norms_of):
     def signal(hyper, report, data):
         return norms_of(report.num_samples.astype(float))
 
-    return weighting.fedvg(signal, groups.layerwise, TASK.block_of)
+    return fedvg(signal, groups.layerwise, TASK.block_of)
 
 
 def menu(algorithm, rules):
@@ -215,15 +215,15 @@ def test_what_needs_all_models_at_once_is_refused_in_one_line(name):
 def test_the_names_allowed_are_the_rules_with_terms(name, granularity):
     made = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
     assert bool(made.terms) == config.streams(name)
-    assert bool(weighting.mix(weighting.samples(), made).terms) == config.streams(f"samples+{name}")
-    assert not baselines.permuted(made).terms and not weighting.with_own_statistics(made).terms
+    assert bool(basic.mix(basic.samples(), made).terms) == config.streams(f"samples+{name}")
+    assert not baselines.permuted(made).terms and not basic.with_own_statistics(made).terms
 
 
 def test_a_round_of_one_s_own_is_refused_as_it_is_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     for options, said in (
-        ({"rule": baselines.permuted(weighting.samples())}, "this weighting has no terms"),
-        ({"rule": weighting.samples(), "aggregate": robust.median}, "a robust rule needs all models at once"),
+        ({"rule": baselines.permuted(basic.samples())}, "this weighting has no terms"),
+        ({"rule": basic.samples(), "aggregate": robust.median}, "a robust rule needs all models at once"),
     ):
         with pytest.raises(UsageError, match=said):
             jax.eval_shape(
@@ -232,15 +232,15 @@ def test_a_round_of_one_s_own_is_refused_as_it_is_traced():
 
 
 def of_terms(*terms):
-    return weighting.samples()._replace(terms=terms)
+    return basic.samples()._replace(terms=terms)
 
 
 def unlike(hyper, count, returns):
     """The weights of all, whoever is there."""
-    return weighting.everywhere(count / count.sum(), returns)
+    return basic.broadcast_weights(count / count.sum(), returns)
 
 
-WHOLE = weighting.samples().terms[0]
+WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),

@@ -16,7 +16,8 @@ from fedvg_jax.core.types import Client, UsageError
 from fedvg_jax.engine import differentiable, executors
 from fedvg_jax.engine import federated_round as round
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules, signals
+from fedvg_jax.weightings import basic, signals
+from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
@@ -35,7 +36,7 @@ def with_momentum(hyper, round):
 
 
 def make_round(executor, task, signal):
-    rule = rules.mix(rules.samples(), rules.fedvg(signal, groups.layerwise, task.block_of))
+    rule = basic.mix(basic.samples(), fedvg(signal, groups.layerwise, task.block_of))
     return round.make_round(task, worlds.busybody(), rule, executor, with_momentum, len(WORLD.train))
 
 

@@ -17,7 +17,7 @@ from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs import loop
 from fedvg_jax.runs import simulation as build
-from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import basic
 
 WORLD = worlds.uneven(cohort_size=5)
 TASK = worlds.QUADRATIC
@@ -149,11 +149,11 @@ def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x
         return jnp.where((report.num_samples == most) & (where == "signal"), bad, rows)
 
     def weigh(hyper, raw, returns):
-        found = weighting.everywhere(weighting.shares(raw, returns.present), returns)
+        found = basic.broadcast_weights(basic.shares(raw, returns.present), returns)
         spoilt = (jnp.arange(5) == position) & returns.present & (where == "weight")
         return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
 
-    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
+    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
     found, told = one_round(algorithm, schedule, rule)
     expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
     worlds.assert_close(found, expected, 1e-12)

@@ -14,8 +14,8 @@ from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules as weighting
-from fedvg_jax.weightings import signals
+from fedvg_jax.weightings import basic, signals
+from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.small()
 ALGORITHMS = [*simulation.ALGORITHMS, "busybody"]
@@ -62,12 +62,12 @@ def menu(rules, algorithm):
             found = by_mode[scoring.mode](*report)
             return jax.tree.map(lambda measured: measured[scoring.norm], found, is_leaf=is_one)
 
-        fedvg = weighting.fedvg(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of)
-        return {"samples": weighting.samples(), "uniform": weighting.uniform(), "fedvg": fedvg}[name]
+        by_norm = fedvg(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of)
+        return {"samples": basic.samples(), "uniform": basic.uniform(), "fedvg": by_norm}[name]
 
     def rule_of(names, scoring):
         parts = [of(name, scoring) for name in names.replace("native", algorithm.native_weighting).split("+")]
-        return parts[0] if len(parts) == 1 else weighting.mix(*parts)
+        return parts[0] if len(parts) == 1 else basic.mix(*parts)
 
     return worlds.any_of([rule_of(*rule) for rule in rules])
 

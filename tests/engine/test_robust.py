@@ -13,7 +13,7 @@ from fedvg_jax import config
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, robust, schedule, server_tuning
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules
+from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
 RULES = {
@@ -39,7 +39,7 @@ def weights_of(model, absent=(), seed=1):
     """Unequal weights, one per tensor and client; 0 for those that are absent."""
     present = jnp.asarray(~np.isin(np.arange(K), absent))
     raw = jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, K))
-    return rules.among(present, jax.tree.map(lambda _: raw / raw.sum(), model))
+    return basic.renormalise_over_present(present, jax.tree.map(lambda _: raw / raw.sum(), model))
 
 
 def joined(rule, model, clients, weights, **changes):
@@ -227,7 +227,7 @@ def round_step(**hooks):
     parts = (
         worlds.TASK,
         worlds.algorithm("fedavg"),
-        rules.uniform(),
+        basic.uniform(),
         executors.lanes(1),
         local_training.sgd,
         len(WORLD.train),

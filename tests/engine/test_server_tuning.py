@@ -12,7 +12,7 @@ from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round, local_training, server_tuning
-from fedvg_jax.weightings import rules
+from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()
 USED = 3  # minibatches of D_val's 10 rows; its table has an empty one behind them
@@ -70,7 +70,7 @@ def round_step(**hooks):
     parts = (
         worlds.TASK,
         worlds.algorithm("fedavg"),
-        rules.samples(),
+        basic.samples(),
         executors.lanes(1),
         local_training.sgd,
         len(WORLD.train),

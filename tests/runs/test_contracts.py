@@ -13,7 +13,7 @@ from fedvg_jax.core import checks
 from fedvg_jax.core.types import Metrics, UsageError, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import contracts, history, loop, simulation
-from fedvg_jax.weightings import rules
+from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()
 TASK = worlds.TASK
@@ -57,12 +57,12 @@ def test_a_mistake_in_a_model_is_named(mistake):
 
 
 def by(weigh=None, **changes):
-    rule = rules.uniform()
+    rule = basic.uniform()
     return rule._replace(**({"weigh": weigh} if weigh else {}), **changes)
 
 
 def everywhere(weights_of):
-    return by(lambda hyper, ones, returns: rules.everywhere(weights_of(ones), returns))
+    return by(lambda hyper, ones, returns: basic.broadcast_weights(weights_of(ones), returns))
 
 
 RULES = {
@@ -72,7 +72,7 @@ RULES = {
     "two clients": (everywhere(lambda ones: ones[:2] / 2), "has shape (2,); expected (3,), from K = 3 clients"),
     "integers": (everywhere(lambda ones: jnp.array([1, 0, 0])), "'params/bn1/bias' is int32 of shape (3,)"),
     "params only": (
-        by(lambda hyper, ones, returns: rules.everywhere(ones / 3, returns).params),
+        by(lambda hyper, ones, returns: basic.broadcast_weights(ones / 3, returns).params),
         "has no leaf 'params/bn1/bias'; expected the structure of the model's variables",
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
@@ -96,7 +96,7 @@ RULES = {
     ),
     "nan where one is absent": (
         by(
-            lambda hyper, ones, returns: rules.everywhere(
+            lambda hyper, ones, returns: basic.broadcast_weights(
                 jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
             )
         ),

@@ -23,7 +23,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import checkpoint, contracts, history, loop, recorder, resume, seals, simulation, verification
-from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import basic
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 RULES = ("samples", "fedvg")
@@ -39,7 +39,7 @@ class Tiny:
         settings = replace(SMALL, algorithm=name, cache_dir=cache)
         rules = [worlds.weighting(rule, worlds.algorithm(name), worlds.TASK, SMALL.batch_size) for rule in RULES]
         arrays = Arrays("random", x, y, tuple("abc"), 200)
-        either = worlds.any_of(rules)._replace(detail=weighting.no_detail)
+        either = worlds.any_of(rules)._replace(detail=basic.no_detail)
         with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
             patch.setattr(contracts, "check_weighting", lambda *_: None)
             made = simulation.simulation(settings, data=arrays, task=worlds.TASK, weighting=either)

@@ -15,8 +15,8 @@ from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Data, Report, Returns, Task, UsageError, Variables
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import baselines, signals
-from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import baselines, basic, signals
+from fedvg_jax.weightings.aggregation import aggregate
 
 K = 4
 WORLD = worlds.small()
@@ -114,14 +114,14 @@ def test_clients_that_did_not_move_have_finite_weights():
 
 def test_a_round_with_every_rule_compiles_and_stays_finite():
     rules = [make(name) for name in NAMES]
-    mixed = weighting.mix(weighting.mix(rules[0], rules[3]), weighting.mix(rules[4], baselines.permuted(rules[1])))
+    mixed = basic.mix(basic.mix(rules[0], rules[3]), basic.mix(rules[4], baselines.permuted(rules[1])))
     reports, returns = returned()
 
     @jax.jit
     def aggregated(reports, returns):
         measured = jax.vmap(lambda report: mixed.signal(worlds.hyper(), report, returns.data))(reports)
         weights = mixed.weigh(worlds.hyper(), measured, returns)
-        return weighting.aggregate(returns.variables, returns.clients, weights)
+        return aggregate(returns.variables, returns.clients, weights)
 
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(aggregated(reports, returns)))
 
@@ -209,9 +209,9 @@ def test_fitted_weights_lower_the_loss_of_the_average(x64):
     _, returns = returned()
 
     def loss(weights):
-        return mean_loss(weighting.aggregate(returns.variables, returns.clients, weights))
+        return mean_loss(aggregate(returns.variables, returns.clients, weights))
 
-    uniform = weighting.uniform().weigh({}, jnp.ones(K), returns)
+    uniform = basic.uniform().weigh({}, jnp.ones(K), returns)
     losses = [float(loss(uniform))]
     for num_steps in (1, 5, 20):
         rule = baselines.fitted(worlds.TASK, num_steps, rate=0.5)
@@ -225,7 +225,7 @@ def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_slope(x64):
 
     def loss(s):
         weights = jax.tree.map(lambda _: jnp.asarray(s), returns.variables)
-        return float(mean_loss(weighting.aggregate(returns.variables, returns.clients, weights)))
+        return float(mean_loss(aggregate(returns.variables, returns.clients, weights)))
 
     start, step = np.full(K, 1 / K), 1e-5 * np.eye(K)
     slope = np.array([(loss(start + e) - loss(start - e)) / 2e-5 for e in step])

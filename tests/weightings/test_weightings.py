@@ -17,7 +17,8 @@ from fedvg_jax import config
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import rules as weighting
+from fedvg_jax.weightings import basic
+from fedvg_jax.weightings.fedvg import fedvg
 
 K = 5
 WORLD = worlds.small()
@@ -101,13 +102,13 @@ def test_the_score_is_one_number_per_client(x64, name, granularity):
 def test_the_mean_of_a_weighting_with_itself_is_that_weighting(x64, name, granularity):
     rule = make(name, granularity)
     signals, weights = each(rule)
-    worlds.assert_close(weigh(weighting.mix(rule, rule), (signals, signals)), weights, 1e-12)
+    worlds.assert_close(weigh(basic.mix(rule, rule), (signals, signals)), weights, 1e-12)
 
 
 def test_the_mean_of_two_weightings_is_half_of_each(x64):
     first, second = make("samples", "modelwise"), make("fedvg", "layerwise")
     (a, weights_a), (b, weights_b) = each(first), each(second, seed=1)
-    mixed = weighting.mix(first, second)
+    mixed = basic.mix(first, second)
     expected = jax.tree.map(lambda x, y: 0.5 * x + 0.5 * y, weights_a, weights_b)
     worlds.assert_close(weigh(mixed, (a, b)), expected, 1e-12)
     np.testing.assert_array_equal(mixed.score((a, b)), second.score(b))
@@ -165,7 +166,7 @@ def test_no_score_takes_a_weight_above_one_or_nan():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_not_made_into_weights_in_silence(bad):
     """So that the round can find it."""
-    assert np.isnan(weighting.shares(jnp.array([1.0, bad]))).any()
+    assert np.isnan(basic.shares(jnp.array([1.0, bad]))).any()
 
 
 # --- those who are there
@@ -175,15 +176,16 @@ def test_what_is_not_finite_is_not_made_into_weights_in_silence(bad):
 def test_the_weights_of_those_who_are_there_keep_their_ratios(x64, name, granularity):
     _, weights = each(make(name, granularity))
     present = jnp.array([True, False, True, True, False])
-    for before, after in zip(*map(jax.tree.leaves, (weights, weighting.among(present, weights))), strict=True):
+    renormalised = basic.renormalise_over_present(present, weights)
+    for before, after in zip(*map(jax.tree.leaves, (weights, renormalised)), strict=True):
         np.testing.assert_allclose(after.sum(), 1, rtol=1e-12)
         np.testing.assert_allclose(after * before[present].sum(), jnp.where(present, before, 0), rtol=1e-12)
 
 
 def test_where_all_are_there_no_bit_changes_and_where_nobody_is_all_weights_are_zero():
     weights = {"w": jnp.array([0.1, 0.2, 0.7001])}
-    np.testing.assert_array_equal(weighting.among(jnp.ones(3, bool), weights)["w"], weights["w"])
-    assert not weighting.among(jnp.zeros(3, bool), weights)["w"].any()
+    np.testing.assert_array_equal(basic.renormalise_over_present(jnp.ones(3, bool), weights)["w"], weights["w"])
+    assert not basic.renormalise_over_present(jnp.zeros(3, bool), weights)["w"].any()
 
 
 # --- inverse norms
@@ -243,7 +245,7 @@ def test_running_statistics_follow_the_model_or_their_block_and_are_uniform_laye
 
 def test_statistics_of_a_block_without_parameters_take_uniform_weights():
     variables = Variables({"a": {"w": jnp.ones(2)}}, {"b": {"mean": jnp.ones(2)}})
-    rule = weighting.fedvg(None, groups.blockwise, lambda path: path.split("/")[0])
+    rule = fedvg(None, groups.blockwise, lambda path: path.split("/")[0])
     returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), WORLD.data())
     weights = rule.weigh({"eps": 0.0}, {"a": {"w": jnp.array([1.0, 3.0])}}, returns)
     assert weights.stats["b"]["mean"].tolist() == [0.5, 0.5]
@@ -367,7 +369,7 @@ def test_the_named_norms_are_those_of_numpy(x64):
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e9])
 def test_the_norms_of_who_is_absent_change_no_weight(bad):
     """Neither through the mean nor through the floor under it: 1/1 to 1/3 for the first tensor, 1/2 to 1/2."""
-    rule = weighting.fedvg(None, groups.layerwise, str)
+    rule = fedvg(None, groups.layerwise, str)
     signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
     model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
     returns = Returns(model, None, None, None, jnp.array([True, True, False]))

@@ -1,0 +1,146 @@
+"""Weightings from one number per client, means of two weightings, and the functions that weightings are built from."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.core import groups, tree
+from fedvg_jax.core.types import Hyper, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.weightings import signals, streaming
+
+
+def samples() -> Weighting:
+    """FedAvg's weights n_k / sum_j n_j."""
+    return by_scalar(signals.num_samples)
+
+
+def uniform() -> Weighting:
+    """The weight 1 / K for every client: the control for any other weighting."""
+    return by_scalar(signals.nothing)
+
+
+def by_scalar(signal: Signal) -> Weighting:
+    """Weights proportional to one number per client, the same for every tensor.
+
+        s_k = m_k / sum_j m_j
+
+    Args:
+        signal: (hyper, report, data) -> m_k >= 0, a scalar. If all are 0, the weights are uniform.
+
+    >>> rule = by_scalar(lambda hyper, report, data: report.num_samples)
+    >>> model = Variables({"w": jnp.zeros(1)}, {})
+    >>> rule.weigh({}, jnp.array([1.0, 3.0]), Returns(model, model, jnp.arange(2), None)).params["w"].tolist()
+    [0.25, 0.75]
+    """
+
+    def weigh(hyper: Hyper, raw: Array, returns: Returns) -> Variables:
+        return broadcast_weights(shares(raw, returns.present), returns)
+
+    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=streaming.single_term(weigh))
+
+
+def mix(first: Weighting, second: Weighting) -> Weighting:
+    """The mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / N) / 2. The score is the second's."""
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        a, b = (w.weigh(hyper, m, returns) for w, m in zip((first, second), measured, strict=True))
+        return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
+
+    return Weighting(
+        signal=lambda *report: (first.signal(*report), second.signal(*report)),
+        weigh=weigh,
+        score=lambda measured: second.score(measured[1]),
+        detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
+        terms=streaming.mean_terms(first.terms, second.terms),
+        defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
+    )
+
+
+def with_own_statistics(rule: Weighting) -> Weighting:
+    """`rule`, except that running statistics take the mean weight of the trained tensors of their own module.
+
+    Statistics of a module without trained tensors keep the weight that `rule` gives them.
+    """
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        weights = rule.weigh(hyper, measured, returns)
+        members: dict[str, list[Array]] = {}
+        for path, w in zip(tree.paths(weights.params), jax.tree.leaves(weights.params), strict=True):
+            members.setdefault(groups.module_of(path), []).append(w)
+        paths, leaves = tree.paths(weights.stats), jax.tree.leaves(weights.stats)
+        own = [mean_over_tensors(members.get(groups.module_of(path), w)) for path, w in zip(paths, leaves, strict=True)]
+        return weights._replace(stats=jax.tree.structure(weights.stats).unflatten(own))
+
+    return rule._replace(weigh=weigh, terms=())
+
+
+def shares(raw: Array, present: Array | bool = True) -> Array:
+    """raw_k / sum_j raw_j over the present clients, [K]; uniform where all raw are 0.
+
+    A non-finite `raw` gives NaN weights, which the round detects and reports.
+
+    Args:
+        raw: [K], >= 0.
+        present: bool [K]. Absent clients get 0.
+
+    >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
+    [0.25, 0.75, 0.0]
+    """
+    is_present = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
+    raw = jnp.where(present, raw, 0)
+    raw = raw * jnp.where(raw.sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
+    raw = jnp.where(raw.sum() == 0, is_present, raw)
+    total = raw.sum()
+    return raw / jnp.where(total == 0, 1, total)
+
+
+def reciprocal(score: Array) -> Array:
+    """1 / score for scores >= 0, at most 1e30.
+
+    The bound keeps a zero or denormal score from giving an infinite weight. Scores below 1e-30 count as equal and have
+    gradient 0. The sum over 1e8 clients still fits single precision.
+    """
+    least = jnp.asarray(1e-30, score.dtype)
+    is_below = score < least  # False for NaN, which stays NaN
+    # not a maximum, whose gradient of 0 would be multiplied by the infinite one of the inverse
+    return jnp.where(is_below, 1 / least, 1 / jnp.where(is_below, 1, score))
+
+
+def broadcast_weights(weights: Array, returns: Returns) -> Variables:
+    """The same weights [K] for every tensor of the model."""
+    return jax.tree.map(lambda _: weights, returns.variables)
+
+
+def renormalise_over_present(present: Array, weights: Variables) -> Variables:
+    """Sets absent clients' weights to 0 and rescales the others of each tensor to sum to 1.
+
+    If no client is present, all weights are 0 and the model does not change.
+
+    Args:
+        present: bool [K].
+        weights: leaves [K].
+    """
+
+    def renormalise(w: Array) -> Array:
+        w = jnp.where(present, w, 0)
+        total = w.sum()
+        return w / jnp.where(total > 0, total, 1)
+
+    return jax.tree.map(lambda w: jnp.where(present.all(), w, renormalise(w)), weights)
+
+
+def mean_weight(weights: Variables) -> Array:
+    """A client's weight averaged over the trained tensors, [K]."""
+    return mean_over_tensors(weights.params)
+
+
+def mean_over_tensors(per_tensor: Tree) -> Array:
+    """The mean over the leaves of a pytree, each [K]."""
+    return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)
+
+
+def no_detail(measured: Tree) -> dict[str, Array]:
+    """Adds nothing to the history."""
+    return {}

@@ -1,0 +1,94 @@
+"""An algorithm in a user's file: FedExP with a hyperparameter of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import worlds
+
+import fedvg_jax as fv
+from fedvg_jax.algorithms import no_correction, no_memory, no_probe
+from fedvg_jax.core.types import Algorithm, Cohort, Hyperparameter
+from fedvg_jax.engine import differentiable, federated_round, local_training
+from fedvg_jax.runs import simulation
+
+
+def fedexp():
+    """FedExP, Eq. (5) of Jhunjhunwala et al., ICLR 2023: eta_g = max(1, mean ||delta_k||^2 / (2 (||u||^2 + eps)))."""
+
+    def report(hyper, params, anchor, displacement):
+        squares = jax.tree.map(lambda start, end: jnp.sum((start - end) ** 2), anchor.params, params)
+        return anchor.client, (), squares
+
+    def residual(hyper, server, params, cohort):
+        squared = sum(jax.tree.leaves(cohort.averaged))
+        rate = jnp.maximum(1, squared / (2 * (optax.tree.norm(cohort.update) ** 2 + hyper["eps"])))
+        return jax.tree.map(lambda u: (1 - rate) * u, cohort.update), server
+
+    eps = Hyperparameter("eps", 1e-3, low=0.0, doc="added to the squared norm of the mean update")
+    return Algorithm(no_memory, no_correction, report, residual, no_probe, "uniform", (eps,))
+
+
+FEDEXP = fedexp()
+
+
+def test_fedexp_takes_the_step_of_its_equation():
+    """Updates 3 and -1: u = 1, mean square 5, eta_g = 5 / 2, R = (1 - 5/2) u. With eps 9: eta_g = max(1, 1/4)."""
+    cohort = Cohort({"w": jnp.float32(1)}, (), {"w": jnp.float32(5)}, None, (), 2)
+    for eps, residual in ((0.0, -1.5), (9.0, 0.0)):
+        assert FEDEXP.residual({"eps": jnp.float32(eps)}, (), None, cohort)[0]["w"] == residual
+
+
+def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
+    config = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="uniform")
+    small, large = (fv.run(config, algorithm=FEDEXP, hyper={"eps": eps}).records[-1] for eps in (1e-6, 1e6))
+    assert small["train_loss"] != large["train_loss"]
+
+
+def test_the_hypergradient_of_a_declared_hyperparameter_is_the_central_difference(x64):
+    rng = np.random.default_rng(0)  # optima on all sides of the start, so that eta_g > 1
+    world = worlds.quadratics(np.ones((5, 3)), 1.5 + 3 * rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], 5)
+    schedules = [world.schedule(number) for number in range(2)]
+    executor = differentiable.unrolled(differentiable.most_steps(schedules))
+    rule = worlds.weighting("uniform", FEDEXP)
+    step = federated_round.make_round(worlds.QUADRATIC, FEDEXP, rule, executor, local_training.sgd, 5)
+    rounds, start = differentiable.over_rounds(step), worlds.state(world, FEDEXP, worlds.QUADRATIC)
+
+    def objective(hyper):
+        state, _ = rounds(start, differentiable.stack(schedules), world.data(), hyper)
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.variables.params))
+
+    hyper = worlds.hyper(eps=1e-2)
+    _, gradients = worlds.jit(lambda hyper: differentiable.hypergradient(objective, hyper, ["eps"]))(hyper)
+    value = worlds.jit(objective)
+    difference = (value(hyper | {"eps": hyper["eps"] + 1e-5}) - value(hyper | {"eps": hyper["eps"] - 1e-5})) / 2e-5
+    assert abs(difference) > 1e-3
+    np.testing.assert_allclose(gradients["eps"], difference, rtol=1e-6)
+
+
+def test_a_simulation_holds_the_declared_default():
+    config = fv.Config(clients=4, rounds=1, weighting="uniform")
+    assert simulation.simulation(config, algorithm=FEDEXP).hyper["eps"] == np.float32(1e-3)
+
+
+WRONG = {
+    "unknown": ({"epps": 1.0}, "unknown hyperparameter 'epps'; did you mean 'eps'? (allowed: eps)"),
+    "negative": ({"eps": -1.0}, "hyperparameter 'eps' must be in [0, inf); got -1.0"),
+    "no number": ({"eps": "small"}, "hyperparameter 'eps' must be in [0, inf); got small"),
+    "too small for float32": ({"eps": 1e-60}, "hyperparameter 'eps' must be a number that float32 can hold; got 1e-60"),
+    "a setting": ({"lr": 0.1}, "hyperparameter 'lr' is set by the config; use a field of Config"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_in_hyper_is_named_in_one_line(mistake):
+    hyper, message = WRONG[mistake]
+    with pytest.raises(fv.UsageError) as error:
+        fv.run(fv.Config(clients=4, rounds=1, weighting="uniform"), algorithm=FEDEXP, hyper=hyper)
+    assert str(error.value) == message
+
+
+def test_one_name_declared_with_two_meanings_is_refused():
+    with pytest.raises(fv.UsageError, match=r"'eps' is declared twice, .* rename one"):
+        fv.run(fv.Config(clients=4, rounds=1, weighting="fedvg"), algorithm=FEDEXP)

@@ -72,7 +72,7 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: G
         state, data, hyper = shared
         live = carried or task.support
         return local_training.make_client(
-            task, fedavg.fedavg(), local_training.sgd, state, planned, data, hyper, live=live
+            task, fedavg.fedavg(), local_training.sgd, state, planned, data, hyper, support=live
         )
 
     def train(state, data, hyper, planned):

@@ -144,7 +144,7 @@ def make_state(
     variables = make_variables(config, program.init)
     kept = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
-    init = functools.partial(federated_round.init, program.task, program.algorithm, config.clients)
+    init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
     shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)

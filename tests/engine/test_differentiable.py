@@ -76,7 +76,7 @@ def numbers(name, executor, remat=True, horizon=None, weighting="fedvg"):
     schedules, data = differentiable.stack(planned(executor.num_lanes)), world().data()
 
     def f(hyper, params):
-        state = federated_round.init(TASK, worlds.algorithm(name), len(world().train), jax.random.key(0), hyper)
+        state = federated_round.init_state(TASK, worlds.algorithm(name), len(world().train), jax.random.key(0), hyper)
         return rounds(state._replace(variables=Variables(params, {})), schedules, data, hyper)[1]
 
     return f

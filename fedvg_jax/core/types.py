@@ -66,8 +66,13 @@ class Task(NamedTuple):
 
     init: Callable[[Array], Variables]
     """key -> variables."""
-    loss: Callable[[Tree, Tree, Tree, Array, bool], tuple[Array, Tree]]
-    """(params, stats, batch, mask, train) -> (mean loss over the real rows, 0 if there is none; new stats)."""
+    loss: Callable[..., tuple[Array, Tree]]
+    """(params, stats, batch, mask, train) -> (mean loss over the real rows, 0 without any; new stats).
+
+    A random loss, e.g. of a model with Dropout, has a sixth parameter `key=None`. In local training it gets a key
+    made of (seed, round, client id, step). Everywhere else, as in scoring D_val with `train`, it gets no key and must
+    be deterministic: Dropout is the identity.
+    """
     predict: Callable[[Tree, Tree, Tree], Array]
     """(params, stats, batch) -> outputs in evaluation mode, e.g. logits [B, C]."""
     measure: Callable[[Tree, Tree, Tree, Array], Tree]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
@@ -34,7 +34,8 @@ from fedvg_jax.core.types import (
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
 
-_AUGMENT = 2  # domain of the random stream: 0 and 1 are the halves that `jax.random.split` makes of the key
+AUGMENT, LOSS = 2, 3
+"""Domains of a step's random streams; 0 and 1 are the halves that `jax.random.split` makes of the round's key."""
 
 
 class Carry(NamedTuple):
@@ -117,7 +118,8 @@ def make_client(
 
         theta <- optimiser(theta, correct(grad loss(theta)))
 
-    on one minibatch. `augment` may change the minibatch, with a key of the step.
+    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key` gets
+    another key of the step.
 
     Args:
         task: the model and its loss.
@@ -131,6 +133,7 @@ def make_client(
         support: the entries of the parameters that are carried; the others stay those of theta_g.
     """
     rule = optimiser(hyper, state.round)
+    is_random = checks.takes_key(task.loss)
 
     def init(k) -> Carry:
         params, stats = support.of(state.variables.params), state.variables.stats
@@ -141,8 +144,10 @@ def make_client(
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
+        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         params = support.within(state.variables.params, carry.params)
-        (loss, stats), grads = jax.value_and_grad(task.loss, has_aux=True)(params, carry.stats, batch, mask, True)
+        loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
+        (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
         grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
         with standard_promotion():
             updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
@@ -151,12 +156,12 @@ def make_client(
     return Client(init, step)
 
 
-def minibatch_key(schedule: Schedule, k: Array, minibatch: Array) -> Array:
-    """Returns the key of one local step, from (seed, round, client id, step) alone.
+def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = AUGMENT) -> Array:
+    """Returns a key of one local step, from (seed, round, domain, client id, step) alone.
 
     It depends neither on the lane nor on where the minibatch is in the table.
     """
     key = jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
-    for number in (_AUGMENT, schedule.clients[k], minibatch - schedule.start[k]):
+    for number in (domain, schedule.clients[k], minibatch - schedule.start[k]):
         key = jax.random.fold_in(key, number)
     return key

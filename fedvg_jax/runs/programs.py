@@ -30,7 +30,7 @@ MAX_PROGRAMS = 16
 
 VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
-    *("dropout", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
+    *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
     *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),

@@ -5,22 +5,9 @@ The general rule of a round, with all symbols used in this file:
     theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
 
 theta_g is the global model, theta_k the model that client k returns, s_k its aggregation weight, and R the algorithm's
-residual. Shapes use these axes everywhere:
-
-| axis | meaning |
-|---|---|
-| N | clients of the federation |
-| K | clients of a round's cohort |
-| H | clients of a cohort block |
-| L | lanes of an executor |
-| S | segments of a plan |
-| F | minibatches of a schedule |
-| B | rows of a minibatch |
-| V | batches of the validation set |
-| G | groups of tensors |
-| C | classes |
-| T | rows of the pool |
-| R | rounds of a chunk |
+residual. Axes of shapes, used everywhere: `N` clients of the federation, `K` clients of a cohort, `H` clients of a
+cohort block, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows of a minibatch, `V` validation
+batches, `G` groups of tensors, `C` classes, `T` rows of the pool, `R` rounds of a chunk.
 """
 
 from __future__ import annotations
@@ -29,10 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
     from jax import Array
 
-    Vector = Array | np.ndarray
+Vector = Any
+"""A jax or NumPy array; Any because trees of the same structure also hold shapes, shardings and indices."""
 
 Tree = Any
 """A pytree of arrays."""

@@ -108,7 +108,15 @@ def _empty_cohort(shapes: RunningCohort, state: SimState, num_rows: int, num_ter
     """
     tables = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), (shapes.table, shapes.weights))
     messages = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.message_means, shapes.message_sums))
-    return RunningCohort(*tables, num_terms * (state.variables,), *messages, state.clients, state.optimisers)
+    return RunningCohort(
+        table=tables[0],
+        weights=tables[1],
+        models=num_terms * (state.variables,),
+        message_means=messages[0],
+        message_sums=messages[1],
+        client_memories=state.clients,
+        optimiser_memories=state.optimisers,
+    )
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:

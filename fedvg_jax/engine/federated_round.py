@@ -76,7 +76,7 @@ def init_state(
         variables: initial variables in place of `task.init(key)`.
     """
     first_round = jnp.zeros((), jnp.int32)
-    variables = jax.jit(task.init)(key) if variables is None else tree.arrays(variables)
+    variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()

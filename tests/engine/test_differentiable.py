@@ -257,7 +257,7 @@ def test_no_hyper_parameter_forces_a_recompile():
         (lambda: differentiable.unrolled(3, horizon=0), "horizon must be >= 1"),
         (lambda: differentiable.over_rounds(None, horizon=-1), "horizon must be >= 1; got -1"),
         (lambda: differentiable.stack([]), "at least one schedule"),
-        (lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["mu"]), "no hyper-parameter 'mu'.* there are lr"),
+        (lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["mu"]), "unknown hyperparameter 'mu'; hyper has lr"),
         (
             lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["lr"], mode="both"),
             "mode must be reverse or forward",

@@ -21,7 +21,7 @@ from jax import lax
 from benchmarks import cases, machine
 from benchmarks import gpu_world as world
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
@@ -93,7 +93,7 @@ def live(box: world.Box) -> Results:
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     share = tree.size(jax.eval_shape(task.support.of, params)) / tree.size(params)
     found = {}
-    for name, carried in (("all", EVERYTHING), ("live", task.support)):
+    for name, carried in (("all", FULL_SUPPORT), ("live", task.support)):
         found[name] = world.step_seconds(box, 1, "gemm", PRECISIONS[0], carried)
         yield {"milliseconds per client and step": found, "live share of the parameters": round(share, 4)}
 

@@ -181,12 +181,12 @@ def lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
 
 def _gapless(planned, count: int):
     """As few equal clients as there are lanes, with as many steps as the longest lane must have."""
-    from fedvg_jax.engine import schedule
+    from fedvg_jax.engine import lane_plan
 
     steps = max(planned.num_steps.max(), -(-planned.num_steps.sum() // count))
     each = np.where(np.arange(len(planned.num_steps)) < count, steps, 0).astype(np.int32)
     start = np.zeros_like(planned.start)  # the same rows for all
-    return planned._replace(num_steps=each, start=start, plan=schedule.plan(each, count))
+    return planned._replace(num_steps=each, start=start, plan=lane_plan.plan_lanes(each, count))
 
 
 def _alternated(seconds: Callable, first, second, repeats: int) -> float:

@@ -23,7 +23,7 @@ from jax import lax
 from benchmarks import cases, contest, machine
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
-from fedvg_jax.engine import executors, local_training, robust
+from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation as build
 
@@ -125,7 +125,7 @@ class Ours:
         On one device: with two of a CPU at work, gradients in float64 were off by 1e-3, others in every call.
         """
         state, data = jax.device_get((self.sim.state, self.sim.data))
-        planned = planned._replace(plan=schedules.plan(planned.num_steps, 1))
+        planned = planned._replace(plan=lane_plan.plan_lanes(planned.num_steps, 1))
         with jax.enable_x64(True):
             state, hyper = jax.tree.map(_double, (state, self.sim.hyper))
             return state, data, self.alone["train"](state, planned, data, hyper), hyper
@@ -164,7 +164,7 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def client(shared, planned):
         state, data, hyper = shared
-        return local_training.make_client(task, algorithm, optimiser, state, planned, data, hyper, live=live)
+        return local_training.make_client(task, algorithm, optimiser, state, planned, data, hyper, support=live)
 
     def train(state, planned, data, hyper) -> Variables:
         done = executor.train(client, (state, data, hyper), planned)

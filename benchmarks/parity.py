@@ -167,7 +167,7 @@ def replay(recording: Recording, data_dir: Path) -> Measured:
     meta, config = recording.meta, settings(recording)
     images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
     model = task.classification(lenet.LeNet5(10, selection.layout("auto")), 10, images.x.shape[1:])
-    val = schedule.cut(recording.arrays["val_rows"], meta["batch"])
+    val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = simulation.ALGORITHMS[config.algorithm](config)
     if config.algorithm == "elastic":  # the published chain of sensitivities is serial: the recorded ones are fed
@@ -177,7 +177,7 @@ def replay(recording: Recording, data_dir: Path) -> Measured:
     published = {"stats_too": True, "weigh_untrained": True}
     round_step = federated_round.make_round(model, algorithm, weighting, executor, optimiser, clients, **published)
     step, hyper = jax.jit(round_step), simulation.make_hyper(config)
-    first = federated_round.init(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
+    first = federated_round.init_state(model, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
 
     def started(r: int, memory: SimState) -> SimState:
         return memory._replace(variables=torch_layout.from_torch(recording.before(r), first.variables))
@@ -229,11 +229,13 @@ def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarra
     """Rows as visited -> minibatches: whole epochs cut into batches; for Scaffold one batch an epoch."""
     epochs, size = recording.meta["epochs"], recording.meta["batch"]
     if "scaffold" not in recording.meta["method"]:
-        return np.concatenate([schedule.cut(epoch, size) for epoch in rows.reshape(epochs, -1)])
+        return np.concatenate([schedule.split_into_minibatches(epoch, size) for epoch in rows.reshape(epochs, -1)])
     held = len(recording.arrays[f"part/{client}/train"])
     epoch = [min(size, held - begin) for begin in range(0, held, size)]
     lengths = [n for n in epoch if n > 1] * epochs
-    return np.concatenate([schedule.cut(part, size) for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))])
+    return np.concatenate(
+        [schedule.split_into_minibatches(part, size) for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))]
+    )
 
 
 def sensitivities(recording: Recording, r: int, like: Variables) -> dict:

@@ -112,7 +112,8 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
-        return single._replace(schedule=simulation.make_schedule(alone, single.arrays, parts, executor, width))
+        schedule = simulation.make_schedule(alone, single.arrays, parts, executor, width, federated.task)
+        return single._replace(schedule=schedule)
 
     programs = loop.compile_programs(with_rows(jobs[0][2]))
     for _, _, rows in jobs:

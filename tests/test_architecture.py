@@ -14,7 +14,17 @@ ORDER = ("core", "paper", "config", "data", "models", "algorithms", "weightings"
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
 ONLY_IN = {"flax": {"models"}, "matplotlib": {"views"}, "tyro": {"sim", "prepare"}}
-WITHOUT_JAX = {"config", "paper", "data", "core/types", "core/files", "engine/schedule", "runs/history", "runs/resume"}
+WITHOUT_JAX = {
+    "config",
+    "paper",
+    "data",
+    "core/types",
+    "core/files",
+    "engine/schedule",
+    "engine/lane_plan",
+    "runs/history",
+    "runs/resume",
+}
 WITHOUT_JAX |= {"runs/stop_signals"}
 
 SOURCES = {

@@ -104,7 +104,7 @@ def variables(seed: int = 0, task: Task = TASK) -> Variables:
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
     """The state before the first round, from `variables`; `changes` are hyper-parameters."""
     arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too
-    return federated_round.init(*arguments, variables=variables(task=task))
+    return federated_round.init_state(*arguments, variables=variables(task=task))
 
 
 HYPER = {

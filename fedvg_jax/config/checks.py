@@ -131,6 +131,8 @@ def check(config: Config) -> Config:
         config.image_size,
         "a number of pixels below 10000, or HEIGHTxWIDTH such as 244x224",
     )
+    skips_all = config.batch_size == 1 and config.single_rows == "skipped"
+    _require(not skips_all, "batch_size", 1, ">= 2 with single_rows skipped; or use --single-rows trained")
     lacks_statistics = config.algorithm == "elastic" and config.elastic.sensitivity != "official"
     fits = not (lacks_statistics and config.server_stats == "official")
     _require(fits, "elastic.sensitivity", config.elastic.sensitivity, "official where server_stats is official")
@@ -241,6 +243,7 @@ _NAMES = {
     "lr_schedule": LR_SCHEDULES,
     "nonfinite": NONFINITE,
     "untrained": ("absent", "weighed"),
+    "single_rows": ("trained", "skipped"),
     "optimiser": ("sgd", "adam", "adamw"),
     "optimiser_state": ("reset", "kept"),
     "cohorts": ("seeded", "official"),
@@ -263,7 +266,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clients": (lambda v: v >= 1, ">= 1"),
     "join_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "rounds": (lambda v: v >= 1, ">= 1"),
-    "batch_size": (lambda v: v >= 2, ">= 2 (a batch of one row is skipped)"),
+    "batch_size": (lambda v: v >= 1, ">= 1"),
     "lr": (lambda v: 0 < v < math.inf, "> 0"),
     "seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),

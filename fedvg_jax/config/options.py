@@ -171,7 +171,7 @@ class Config:
     local_epochs: int | str = 5
     """Epochs each client trains per round; MIN:MAX draws a number for every client (stragglers)."""
     batch_size: int = 32
-    """Minibatch size, for training and for scoring."""
+    """Minibatch size, for training and for scoring; 1 needs a model without BatchNorm."""
     lr: float = 0.2
     """Client learning rate."""
     optimiser: str = "sgd"
@@ -191,6 +191,9 @@ class Config:
     untrained: str = "absent"
     """A client that takes no local step, for want of rows: absent (weight 0, as one that dropped out), or weighed like
     the others though it returns the global model (weighed, as the published code)."""
+    single_rows: str = "trained"
+    """Minibatches of a single row: trained on, except where BatchNorm's statistics of one row are undefined (trained),
+    or skipped for every model (skipped, as the published code)."""
     nonfinite: str = "raise"
     """A client whose model or loss is not finite: raise (stop the run) or skip (leave it out of the round)."""
     seed: int = 0

@@ -5,7 +5,8 @@ Structures, shapes and dtypes are known while a program is traced, values are no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -101,6 +102,24 @@ def distributions(weights: Tree, num_clients: int, what: str = "weights", tolera
             raise UsageError(f"{what} leaf '{path}' is {_short(values)}; expected ({num_clients},) numbers >= 0")
         if abs(values.sum() - 1) > tolerance:
             raise UsageError(f"{what} leaf '{path}' of shape ({num_clients},) sums to {values.sum():.6g}; expected 1")
+
+
+def takes_key(loss: Callable) -> bool:
+    """Returns whether a task's loss draws random numbers: whether it has a parameter `key`.
+
+    Raises:
+        UsageError: unless the default of `key` is None, which stands for no randomness.
+
+    >>> takes_key(lambda params, stats, batch, mask, train, key=None: (0.0, stats))
+    True
+    """
+    key = inspect.signature(loss).parameters.get("key")
+    if key is not None and key.default is not None:
+        raise UsageError(
+            "task.loss has a parameter key without the default None; write key=None, because D_val is scored without a"
+            " key and without randomness"
+        )
+    return key is not None
 
 
 def named(known: Mapping[str, Any], name: str, what: str) -> Any:

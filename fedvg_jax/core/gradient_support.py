@@ -18,7 +18,7 @@ from fedvg_jax.core.types import GradientSupport, Tree
 Box = Sequence[tuple[int, int]]
 """Ranges (begin, end) along the first axes of a tensor; the other axes are whole."""
 
-EVERYTHING = GradientSupport(lambda params: params, lambda params, part: part)
+FULL_SUPPORT = GradientSupport(lambda params: params, lambda params, part: part)
 """The support of a model in which every parameter can have a gradient."""
 
 

@@ -1,5 +1,7 @@
-"""Which tensors share an aggregation weight: variables -> a group number in every leaf, -1 for uniform weights; and
-which tensors count as one layer in a group's mean."""
+"""Groups of tensors that share an aggregation weight, and layers of tensors that count as one in a group's mean.
+
+A grouping maps variables to a group number in every leaf; -1 stands for uniform weights.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +11,48 @@ from typing import NamedTuple
 import jax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Tree, Variables
+from fedvg_jax.core.types import Grouping, Tree, Variables
 
 
 def modelwise(variables: Variables, block_of: Callable[[str], str]) -> Variables:
-    """One group: a client has one weight, which its running statistics take too."""
+    """Returns one group of all tensors and running statistics: a client has one weight."""
     return jax.tree.map(lambda _: 0, variables)
 
 
 def layerwise(variables: Variables, block_of: Callable[[str], str]) -> Variables:
-    """One group per trained tensor. Running statistics have no gradient, hence no group."""
+    """Returns one group per trained tensor. Running statistics have no gradient, hence no group."""
     return _one_per(variables, lambda path: path)
 
 
 def modulewise(variables: Variables, block_of: Callable[[str], str]) -> Variables:
-    """One group per module, kernel and bias together. Running statistics have no gradient, hence no group."""
+    """Returns one group per module, e.g. kernel and bias. Running statistics have no gradient, hence no group."""
     return _one_per(variables, module_of)
 
 
 def blockwise(variables: Variables, block_of: Callable[[str], str]) -> Variables:
-    """One group per block of the model; running statistics follow the block they sit in."""
+    """Returns one group per network block, which includes the running statistics in it."""
     number: dict[str, int] = {}
     for path in tree.paths(variables.params):
         number.setdefault(block_of(path), len(number))
 
     def ids(part):
-        found = [number.get(block_of(path), -1) for path in tree.paths(part)]
-        return jax.tree.structure(part).unflatten(found)
+        numbers = [number.get(block_of(path), -1) for path in tree.paths(part)]
+        return jax.tree.structure(part).unflatten(numbers)
 
     return Variables(ids(variables.params), ids(variables.stats))
 
 
-BY_NAME = {"modelwise": modelwise, "layerwise": layerwise, "blockwise": blockwise}
+BY_NAME: dict[str, Grouping] = {"modelwise": modelwise, "layerwise": layerwise, "blockwise": blockwise}
 
 
 class Layer(NamedTuple):
-    """Tensors that count as one in a group's mean."""
+    """Tensors that count as one in the mean over a group."""
 
     name: str
     tensors: tuple[str, ...]
-    """their paths, "a/b/kernel" """
+    """Their paths, e.g. "a/b/kernel"."""
     factor: float = 1.0
-    """of its norm, before the mean"""
+    """Factor of the layer's norm, before the mean."""
 
 
 def layers(
@@ -59,13 +61,13 @@ def layers(
     name_of: Callable[[str], str] = lambda path: path,
     factor: Callable[[int], float] = lambda size: 1.0,
 ) -> tuple[Layer, ...]:
-    """The layers of a model.
+    """Returns the layers of a model.
 
     Args:
         params: arrays, or their shapes.
-        counts: which tensors do, by path.
-        name_of: path -> layer; by default every tensor is one, `module_of` puts weight and bias together.
-        factor: entries of a layer -> factor of its norm.
+        counts: path -> whether the tensor belongs to any layer.
+        name_of: path -> name of its layer; by default every tensor is a layer. `module_of` joins weight and bias.
+        factor: number of scalars of a layer -> factor of its norm.
 
     >>> layers({"fc": {"bias": jax.numpy.ones(2), "kernel": jax.numpy.ones((3, 2))}}, name_of=module_of)
     (Layer(name='fc', tensors=('fc/bias', 'fc/kernel'), factor=1.0),)
@@ -78,18 +80,28 @@ def layers(
 
 
 def members(measured: Sequence[tuple[Layer, Tree]], by_group: Variables) -> dict[int, list[tuple[Layer, Tree]]]:
-    """The layers of every group, each with what was measured of it."""
+    """Returns the layers of every group, each with its measurement.
+
+    Args:
+        measured: layers and their measurements.
+        by_group: a group number in every leaf.
+    """
     group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    found: dict[int, list[tuple[Layer, Tree]]] = {}
+    layers_of: dict[int, list[tuple[Layer, Tree]]] = {}
     for layer, norm in measured:
-        found.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
-    return found
+        layers_of.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
+    return layers_of
 
 
 def module_of(path: str) -> str:
-    """The module of a tensor, "a/b/kernel" -> "a/b"; a tensor that is in none is one of its own."""
+    """Returns the module of a tensor, "a/b/kernel" -> "a/b"; a tensor outside any module is its own.
+
+    >>> module_of("a/b/kernel"), module_of("scale")
+    ('a/b', 'scale')
+    """
     return path.rpartition("/")[0] or path
 
 
 def _one_per(variables: Variables, name_of: Callable[[str], str]) -> Variables:
+    """Returns one group per name of the trained tensors, and none for running statistics."""
     return blockwise(variables, name_of)._replace(stats=jax.tree.map(lambda _: -1, variables.stats))

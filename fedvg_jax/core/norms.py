@@ -9,23 +9,23 @@ from jax import Array, lax
 
 
 def l1(x: Array) -> Array:
-    """sum |x|, the published norm."""
-    # sign(0) = 0, where jnp.abs would give slope +1
+    """Returns sum |x|, the published norm."""
+    # sign(0) = 0, whereas jnp.abs has derivative +1 at 0
     return jnp.sum(x * jnp.sign(x))
 
 
 def l2(x: Array) -> Array:
-    """sqrt(sum x^2)."""
+    """Returns sqrt(sum x^2)."""
     return optax.safe_norm(x.reshape(-1), 0.0)
 
 
 def spectral(x: Array) -> Array:
-    """Largest singular value of a tensor as a matrix [product of the leading dimensions, last]; 0 for a vector.
+    """Returns the largest singular value of a tensor as a matrix [product of leading axes, last axis]; 0 for a vector.
 
-    A kernel [h, w, in, out] has the singular values of torch's [out, in h w]. Exact, by the eigenvectors of the
-    smaller Gram matrix: 25 ms on a CPU core for [4608, 512], where an SVD takes 50, and power iteration, which needs a
-    tolerance and slows down where singular values are close, 3 to 15. The slope is u v', of one of the pairs where the
-    largest singular value is repeated.
+    A kernel [h, w, in, out] has the singular values of torch's [out, in h w]. The computation is exact, from the
+    eigenvectors of the smaller Gram matrix. For [4608, 512] it takes 25 ms on a CPU core, an SVD 50 ms. Power iteration
+    takes 3 to 15 ms, but needs a tolerance and slows down for close singular values. The gradient is u v'; if the
+    largest singular value is repeated, that of one of its pairs of vectors.
 
     >>> float(spectral(jnp.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])))
     4.0
@@ -34,19 +34,19 @@ def spectral(x: Array) -> Array:
 
 
 def spectral_l2(x: Array) -> Array:
-    """`spectral`, and l2 for vectors: what the published code calls spectral."""
+    """Returns `spectral` of matrices and `l2` of vectors, as the published code's spectral norm."""
     return spectral(x) if x.ndim > 1 else l2(x)
 
 
 def largest(x: Array) -> Array:
-    """max x, of numbers >= 0: the spectral norm of matrices put together along a diagonal."""
+    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from those of its blocks."""
     return jnp.max(x)
 
 
 BY_NAME = {"l1": l1, "l2": l2, "spectral": spectral, "spectral_l2": spectral_l2}
 
 JOINED = {"l1": l1, "l2": l2, "spectral": largest, "spectral_l2": largest}
-"""name -> norm of a layer from the norms of its tensors"""
+"""Name -> norm of a layer from the norms of its tensors."""
 
 
 @jax.custom_jvp
@@ -55,17 +55,17 @@ def _largest(a: Array) -> Array:
 
 
 @_largest.defjvp
-def _largest_slope(primals, tangents):
+def _largest_jvp(primals, tangents):
     sigma, u, v = _top(*primals)
     return sigma, jnp.einsum("i,ij,j->", u, tangents[0], v, precision=lax.Precision.HIGHEST)
 
 
 def _top(a: Array) -> tuple[Array, Array, Array]:
-    """The largest singular value with its vectors, u = 0 for the zero matrix."""
+    """Returns the largest singular value [] and its vectors u, v; u = 0 for the zero matrix."""
     if a.shape[0] < a.shape[1]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
-    # the Gram matrix squares the entries, which must not underflow
+    # the Gram matrix squares the entries, whose squares must not underflow
     scale = jnp.max(jnp.abs(a))
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]

@@ -1,7 +1,13 @@
-"""Every contract of the package: named tuples and callable aliases, no logic and no import of jax at run time.
+"""The contracts of the package: named tuples and aliases of functions. No logic, and no import of jax at run time.
 
-Axes, used everywhere: `N` clients, `K` cohort of the round, `L` lanes, `F` minibatches of a schedule, `B` batch,
-`V` validation batches, `G` groups, `C` classes, `T` pool, `R` rounds of a chunk.
+The general rule of a round, with all symbols used in this file:
+
+    theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
+
+theta_g is the global model, theta_k the model that client k returns, s_k its aggregation weight, and R the algorithm's
+residual. Axes of shapes, used everywhere: `N` clients of the federation, `K` clients of a cohort, `H` clients of a
+cohort block, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows of a minibatch, `V` validation
+batches, `G` groups of tensors, `C` classes, `T` rows of the pool, `R` rounds of a chunk.
 """
 
 from __future__ import annotations
@@ -10,16 +16,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import numpy as np
     from jax import Array
 
-    Vector = Array | np.ndarray
+Vector = Any
+"""A jax or NumPy array; Any because trees of the same structure also hold shapes, shardings and indices."""
 
 Tree = Any
 """A pytree of arrays."""
 
 Hyper = Mapping[str, Any]
-"""Continuous hyper-parameters by name, float scalars: traced values, so changing one compiles nothing."""
+"""Continuous hyperparameters by name, float scalars []. They are traced values: another value compiles nothing."""
 
 
 class Hyperparameter(NamedTuple):
@@ -42,9 +48,9 @@ class Hyperparameter(NamedTuple):
 
 
 class UsageError(ValueError):
-    """A mistake of the user's in one line: what was got, what is allowed, what to do. The command line exits 2.
+    """A user's mistake in one line: what was got, what is allowed, what to do. The command line exits with code 2.
 
-    Control characters of the values it names are escaped, so that it is one line whatever they hold.
+    Control characters in the values that it names are escaped, so it always prints as one line.
     """
 
     __module__ = "fedvg_jax"  # its public place, which tracebacks show
@@ -54,7 +60,7 @@ class UsageError(ValueError):
 
 
 def one_line(text: str) -> str:
-    """`text` with control characters, line separators and lone surrogates as escapes, such as \\n.
+    """Returns the text with control characters, line separators and lone surrogates as escapes, such as \\n.
 
     >>> print(one_line("out a\\nb is taken"))
     out a\\nb is taken
@@ -64,14 +70,16 @@ def one_line(text: str) -> str:
 
 # --- models ----------------------------------------------------------------------------------------------------------
 class Variables(NamedTuple):
-    """A model's arrays: `params` are trained, scored, aggregated; `stats` (BatchNorm's) are averaged, never scored."""
+    """A model's arrays."""
 
     params: Tree
+    """Trained, scored and aggregated tensors."""
     stats: Tree
+    """Running statistics (BatchNorm): averaged, never trained or scored. {} without any."""
 
 
 class GradientSupport(NamedTuple):
-    """The entries of the parameters whose gradient can be nonzero, as two functions between trees."""
+    """The entries of the parameters whose gradient can be nonzero, as two functions between pytrees."""
 
     of: Callable[[Tree], Tree]
     """parameters -> the supported part of each tensor"""
@@ -80,281 +88,319 @@ class GradientSupport(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A model and its loss as pure functions. The engine assumes neither images nor classes: a `batch` is any pytree
-    with leading axis B, and `mask` [B] bool marks its real rows."""
+    """A model and its loss, as pure functions.
+
+    A `batch` is any pytree whose leaves begin with axis B; neither images nor classes are assumed. `mask`, bool [B], is
+    False for padded rows, which must not affect any result.
+    """
 
     init: Callable[[Array], Variables]
-    """key -> variables."""
-    loss: Callable[[Tree, Tree, Tree, Array, bool], tuple[Array, Tree]]
-    """(params, stats, batch, mask, train) -> (mean loss over the real rows, 0 if there is none; new stats)."""
+    """key -> initial variables"""
+    loss: Callable[..., tuple[Array, Tree]]
+    """(params, stats, batch, mask, train) -> (mean loss over the real rows [], 0 without any; new stats)
+
+    `train` is a Python bool: whether BatchNorm uses, and updates its running statistics with, those of the batch.
+
+    A random loss, e.g. of a model with Dropout, has a sixth parameter `key=None`. In local training it gets a key made
+    of (seed, round, client id, step). Everywhere else, as in scoring D_val with `train`, it gets no key and must be
+    deterministic: Dropout is the identity.
+    """
     predict: Callable[[Tree, Tree, Tree], Array]
-    """(params, stats, batch) -> outputs in evaluation mode, e.g. logits [B, C]."""
+    """(params, stats, batch) -> outputs in evaluation mode, e.g. logits [B, C]"""
     measure: Callable[[Tree, Tree, Tree, Array], Tree]
-    """(params, stats, batch, mask) -> sums over the real rows, to be added over batches."""
+    """(params, stats, batch, mask) -> sums over the real rows, which are then added over batches"""
     metrics: Callable[[Tree], dict[str, float]]
-    """added sums, on the host -> named metrics: `loss` and any others; `accuracy`, if there is one, is shown first"""
+    """sums over all batches, on the host -> metrics by name: `loss` and any others; `accuracy` is shown first if it
+    exists"""
     block_of: Callable[[str], str]
-    """path of a tensor, "a/b/kernel" -> name of its block."""
+    """path of a tensor, "a/b/kernel" -> name of its network block"""
     support: GradientSupport | None = None
-    """The entries of the parameters that can have a gradient; None for all."""
+    """The entries of the parameters whose gradient can be nonzero; None for all."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
 class Batch(NamedTuple):
-    """Examples: for images `x` uint8 [..., H, W, D] and `y` int32 [...]; pixels are scaled inside the program."""
+    """Examples and labels."""
 
     x: Vector
+    """[..., H, W, D] uint8 for images, which are scaled inside the program; any shape and dtype otherwise."""
     y: Vector
+    """[...] int32 for classes."""
 
 
 Augment = Callable[["Array", Tree], Tree]
-"""(key, batch) -> batch, what a client sees of a minibatch while it trains; nothing else ever goes through it."""
+"""(key, batch) -> batch that a client trains on. Probes, scores and evaluations use the rows as they are."""
 
 
 class Data(NamedTuple):
-    """All the device needs: ONE pool, and minibatches as tables of its row numbers (int32, -1 for no row)."""
+    """The arrays on the device: one pool of rows, and tables of its row numbers, int32, -1 for padding."""
 
     pool: Tree
     """Any pytree with leading axis T; for images a `Batch`."""
     scoring: Vector
-    """[V, B] the shared validation set D_val in the groups it is scored in."""
+    """[V, B] the shared validation set D_val, in the batches in which it is scored."""
     val: Vector
-    """[.., B] D_val as it is evaluated."""
+    """[.., B] D_val, in the batches in which it is evaluated."""
     test: Vector
-    """[.., B] the pooled test set."""
+    """[.., B] the test rows of all clients."""
     selection: Vector | None = None
-    """[.., B] rows held out of `scoring` and `val` that choose the best round; None where D_val chooses it."""
+    """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
 class Plan(NamedTuple):
-    """K clients on L lanes, cut where one changes client: S = K + L segments at most; of blocks, [blocks, ...]."""
+    """Which client each lane trains at which time, in segments within which no lane changes client.
+
+    There are at most S = K + L segments; entries past `num_segments` are ignored. The plans of several cohort blocks
+    are stacked, leaves [blocks, ...], with H in place of K.
+    """
 
     num_segments: Vector
-    """[] how many segments there are."""
+    """int32 []."""
     length: Vector
-    """[S] steps of each segment."""
+    """int32 [S] steps of each segment."""
     client: Vector
-    """[S, L] position in the cohort of the client on each lane."""
+    """int32 [S, L] position in the cohort of the client on each lane."""
     step: Vector
-    """[S, L] that client's first step of the segment."""
+    """int32 [S, L] that client's first local step of the segment."""
     reset: Vector
-    """[S, L] bool: the lane takes this client up here, where it was laid down."""
+    """bool [S, L] whether the lane loads this client: at its first step, or where another lane stored it."""
     finish: Vector
-    """[S, L] bool: the lane lays this client down here, finished or to go on with another lane."""
+    """bool [S, L] whether the lane stores this client: at its last step, or for another lane to continue."""
 
 
 class Schedule(NamedTuple):
-    """One round: who plays, and which rows are in which minibatch. NumPy on the host, in shapes that no draw moves."""
+    """One round's randomness: the cohort and its minibatches. NumPy on the host; shapes depend on settings only."""
 
     clients: Vector
     """int32 [K] ids of the cohort, in sampling order."""
     num_samples: Vector
     """int32 [K] training rows n_k."""
     num_steps: Vector
-    """int32 [K] minibatches of all local epochs."""
+    """int32 [K] local steps: minibatches of all local epochs."""
     start: Vector
-    """int32 [K] where a client's minibatches begin in `rows`."""
+    """int32 [K] index in `rows` of a client's first minibatch."""
     probe_steps: Vector
-    """int32 [K] minibatches for an algorithm's probe, behind those of training; 0 where it has none."""
+    """int32 [K] minibatches of the algorithm's probe, which follow those of training; 0 without a probe."""
     heard: Vector
-    """bool [K] False where a client drops out: it is not averaged, and its memory stays as it was."""
+    """bool [K] False for a client that drops out: it is not averaged, and its memory is unchanged."""
     shuffle: Vector
-    """int32 [K] a permutation of the cohort, for the placebo."""
+    """int32 [K] a permutation of the cohort, for the placebo weighting."""
     key: Vector
-    """uint32 [2] key data for what the device draws: the server's noise, corrupt clients' updates."""
+    """uint32 [2] key data of the round, for draws on the device."""
     plan: Plan
     rows: Vector
-    """int32 [F, B] the minibatches of all clients, one after the other; rows of the pool, -1 where there is none."""
+    """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
 
 
-# --- a federated algorithm is a few small pure functions -------------------------------------------------------------
+# --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
 class Anchor(NamedTuple):
-    """What a client knows of the federation while it trains."""
+    """What a client receives from the federation before it trains."""
 
     params: Tree
-    """theta_g"""
+    """theta_g."""
     server: Tree
+    """The server's memory."""
     client: Tree
+    """This client's memory."""
 
 
 class Cohort(NamedTuple):
-    """What the server knows at the end of a round."""
+    """What the server computes the residual from, at the end of a round."""
 
     update: Tree
-    """u = sum_k s_k (theta_g - theta_k)"""
+    """u = sum_k s_k (theta_g - theta_k), like the parameters."""
     summed: Tree
-    """sum_k m_k of the messages to be summed; an absent client sends zero"""
+    """sum_k m_k of the messages to be summed; absent clients send zeros."""
     averaged: Tree
-    """sum_k s_k m_k of those to be averaged: () or a pytree for every tensor, under its own weights"""
+    """sum_k s_k m_k of the messages to be averaged, each tensor's message under that tensor's weights; or ()."""
     weights: Tree
-    """s_k: pytree like the parameters, every leaf [K]"""
+    """s_k: like the parameters, every leaf [K]."""
     probes: Tree
-    """stacked [K, ...], what the probes found; zero from an absent client"""
+    """Results of the probes, leaves [K, ...]; zeros for absent clients."""
     num_clients: int
-    """N"""
+    """N."""
 
 
 Loop = Callable[["Array", Callable[["Array", Tree], Tree], Tree], Tree]
-"""(count [], body: (i, carry) -> carry, carry) -> carry after `count` times; the count is data"""
+"""(count int32 [], body: (i, carry) -> carry, carry) -> carry after `count` iterations; the count is data"""
 
 
 class Probe(NamedTuple):
-    """What a probe works with: the global model on one client's own minibatches."""
+    """What an algorithm's probe works on: the global model and one client's own minibatches."""
 
     task: Task
     variables: Variables
+    """The global model."""
     batch: Callable[[Array], tuple[Tree, Array]]
-    """number of the minibatch -> (batch, mask)"""
+    """number of a minibatch -> (batch, mask)"""
     num_batches: Array
+    """int32 []."""
     position: Array
-    """of the client, in the cohort"""
+    """int32 [] the client's position in the cohort."""
     loop: Loop
-    """for going through the batches"""
+    """Runs through the minibatches."""
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm under the paper's general rule theta <- theta - sum_k s_k (theta - theta_k) + R.
+    """A federated algorithm under the general rule theta <- theta_g - sum_k s_k (theta_g - theta_k) + R.
 
-    It acts on the trained tensors; under the published code's handling of running statistics, `report`, `residual` and
-    the memories hold all `Variables`.
+    It acts on the trained tensors, `params` below. If the server treats running statistics like parameters, as the
+    published code does, then `report`, `residual` and the memories hold whole `Variables`.
     """
 
     init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
-    """(hyper, params) -> (server memory, one client's memory)"""
+    """(hyper, params) -> (the server's memory, the memory of one client)"""
     correct: Callable[[Hyper, Tree, Tree, Anchor], Tree]
-    """(hyper, gradients, params, anchor) -> gradients"""
+    """(hyper, gradients, params, anchor) -> gradients of a local step"""
     report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree, Tree]]
-    """(hyper, theta_k, anchor, displacement) -> (client memory, message to be summed, message to be averaged); how far
-    the client's optimiser carries a constant unit gradient is the displacement: steps x lr for plain SGD"""
+    """(hyper, theta_k, anchor, displacement) -> (the client's memory, message to be summed, message to be averaged)
+
+    The displacement [] is the distance that the client's optimiser moves under a constant unit gradient: steps x lr for
+    plain SGD.
+    """
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
-    """(hyper, server memory, theta_g, cohort) -> (R, server memory)"""
+    """(hyper, the server's memory, theta_g, cohort) -> (R, the server's memory)"""
     probe: Callable[[Hyper, Probe], Tree]
     """(hyper, probe) -> what one client measures of the global model before it trains"""
     native_weighting: str
-    """what the algorithm's own paper uses"""
+    """Name of the weighting in the algorithm's own paper."""
     defaults: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
 
 
-# --- a weighting is a measurement and a rule -------------------------------------------------------------------------
+# --- a weighting: a signal and a rule ---------------------------------------------------------------------------------
 class Report(NamedTuple):
-    """One client's return, as a signal sees it."""
+    """What a signal is computed from: the return of one client."""
 
     variables: Variables
+    """theta_k and running statistics."""
     num_samples: Array
+    """int32 [] training rows n_k."""
     delta: Tree
-    """delta_k = theta_g - theta_k, trained tensors"""
+    """delta_k = theta_g - theta_k, trained tensors only."""
 
 
 class Returns(NamedTuple):
-    """All the server holds when it weighs the cohort."""
+    """What the server holds when it weighs the cohort."""
 
     variables: Variables
-    """the global model"""
-    clients: Variables
-    """the clients' models, stacked [K, ...]; None where it comes in blocks"""
+    """The global model."""
+    clients: Variables | None
+    """The clients' models, leaves [K, ...]; None for a cohort in several blocks."""
     shuffle: Array
-    """int32 [K] a permutation of the cohort"""
+    """int32 [K] a permutation of the cohort."""
     data: Data
     present: Array | bool = True
-    """bool [K] False for a client that dropped out, diverged or took no step: it gets weight 0, the others share 1"""
+    """bool [K] False for a client that dropped out, diverged or took no step. It gets weight 0; the other weights sum
+    to 1."""
 
 
 Signal = Callable[[Hyper, Report, Data], Tree]
-"""(hyper, one client's report, data) -> pytree of scalars: the costly half of a weighting."""
+"""(hyper, one client's report, data) -> pytree of scalars []: the expensive part of a weighting"""
 
 Norm = Callable[["Array"], "Array"]
-"""tensor -> non-negative scalar"""
+"""tensor -> non-negative scalar []"""
 
 Grouping = Callable[[Variables, Callable[[str], str]], Variables]
-"""(variables, block_of) -> the same structure with a group number in every leaf; -1 takes uniform weights."""
-
+"""(variables, block_of) -> like the variables, with a group number in every leaf; -1 takes uniform weights"""
 
 Weigh = Callable[[Hyper, Tree, Returns], Variables]
-"""(hyper, signals stacked [K], returns) -> weights: like the variables, every leaf [K]"""
+"""(hyper, signals with leaves [K], returns) -> weights: like the variables, every leaf [K]"""
 
 
 class Term(NamedTuple):
-    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on the signals of j and k
-    only. They sum to 1, are finite where the signals are, and need neither `clients` nor `shuffle` of the returns."""
+    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
+
+    The weights sum to 1, are finite for finite signals, and use neither `clients` nor `shuffle` of the returns.
+    """
 
     weigh: Weigh
+    """(hyper, signals with leaves [K], returns) -> the term's weights s_k^t: like the variables, every leaf [K]"""
     share: Callable[[Hyper, Tree, Returns], Variables]
-    """(hyper, signals stacked [K], returns) -> c_t of the whole cohort: like the variables, every leaf []"""
+    """(hyper, signals with leaves [K], returns) -> c_t of the whole cohort: like the variables, every leaf []"""
 
 
 class Weighting(NamedTuple):
-    """Aggregation weights = `weigh` of stacked signals."""
+    """A rule for the aggregation weights s_k: `weigh` of the clients' signals."""
 
     signal: Signal
-    weigh: Callable[[Hyper, Tree, Returns], Variables]
-    """(hyper, signals stacked [K], returns) -> Weights: like the variables, every leaf [K], sums to 1"""
+    """(hyper, one client's report, data) -> pytree of scalars []"""
+    weigh: Weigh
+    """(hyper, signals with leaves [K], returns) -> weights: like the variables, every leaf [K] >= 0 with sum 1"""
     score: Callable[[Tree], Array]
-    """signals stacked [K] -> [K] the number the history shows per client, e.g. G_k"""
+    """signals with leaves [K] -> [K], the number that the history shows per client, e.g. G_k"""
     detail: Callable[[Tree], dict[str, Array]]
-    """signals stacked [K] -> more for the history: name -> array [K, ...] of any rank, of real numbers or booleans"""
+    """signals with leaves [K] -> further entries of the history: name -> real numbers or booleans [K, ...]"""
     terms: tuple[Term, ...] = ()
-    """what `weigh` is the sum of; () for a rule that needs all models at once"""
+    """Terms with s_k = sum_t c_t s_k^t, for cohorts in several blocks; () for a rule that needs all models at once."""
     defaults: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
 
 
-# --- executors and rounds --------------------------------------------------------------------------------------------
+# --- executors and rounds ---------------------------------------------------------------------------------------------
 class Client(NamedTuple):
-    """One client's work as an executor runs it; it knows nothing of lanes."""
+    """One client's local training, as an executor runs it. It does not depend on lanes."""
 
     init: Callable[[Array], Tree]
     """position in the cohort -> carry"""
     step: Callable[[Tree, Array, Array], Tree]
-    """(carry, position in the cohort, minibatch number) -> carry"""
+    """(carry, position in the cohort, number of the minibatch in `Schedule.rows`) -> carry"""
 
 
 MakeClient = Callable[[Tree, Schedule], Client]
-"""(what the clients share, schedule) -> one client's work"""
+"""(what all clients share, schedule) -> one client's local training"""
 
 
 class Executor(NamedTuple):
-    """How K clients are run, all with the same result. What clients share is an argument, to be put on every device."""
+    """How the K clients are run; every executor gives the same result.
+
+    What clients share is an argument, so that it can be placed on every device.
+    """
 
     num_lanes: int
-    """lanes of the plan the schedule must carry"""
+    """L of the plan in the schedule."""
     train: Callable[[MakeClient, Tree, Schedule], Tree]
-    """(make_client, shared, schedule) -> final carries stacked [K, ...] in cohort order"""
+    """(make_client, shared, schedule) -> final carries, leaves [K, ...] in cohort order"""
     map: Callable[[Callable[[Tree, Tree], Tree], Tree, Tree], Tree]
-    """equal jobs: (function of (shared, one entry), shared, entries stacked [K, ...]) -> results stacked [K, ...]"""
+    """(function of (shared, one entry), shared, entries with leaves [K, ...]) -> results, leaves [K, ...]"""
     placement: Any = None
-    """sharding of the state and the data, where there is more than one device"""
+    """Sharding of the state and the data; None for one device."""
     loop: Loop | None = None
-    """how steps are counted elsewhere in a round; by default `local.counted`"""
+    """Loop over minibatches of probes and steps of displacements; None for `local_training.counted`."""
     lanes_together: int = 1
-    """lanes of one device, between which a client may change"""
+    """Lanes of one device, between which a client may change."""
 
 
 class SimState(NamedTuple):
-    """The whole state of a simulation: what a checkpoint holds. No key: randomness is the schedule's."""
+    """The whole state of a simulation, as a checkpoint stores it. It has no key: randomness is in the schedules."""
 
     round: Array
+    """int32 [] rounds done."""
     variables: Variables
+    """The global model."""
     server: Tree
+    """The algorithm's memory of the server."""
     clients: Tree
-    """one memory per client, stacked [N, ...]"""
+    """The algorithm's memories of the clients, leaves [N, ...]."""
     optimisers: Tree = ()
-    """the memory of every client's optimiser, stacked [N, ...], where it is kept between rounds"""
+    """Memories of the clients' optimisers, leaves [N, ...]; () if they are fresh each round."""
 
 
 class Metrics(NamedTuple):
-    """What a round tells, as arrays [K]."""
+    """Results of a round per client."""
 
     weights: Array
-    """s_k, averaged over tensors where they differ"""
+    """[K] s_k, averaged over the trained tensors."""
     scores: Array
+    """[K] see `Weighting.score`."""
     train_loss: Array
-    """mean loss over the client's steps, 0 if it had none, NaN if it diverged"""
+    """[K] mean loss over the client's steps: 0 without a step, NaN if the client diverged."""
     finite: Array
-    """1 where the client's model and loss are finite, 0 where it diverged"""
+    """bool [K] whether the client's model, loss, signals and weights are finite."""
     detail: dict[str, Array]
-    """what the weighting adds, arrays [K, ...]"""
+    """[K, ...] see `Weighting.detail`."""
 
 
 RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
+"""(state, schedule, data, hyper) -> (state after the round, metrics)"""

@@ -1,9 +1,9 @@
-"""Corrupt clients: what they return in place of what they trained, by the same few ids in every round.
+"""Attacks: what corrupt clients return in place of the models they trained. Their ids are fixed for a run.
 
     theta_k <- theta_g - c delta_k,   delta_k = theta_g - theta_k
 
-Trained tensors only: a running variance that is turned round is negative, and gives the client away as diverged.
-Corrupt rows (labels, pixels) are a matter of the data.
+Attacks change trained tensors only, because a running variance with its sign flipped is negative and makes the client
+diverge. Corrupt rows (labels, pixels) are in `data`.
 """
 
 from __future__ import annotations
@@ -21,42 +21,48 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Hyper, Tree, Variables
 
 Disturb = Callable[[Hyper, Array, Array, Variables, Variables], Variables]
-"""(hyper, key, ids of the cohort [K], global model, stacked clients [K, ...]) -> the models the clients return"""
+"""(hyper, key, ids of the cohort [K], global model, trained models [K, ...]) -> returned models [K, ...]"""
 
 Attack = Callable[[Array, Array, Tree, Tree], Tree]
 """(scale, key, theta_g, delta_k) -> what one corrupt client returns"""
 
-_CORRUPT = 100  # domain of the random stream, apart from those of the schedule
+_CORRUPT = 100  # domain of the random stream, distinct from the schedule's domains
 
 
 def none(hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables) -> Variables:
-    """Every client is honest."""
+    """Returns the models unchanged."""
     return clients
 
 
 def by(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Disturb:
-    """`attack` by the clients with ids `corrupt`; reads `attack_scale`."""
+    """Returns the models after `attack` by some clients, at the hyperparameter `attack_scale`.
+
+    Args:
+        attack: what one corrupt client returns.
+        corrupt: int, ids of the corrupt clients.
+        num_clients: N.
+    """
     is_corrupt = np.isin(np.arange(num_clients), corrupt)
 
     def disturb(hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables) -> Variables:
-        def one(client: Array, params: Tree) -> Tree:
+        def attacked_params(client: Array, params: Tree) -> Tree:
             delta = tree.sub(variables.params, params)
             return attack(hyper["attack_scale"], jax.random.fold_in(key, client), variables.params, delta)
 
-        attacked = jax.vmap(one)(ids, clients.params)
+        attacked = jax.vmap(attacked_params)(ids, clients.params)
         return clients._replace(params=tree.where(jnp.asarray(is_corrupt)[ids], attacked, clients.params))
 
     return disturb
 
 
 def corrupt_clients(seed: int, num_clients: int, num_corrupt: int) -> np.ndarray:
-    """Ids of the corrupt clients, ascending: a fixed choice for the whole run, from the seed alone."""
+    """Draws the ids of a run's corrupt clients, int [num_corrupt] ascending, from the seed alone."""
     rng = np.random.default_rng([_CORRUPT, seed])
     return np.sort(rng.choice(num_clients, num_corrupt, replace=False))
 
 
 def sign_flip(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """theta_g + scale delta_k, c = -scale: the way back.
+    """Returns theta_g + scale delta_k, the update in the opposite direction: c = -scale.
 
     Source: Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods", AAAI 2019.
     """
@@ -64,7 +70,7 @@ def sign_flip(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
 
 
 def scaling(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """theta_g - scale delta_k, c = scale: its own way, further.
+    """Returns theta_g - scale delta_k, a longer update in the same direction: c = scale.
 
     Source: Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020.
     """
@@ -72,7 +78,10 @@ def scaling(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
 
 
 def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """theta_g + scale ||delta_k|| / sqrt(number of scalars) N(0, 1): noise in place of the update, about as long."""
+    """Returns Gaussian noise in place of the update, of about its length:
+
+    theta_g + scale ||delta_k|| / sqrt(d) N(0, I),   d the number of scalars
+    """
     std = scale * optax.tree.norm(delta) / jnp.sqrt(jnp.asarray(tree.size(delta), scale.dtype))
     return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
 
@@ -83,4 +92,4 @@ BY_KIND: dict[str, Callable[[np.ndarray, int], Disturb]] = {
     "scaling": partial(by, scaling),
     "noise": partial(by, noise),
 }
-"""kind -> (ids of the corrupt clients, N) -> disturb"""
+"""Kind -> (ids of the corrupt clients, N) -> disturb."""

@@ -1,16 +1,18 @@
-"""A cohort in blocks of H clients: what the server keeps of those it has seen, so that no model is kept.
+"""A cohort in blocks of H clients, from which running means and sums are kept, and no client's model.
 
-Under weights that keep their ratios when clients are left out, a mean over the clients seen so far goes on to one block
-b more without any model of before:
+Weights of the form raw_k / sum_j raw_j keep their ratios when clients are added. Then a weighted mean over the clients
+of earlier cohort blocks extends to a further cohort block b without any earlier model:
 
-    u <- r u + sum_{k in b} s_k x_k,    r = sum_{k before b} s_k,    s the weights of all who were seen, b included
+    u <- r u + sum_{k in b} s_k x_k,    r = sum_{k before b} s_k
 
-It is exact: before b the weights were s_k / r, in the same ratios and summing to 1, so that u was
-(1 / r) sum_{k before b} s_k x_k. For models x_k = theta_g - theta_k and the mean kept is m = theta_g - u:
+where s are the weights over all clients up to and including b. This is exact: before b the weights were s_k / r, with
+the same ratios and sum 1, so u was (1 / r) sum_{k before b} s_k x_k. For models, x_k = theta_g - theta_k. The running
+mean that is stored is m = theta_g - u, so
 
     m <- theta_g - sum_{k in b} s_k (theta_g - theta_k) - r (theta_g - m)
 
-The weights are drawn from a table of the signals, a few scalars per client; those after the last block are the round's.
+The weights are computed from a table of a few scalars per client. Those computed after the last cohort block are the
+weights of the round.
 """
 
 from __future__ import annotations
@@ -23,124 +25,173 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError, Variables, Weighting
-from fedvg_jax.engine import robust
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.core.types import Schedule, SimState, Term, Tree, UsageError, Variables, Weighting
+from fedvg_jax.engine import lane_plan, robust
 from fedvg_jax.weightings import streaming
 
 
-class Told(NamedTuple):
-    """A table of the cohort, arrays [K, ...] of scalars."""
+class ClientTable(NamedTuple):
+    """Scalars of each client of the cohort, leaves [K, ...]."""
 
     measured: Tree
+    """Signals of the weighting."""
     probes: Tree
+    """Results of the algorithm's probe."""
     loss: Array
-    """sum over the steps"""
+    """[K] sum of the minibatch losses over the local steps."""
     finite: Array
+    """bool [K] whether model, loss, signals and weights are finite."""
     present: Array
+    """bool [K] whether the client is averaged."""
 
 
-class Seen(NamedTuple):
-    """What the server keeps of the clients so far; tuples have an entry for every term of the weights."""
+class RunningCohort(NamedTuple):
+    """Means, sums and memories over the clients processed so far; each tuple has one entry per term of the weights."""
 
-    told: Told
+    table: ClientTable
     weights: tuple[Variables, ...]
-    """leaves [K], 0 for who has not been seen"""
+    """Leaves [K], 0 for clients that are not processed yet."""
     models: tuple[Variables, ...]
-    """weighted means"""
-    averaged: tuple[Tree, ...]
-    """weighted means of messages"""
-    summed: Tree
-    """sums of messages"""
-    clients: Tree
-    """the memories of all N clients"""
-    optimisers: Tree
+    """Weighted means of the clients' models."""
+    message_means: tuple[Tree, ...]
+    """Weighted means of the messages to be averaged."""
+    message_sums: Tree
+    """Sums of the messages to be summed."""
+    client_memories: Tree
+    """Leaves [N, ...], the memories of all clients."""
+    optimiser_memories: Tree
+    """Leaves [N, ...], or () where optimisers are fresh each round."""
 
 
-Visit = Callable[[Seen | None, Schedule, Array], Seen]
-"""(who was seen before, a block, its places in the cohort [H]) -> with the clients of the block"""
+ProcessBlock = Callable[[RunningCohort | None, Schedule, Array], RunningCohort]
+"""(running cohort, schedule of a cohort block, its positions in the cohort int32 [H]) -> running cohort that includes
+the block. The first argument is None for a cohort that is one block."""
 
 
-def is_whole(schedule: Schedule) -> bool:
-    """Whether the cohort is one block."""
+def is_one_block(schedule: Schedule) -> bool:
+    """Returns whether the whole cohort is one cohort block."""
     return schedule.plan.length.ndim == 1
 
 
-def fold(visit: Visit, state: SimState, schedule: Schedule, num_clients: int, num_terms: int) -> Seen:
-    """All blocks, one after the other; for a cohort of one block there is no loop.
+def over_blocks(
+    process: ProcessBlock, state: SimState, schedule: Schedule, num_clients: int, num_terms: int
+) -> RunningCohort:
+    """Returns the cohort after `process` has been applied to each cohort block in order; one block needs no loop.
 
     Args:
         num_clients: N.
-        num_terms: of the weights.
+        num_terms: number of terms of the weights.
     """
-    if is_whole(schedule):
-        return visit(None, schedule, jnp.arange(len(schedule.clients), dtype=jnp.int32))
-    each, places = cut(schedule, num_clients)
+    if is_one_block(schedule):
+        return process(None, schedule, jnp.arange(len(schedule.clients), dtype=jnp.int32))
+    fields, positions = split_schedule(schedule, num_clients)
 
-    def block(b) -> Schedule:
-        return schedule._replace(**tree.take(each, b))
+    def schedule_of_block(b) -> Schedule:
+        return schedule._replace(**tree.take(fields, b))
 
-    shapes = jax.eval_shape(lambda: visit(None, block(0), places[0]))
-    tables = jax.tree.map(lambda s: jnp.zeros((places.size, *s.shape[1:]), s.dtype), (shapes.told, shapes.weights))
-    messages = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.averaged, shapes.summed))
-    seen = Seen(*tables, num_terms * (state.variables,), *messages, state.clients, state.optimisers)
-    seen = lax.scan(lambda seen, b: (visit(seen, block(b), places[b]), None), seen, jnp.arange(len(places)))[0]
-    told, weights = jax.tree.map(lambda table: table[: len(schedule.clients)], (seen.told, seen.weights))
-    return seen._replace(told=told, weights=weights)
+    def process_next(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
+        return process(running, schedule_of_block(b), positions[b]), None
+
+    shapes = jax.eval_shape(lambda: process(None, schedule_of_block(0), positions[0]))
+    running = _empty_cohort(shapes, state, positions.size, num_terms)
+    running = lax.scan(process_next, running, jnp.arange(len(positions)))[0]
+    table, weights = jax.tree.map(lambda column: column[: len(schedule.clients)], (running.table, running.weights))
+    return running._replace(table=table, weights=weights)
 
 
-def cut(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
-    """What of a schedule differs between blocks, [blocks, H, ...], and the places in the cohort, int32 [blocks, H].
+def _empty_cohort(shapes: RunningCohort, state: SimState, num_rows: int, num_terms: int) -> RunningCohort:
+    """Returns the running cohort before the first cohort block.
 
-    In a place behind the last there is nobody: a client without steps that is not heard of. Its number is N, of which
-    nothing is stored; what is read by it is another's, and is not used.
+    Args:
+        shapes: abstract result of one cohort block processed alone.
+        num_rows: rows of the table, a multiple of H.
     """
-    num_blocks, size = len(schedule.plan.length), schedules.block_size(schedule.plan)
-    spare = num_blocks * size - len(schedule.clients)
-
-    def blocks(field: Array, nobody: int | bool) -> Array:
-        return jnp.pad(field, (0, spare), constant_values=nobody).reshape(num_blocks, size)
-
-    nobodies = {"clients": num_clients, "num_samples": 0, "num_steps": 0, "start": 0, "probe_steps": 0, "heard": False}
-    each = {name: blocks(getattr(schedule, name), nobody) for name, nobody in nobodies.items()}
-    places = jnp.arange(num_blocks * size, dtype=jnp.int32).reshape(num_blocks, size)
-    return each | {"plan": schedule.plan}, places
-
-
-def noted(before: Seen | None, places: Array, told: Told) -> Told:
-    """The table with the entries of a block."""
-    return told if before is None else tree.put(before.told, places, told)
-
-
-def at(before: Seen | None, places: Array, table: Tree) -> Tree:
-    """The entries of a block, [H]."""
-    return table if before is None else tree.take(table, places)
-
-
-def gone_on(before: Seen, now: Seen, places: Array, theta: Variables, acted_on: Callable[[Tree], Tree]) -> Seen:
-    """The means and sums over all who were seen, from those over who was seen before and those of the block."""
-
-    def rest(weights: Variables) -> Variables:
-        is_before = jnp.arange(len(now.told.present), dtype=jnp.int32) < places[0]
-        return jax.tree.map(lambda w: jnp.where(is_before, w, 0).sum(), weights)
-
-    rests = [rest(weights) for weights in now.weights]
-    models = (scaled(r, tree.sub(m, theta)) for r, m in zip(rests, before.models, strict=True))
-    averaged = (scaled(acted_on(r), m) for r, m in zip(rests, before.averaged, strict=True))
-    return now._replace(
-        models=tree.add(now.models, tuple(models)),
-        averaged=tree.add(now.averaged, tuple(averaged)),
-        summed=tree.add(before.summed, now.summed),
+    tables = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), (shapes.table, shapes.weights))
+    messages = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.message_means, shapes.message_sums))
+    return RunningCohort(
+        table=tables[0],
+        weights=tables[1],
+        models=num_terms * (state.variables,),
+        message_means=messages[0],
+        message_sums=messages[1],
+        client_memories=state.clients,
+        optimiser_memories=state.optimisers,
     )
 
 
-def scaled(factors: Tree, means: Tree) -> Tree:
-    """A scalar for each tensor, times what stands in its place; nothing where there are no means."""
+def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
+    """Returns the fields of a schedule that differ between cohort blocks, and the clients' positions in the cohort.
+
+    The last cohort block is padded with dummy clients: id N, zero steps, `heard` False. Writes to id N are dropped;
+    reads are clamped and ignored.
+
+    Returns:
+        Fields by name, leaves [blocks, H, ...]; and positions, int32 [blocks, H].
+    """
+    num_blocks, size = len(schedule.plan.length), lane_plan.block_size(schedule.plan)
+    num_dummies = num_blocks * size - len(schedule.clients)
+
+    def blocks(field: Array, value: int | bool) -> Array:
+        return jnp.pad(field, (0, num_dummies), constant_values=value).reshape(num_blocks, size)
+
+    dummy = {"clients": num_clients, "num_samples": 0, "num_steps": 0, "start": 0, "probe_steps": 0, "heard": False}
+    fields: dict[str, Tree] = {name: blocks(getattr(schedule, name), value) for name, value in dummy.items()}
+    positions = jnp.arange(num_blocks * size, dtype=jnp.int32).reshape(num_blocks, size)
+    return fields | {"plan": schedule.plan}, positions
+
+
+def update_table(running: RunningCohort | None, positions: Array, rows: ClientTable) -> ClientTable:
+    """Returns the cohort's table with the rows of a cohort block written; without a running cohort, `rows` itself."""
+    return rows if running is None else tree.put(running.table, positions, rows)
+
+
+def rows_of_block(running: RunningCohort | None, positions: Array, table: Tree) -> Tree:
+    """Returns a cohort block's rows [H, ...] of leaves [K, ...]; without a running cohort, all rows."""
+    return table if running is None else tree.take(table, positions)
+
+
+def merge_block(
+    earlier: RunningCohort,
+    block: RunningCohort,
+    positions: Array,
+    theta: Variables,
+    algorithm_part: Callable[[Tree], Tree],
+) -> RunningCohort:
+    """Merges a cohort block's means and sums into the running ones.
+
+    Args:
+        earlier: the clients before this cohort block.
+        block: this cohort block's means and sums; its table and weights already cover `earlier` too.
+        theta: theta_g.
+        algorithm_part: selects what the algorithm acts on, of a tree like the variables.
+    """
+
+    def earlier_weight(weights: Variables) -> Variables:
+        is_earlier = jnp.arange(len(block.table.present), dtype=jnp.int32) < positions[0]
+        return jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
+
+    factors = [earlier_weight(weights) for weights in block.weights]
+    models = (scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True))
+    means = (scale_tensors(algorithm_part(r), m) for r, m in zip(factors, earlier.message_means, strict=True))
+    return block._replace(
+        models=tree.add(block.models, tuple(models)),
+        message_means=tree.add(block.message_means, tuple(means)),
+        message_sums=tree.add(earlier.message_sums, block.message_sums),
+    )
+
+
+def scale_tensors(factors: Tree, means: Tree) -> Tree:
+    """Returns each tensor's entry of `means`, a pytree, times the tensor's factor []; () stays ()."""
     return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
 
 
-def summed(weights: Tree, stacked: Tree) -> Tree:
-    """sum_k s_k x_k of what stands in the place of each tensor, leaves [H, ...]; nothing where there is none."""
+def weighted_sums(weights: Tree, stacked: Tree) -> Tree:
+    """Returns sum_k s_k x_k for each tensor's entry of `stacked`; () stays ().
+
+    Args:
+        weights: tensor -> s, leaves [H].
+        stacked: tensor -> pytree with leaves [H, ...].
+    """
     if not jax.tree.leaves(stacked):
         return stacked
 
@@ -150,22 +201,22 @@ def summed(weights: Tree, stacked: Tree) -> Tree:
     return jax.tree.map(total, weights, stacked)
 
 
-def terms_of(weighting: Weighting, aggregate: robust.Rule, schedule: Schedule) -> tuple[streaming.Term, ...]:
-    """The terms the weights are made of; a whole cohort takes the rule as it is.
+def terms_of(weighting: Weighting, aggregate: robust.Rule, schedule: Schedule) -> tuple[Term, ...]:
+    """Returns the terms whose weighted means make up the global model; for one cohort block, the rule itself.
 
     Raises:
-        UsageError: a cohort in blocks, and a rule that needs all models at once.
+        UsageError: for several cohort blocks and a rule that needs all models at once.
     """
-    if is_whole(schedule):
+    if is_one_block(schedule):
         return streaming.single_term(weighting.weigh)
     if aggregate is not robust.mean:
         raise UsageError(
-            "a cohort in blocks takes the weighted mean, for a robust rule needs all models at once; use --hold 0 or"
+            "a cohort in blocks takes the weighted mean; a robust rule needs all models at once: use --hold 0 or"
             " robust.mean"
         )
     if not weighting.terms:
         raise UsageError(
-            "a cohort in blocks takes weights that can be averaged client by client, and this weighting has no terms"
+            "a cohort in blocks takes weights of the form raw_k / sum_j raw_j, and this weighting has no terms"
             " (types.Weighting.terms); use --hold 0, or samples, uniform, fedvg or a mean of two"
         )
     return weighting.terms

@@ -1,12 +1,15 @@
-"""How K clients are run: one client's function over the cohort. Every executor gives the same result.
+"""Executors: ways to run the cohort's clients, all with the same result.
 
-`lanes(L)` runs L clients side by side by the schedule's plan: 1 is sequential, more is a vmap whose lanes move on to
-the next client as they finish, so unequal clients cost nothing. `vmapped()` is one literal `jax.vmap` over the cohort.
-`sharded(D, L)` gives every device L lanes of its own and its share of the equal jobs. `looped()` is a Python loop, the
-slow oracle of the tests.
+- `lanes(L)` runs L clients side by side by the schedule's plan. One lane is sequential. Several lanes are a vmap in
+  which each lane continues with the next client as it finishes, so clients of unequal size cost no padding.
+- `vmapped()` is one literal `jax.vmap` over the cohort.
+- `sharded(D, L)` runs L lanes on each of D devices.
+- `looped()` is a Python loop, the slow reference of the tests.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +22,23 @@ from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, T
 
 
 def lanes(num_lanes: int) -> Executor:
-    """L clients side by side, without padding: no masks inside, trip counts are data, nothing recompiles.
+    """Returns an executor of L clients side by side, without padding or masks; trip counts are data.
 
-    A segment is a stretch of steps in which no lane changes client; lanes are loaded and stored only between segments.
+    Lanes load and store clients only between the segments of the plan.
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
         return _or_untrained(_on_lanes(num_lanes, client, schedule), client, schedule)
 
-    def each_alone(f, shared: Tree, xs: Tree) -> Tree:
+    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
 
-    return Executor(num_lanes, train, each_alone, lanes_together=num_lanes)
+    return Executor(num_lanes, train, map_entries, lanes_together=num_lanes)
 
 
 def vmapped() -> Executor:
-    """All clients at once, each masked after its last step: what the other executors are tested against."""
+    """Returns an executor of all clients at once, each masked after its last step: a reference for the others."""
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
@@ -52,45 +55,47 @@ def vmapped() -> Executor:
 
 
 def sharded(num_devices: int, num_lanes: int) -> Executor:
-    """`lanes` on each of D devices; what clients share is replicated.
+    """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
-    Devices do not meet until the last client is done. Each then keeps an equal share of the cohort, added up from what
-    all have trained, 0 for others' clients.
+    Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
+    the devices, where a device contributes zeros for clients that it did not train.
     """
     mesh = Mesh(jax.devices()[:num_devices], ("devices",))
-    inner, jobs = lanes(num_lanes), P("devices")
+    inner, by_device = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
-    by_lane = Schedule(*len(Schedule._fields) * [P()])._replace(plan=plan_by_lane)
+    fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
+    by_lane = Schedule(**fields | {"plan": plan_by_lane})
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         count = len(schedule.clients)
-        spare = -count % num_devices  # where they do not divide, clients whom nobody trains
-        padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, spare)))
+        num_dummies = -count % num_devices  # pads the cohort with clients that no lane trains
+        padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, num_dummies)))
 
-        def on_one(shared, schedule: Schedule) -> Tree:
+        def train_on_device(shared, schedule: Schedule) -> Tree:
             done = _on_lanes(num_lanes, make_client(shared, schedule), schedule)
             return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
 
-        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), by_lane), out_specs=jobs, check_vma=False)
+        run = jax.shard_map(train_on_device, mesh=mesh, in_specs=(P(), by_lane), out_specs=by_device, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         return _or_untrained(done, make_client(shared, schedule), schedule)
 
-    def each(f, shared: Tree, xs: Tree) -> Tree:
-        def on_one(shared, xs):
+    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
+        def map_on_device(shared, xs):
             return inner.map(f, shared, xs)
 
         count = len(jax.tree.leaves(xs)[0])
-        spare = -count % num_devices  # where they do not divide, the last job again
-        xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], spare, 0)]), xs)
-        run = jax.shard_map(on_one, mesh=mesh, in_specs=(P(), jobs), out_specs=jobs, check_vma=False)
+        num_repeats = -count % num_devices  # pads the entries with the last one
+        xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
+        specs = {"in_specs": (P(), by_device), "out_specs": by_device}
+        run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
     placement = NamedSharding(mesh, P())
-    return Executor(num_devices * num_lanes, train, each, placement, lanes_together=num_lanes)
+    return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
 
 
 def looped() -> Executor:
-    """Python loops over clients and steps, for tests: the schedule must be concrete."""
+    """Returns an executor of Python loops over clients and steps, for tests; its schedule must be concrete."""
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
@@ -103,42 +108,43 @@ def looped() -> Executor:
 
         return _stacked([local_training(k) for k in range(len(schedule.clients))])
 
-    def each(f, shared: Tree, xs: Tree) -> Tree:
+    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return _stacked([f(shared, tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
 
-    return Executor(1, train, each)
+    return Executor(1, train, map_entries)
 
 
 def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
-    """Final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
-    plan, each = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
+    """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
+    plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
     def segment(s, carry):
-        live, done = carry
-        k, first = plan.client[s], plan.step[s]
-        begun = tree.where(first == 0, each(client.init)(k), tree.take(done, k))
-        live = tree.where(plan.reset[s], begun, live)
-        begin = first + schedule.start[k]
-        live = lax.fori_loop(0, plan.length[s], lambda i, c: each(client.step)(c, k, begin + i), live)
-        # an index past the end stores nothing
-        return live, tree.put(done, jnp.where(plan.finish[s], k, len(schedule.clients)), live)
+        on_lanes, stored = carry
+        k, first_step = plan.client[s], plan.step[s]
+        loaded = tree.where(first_step == 0, over_lanes(client.init)(k), tree.take(stored, k))
+        on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
+        begin = first_step + schedule.start[k]
+        on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+        # writes to an index past the end are dropped
+        return on_lanes, tree.put(stored, jnp.where(plan.finish[s], k, len(schedule.clients)), on_lanes)
 
-    idle = each(client.init)(jnp.zeros_like(plan.client[0]))
-    nothing = tree.zeros_like(jax.eval_shape(lambda: _untrained(client, schedule)))
-    return lax.fori_loop(0, plan.num_segments, segment, (idle, nothing))[1]
+    idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
+    empty = tree.zeros_like(jax.eval_shape(lambda: _untrained(client, schedule)))
+    return lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
 
 
 def _untrained(client: Client, schedule: Schedule) -> Tree:
-    """The carries with which clients begin, stacked [K, ...]."""
+    """Returns the clients' initial carries, stacked [K, ...]."""
     return jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
 
 
 def _or_untrained(done: Tree, client: Client, schedule: Schedule) -> Tree:
-    """The carries, those of clients without steps as they begin."""
+    """Returns the carries, with the initial one for clients without steps."""
     return tree.where(schedule.num_steps == 0, _untrained(client, schedule), done)
 
 
 def _stacked(trees: list[Tree]) -> Tree:
+    """Returns the trees as one with leaves [K, ...]."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)

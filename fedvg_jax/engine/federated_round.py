@@ -1,19 +1,26 @@
-"""One federated round, and a chunk of rounds, as pure functions.
+"""One federated round, and a chunk of rounds, as pure functions of arrays.
 
     theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
 
-The cohort is visited whole, or in blocks where the schedule is cut (see `blocks`). The round never learns which
-algorithm, weighting, model or data set it is running.
+with the global model theta_g, the clients' trained models theta_k, the aggregation weights s_k and the algorithm's
+residual R. `make_round` composes the phases below, in their order in this file: `process_block` trains, scores, weighs
+and aggregates the clients of a cohort block, then updates their memories; `server_step` adds R. A cohort is one cohort
+block unless its schedule has several (see `cohort_blocks`). No phase depends on a particular algorithm, weighting,
+model or data set.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
@@ -32,44 +39,97 @@ from fedvg_jax.core.types import (
     Schedule,
     SimState,
     Task,
+    Term,
     Tree,
     Variables,
     Weighting,
 )
 from fedvg_jax.engine import attacks, cohort_blocks, local_training, robust, server_tuning
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.engine.cohort_blocks import Seen, Told
+from fedvg_jax.engine.cohort_blocks import ClientTable, RunningCohort
 from fedvg_jax.weightings import basic, streaming
 
+Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metrics]]
+"""(state, number of rounds [], schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
 
-def init(
+
+def init_state(
     task: Task,
     algorithm: Algorithm,
     num_clients: int,
-    key: jax.Array,
+    key: Array,
     hyper: Hyper,
     stats_too: bool = False,
     kept: local_training.Optimiser | None = None,
     variables: Variables | None = None,
 ) -> SimState:
-    """The state before the first round.
+    """Returns the state before the first round.
 
     Args:
-        kept: the clients' optimiser, where its memory outlives a round.
-        variables: where to start, if that is not the task's to draw.
+        task: gives the initial variables.
+        algorithm: gives the memories of server and clients.
+        num_clients: N.
+        key: for `task.init`.
+        hyper: name -> value.
+        stats_too: as in `make_round`.
+        kept: the clients' optimiser, if its memory is kept between rounds.
+        variables: initial variables in place of `task.init(key)`.
     """
-    begin = jnp.zeros((), jnp.int32)
-    variables = jax.jit(task.init)(key) if variables is None else tree.arrays(variables)
+    first_round = jnp.zeros((), jnp.int32)
+    variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
-    optimiser = kept(hyper, begin).init(variables.params) if kept else ()
-    return SimState(begin, variables, server, *(tree.repeat(memory, num_clients) for memory in (client, optimiser)))
+    optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
+    memories = (tree.repeat(memory, num_clients) for memory in (client, optimiser))
+    return SimState(first_round, variables, server, *memories)
+
+
+init = init_state
+"""An alias of `init_state`."""
+
+
+class RoundParts(NamedTuple):
+    """The static parts of a round: the arguments of `make_round`."""
+
+    task: Task
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: local_training.Optimiser
+    num_clients: int
+    aggregate: robust.Rule
+    disturb: attacks.Disturb
+    refine: server_tuning.Refine
+    augment: Augment | None
+    support: GradientSupport
+    stats_too: bool
+    weigh_untrained: bool
+
+    @property
+    def loop(self) -> Loop:
+        """The loop over the minibatches of a probe and the steps of a displacement."""
+        return self.executor.loop or local_training.counted
+
+    def algorithm_part(self, memory: Tree) -> Tree:
+        """Returns what the algorithm acts on, of a tree that holds variables."""
+        return memory if self.stats_too else tree.params_of(memory)
+
+
+class RoundInputs(NamedTuple):
+    """The arrays of one round."""
+
+    state: SimState
+    schedule: Schedule
+    data: Data
+    hyper: Hyper
+    attack_key: Array
+    rule_key: Array
 
 
 def make_round(
     task: Task,
     algorithm: Algorithm,
-    weighting_: Weighting,
+    weighting: Weighting,
     executor: Executor,
     optimiser: local_training.Optimiser,
     num_clients: int,
@@ -78,32 +138,37 @@ def make_round(
     disturb: attacks.Disturb = attacks.none,
     refine: server_tuning.Refine = server_tuning.none,
     augment: Augment | None = None,
-    live: GradientSupport = EVERYTHING,
+    support: GradientSupport = FULL_SUPPORT,
     stats_too: bool = False,
     weigh_untrained: bool = False,
 ) -> RoundStep:
-    """round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
+    """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
-    A client that drops out, or of which anything is not finite (model, loss, what the weighting measures, its weight),
-    counts as if it had returned the global model, with weight 0, and keeps the memory it had. So does a client that
-    takes no local step, because it has no row, or only one where single rows are skipped. A round in which no client
-    is left changes neither the model nor any memory; only `refine` still acts on the model.
+    A client is absent if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
+    An absent client counts as if it had returned theta_g with weight 0, and keeps its memory. A client takes no local
+    step if it has no training row, or a single one where single rows are skipped. A round in which all clients are
+    absent changes neither the model nor any memory; only `refine` still acts on the model.
 
-    A schedule made with a `block_size` has the cohort in blocks, which takes a weighting with `terms` and the mean.
+    A schedule made with a `block_size` needs a weighting with `terms`, and the weighted mean as `aggregate`.
 
     Args:
-        aggregate: the weighted mean, or a robust rule; it guards the model, not the messages of an algorithm.
-        disturb: what corrupt clients return in place of what they trained.
-        refine: what the server does to the new model at the end of the round.
-        augment: what is done to a minibatch before a client trains on it; probes and scores see the rows as they are.
-        live: what clients carry of the parameters, such as the task's: for an algorithm and an optimiser, made anew
-            each round, that leave a parameter without a gradient where theta_g has it.
-        stats_too: whether the algorithm acts on running statistics as the published code does, not on trained tensors
-            only.
-        weigh_untrained: whether a client that takes no local step is weighed like the others, as the published code
-            does: it returns theta_g, to which the weighting may give any weight.
+        task: the model and its loss.
+        algorithm: the federated algorithm.
+        weighting: the rule of the aggregation weights.
+        executor: how the clients are run.
+        optimiser: the clients' optimiser.
+        num_clients: N.
+        aggregate: the weighted mean, or a robust rule. A rule replaces the mean of models, not of messages.
+        disturb: replaces what corrupt clients return.
+        refine: changes the new global model at the end of the round.
+        augment: changes minibatches before a client trains on them; probes and scores use the unchanged rows.
+        support: the entries of the parameters that clients carry, e.g. the task's. Outside it a parameter keeps its
+            value in theta_g, so neither algorithm nor optimiser may change a parameter without a gradient.
+        stats_too: whether the algorithm acts on running statistics too, as the published code does.
+        weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It
+            returns theta_g, to which the weighting may give any weight.
 
-    Two clients with a row each, 1 and 3, whose losses (w - row)^2 / 2 a step of rate 1 brings to 0:
+    Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
     >>> from fedvg_jax.engine import executors
     >>> from fedvg_jax.algorithms.fedavg import fedavg
@@ -114,167 +179,301 @@ def make_round(
     >>> rows = jnp.arange(2).reshape(2, 1)
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
     >>> data, hyper = Data(jnp.array([1.0, 3.0]), *[jnp.array([[0]])] * 3), {"lr": jnp.float32(1)}
-    >>> state = init(task, fedavg(), 2, jax.random.key(0), hyper)
+    >>> state = init_state(task, fedavg(), 2, jax.random.key(0), hyper)
     >>> state, metrics = jax.jit(step)(state, schedules.make(0, rows, **settings), data, hyper)
     >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
     ([2.0], [0.5, 0.5])
     """
-
-    loop = executor.loop or local_training.counted
-
-    def acted_on(memory: Tree) -> Tree:
-        return memory if stats_too else tree.params_of(memory)
-
-    def client(shared: Tree, schedule: Schedule) -> Client:
-        state, data, hyper = shared
-        return local_training.make_client(task, algorithm, optimiser, state, schedule, data, hyper, augment, live)
-
-    def probe(shared: Tree, who: tuple[jax.Array, jax.Array]) -> Tree:
-        state, schedule, data, hyper = shared
-        return algorithm.probe(hyper, _probe(task, state, schedule, data, *who, loop))
-
-    def measure(shared: Tree, returned: tuple[Variables, jax.Array]) -> Tree:
-        (hyper, data, params), (variables, num_samples) = shared, returned
-        return weighting_.signal(hyper, Report(variables, num_samples, tree.sub(params, variables.params)), data)
+    parts = RoundParts(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        num_clients,
+        aggregate,
+        disturb,
+        refine,
+        augment,
+        support,
+        stats_too,
+        weigh_untrained,
+    )
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
-        # without jit, indices of NumPy tables would be tracers, and Python's numbers have no dtype
-        state, schedule, data = tree.arrays((state, schedule, data))
-        theta, hyper = state.variables, tree.arrays(dict(hyper), tree.dtype(state.variables))
-        parts = cohort_blocks.terms_of(weighting_, aggregate, schedule)
-        attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
-
-        def returns(told: Told, clients: Variables | None = None) -> Returns:
-            return Returns(theta, clients, schedule.shuffle, data, told.present)
-
-        def visit(before: Seen | None, block: Schedule, places: jax.Array) -> Seen:
-            """The clients of a block, after those of `before`; a whole cohort is one block, and nobody was before."""
-            now = state if before is None else state._replace(clients=before.clients, optimisers=before.optimisers)
-
-            # clients: probe, train, and who is there
-            each = jnp.arange(len(block.clients), dtype=jnp.int32)
-            probes = executor.map(probe, (now, block, data, hyper), (each, places))
-            trained: local_training.Carry = executor.train(client, (now, data, hyper), block)
-            whole = jax.vmap(live.within, (None, 0))(theta.params, trained.params)
-            returned = Variables(whole, trained.stats)
-            returned = disturb(hyper, attack_key, block.clients, theta, returned)
-            is_candidate = block.heard if weigh_untrained else block.heard & (block.num_steps > 0)
-            clients, finite, present = _screened(now, is_candidate, returned, trained.loss)
-
-            # weights of all who were seen, and their weighted means
-            measured = executor.map(measure, (hyper, data, theta.params), (clients, block.num_samples))
-            told = _sound(Told(measured, probes, trained.loss, finite, present), measured)
-            told = cohort_blocks.noted(before, places, told)
-            known = returns(told, clients if before is None else None)
-            weights = tuple(term.weigh(hyper, told.measured, known) for term in parts)
-            told = _sound(told, weights)
-            weights = tuple(basic.renormalise_over_present(told.present, w) for w in weights)
-            present = cohort_blocks.at(before, places, told.present)
-            clients = tree.where(present, clients, tree.repeat(theta, len(each)))
-            here = cohort_blocks.at(before, places, weights)
-            models = tuple(aggregate(hyper, rule_key, theta, clients, w) for w in here)
-
-            # what clients remember and tell
-            def report(k: jax.Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
-                known = local_training.anchor(now, block, k)._replace(params=acted_on(theta))
-                moved = local_training.displacement(optimiser, hyper, state.round, block.num_steps[k], loop)
-                return algorithm.report(hyper, returned, known, moved)
-
-            memories, *messages = jax.vmap(report)(each, acted_on(clients))
-            summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
-            memories = tree.where(present, memories, tree.take(now.clients, block.clients))
-            averaged = tuple(cohort_blocks.summed(acted_on(w), averaged) for w in here)
-            clients_memory = tree.put(now.clients, block.clients, memories)
-            optimisers = _kept(now, block, present, trained.optimiser) if state.optimisers else ()
-            seen = Seen(told, weights, models, averaged, tree.total(summed), clients_memory, optimisers)
-            return seen if before is None else cohort_blocks.gone_on(before, seen, places, theta, acted_on)
-
-        seen = cohort_blocks.fold(visit, state, schedule, num_clients, len(parts))
-        told = seen.told
-        shares = [term.share(hyper, told.measured, returns(told)) for term in parts]
-        weights, averaged = streaming.combine_terms(shares, seen.weights), streaming.combine_terms(shares, seen.models)
-        messages = seen.summed, streaming.combine_terms(acted_on(shares), seen.averaged)
-        probes = tree.where(told.present, told.probes, tree.zeros_like(told.probes))
-
-        # the server's own term
-        update = tree.sub(acted_on(theta), acted_on(averaged))
-        cohort = Cohort(update, *messages, acted_on(weights), acted_on(probes), num_clients)
-        residual, server = algorithm.residual(hyper, state.server, acted_on(theta), cohort)
-        moved = tree.add(acted_on(averaged), residual)
-        variables = moved if stats_too else Variables(moved, averaged.stats)
-        # momentum and duals would move the model without any client's update
-        variables, server = tree.where(told.present.any(), (variables, server), (theta, state.server))
-        variables = refine(hyper, state.round, variables, data)
-
-        state = SimState(state.round + 1, variables, server, seen.clients, seen.optimisers)
-        loss = _mean_loss(schedule, told.loss, told.finite)
-        scores, detail = weighting_.score(told.measured), weighting_.detail(told.measured)
-        return state, Metrics(basic.mean_weight(weights), scores, loss, told.finite, detail)
+        inputs = _round_inputs(state, schedule, data, hyper)
+        terms = cohort_blocks.terms_of(weighting, aggregate, inputs.schedule)
+        process = functools.partial(process_block, parts, terms, inputs)
+        cohort = cohort_blocks.over_blocks(process, inputs.state, inputs.schedule, num_clients, len(terms))
+        return server_step(parts, terms, inputs, cohort)
 
     return round_step
 
 
-def _probe(
-    task: Task, state: SimState, schedule: Schedule, data: Data, k: jax.Array, place: jax.Array, loop: Loop
+def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> RoundInputs:
+    """Returns the arguments of a round as JAX arrays, and its two keys."""
+    # without jit, indices into NumPy tables would be tracers, and Python's numbers have no dtype
+    state, schedule, data = tree.arrays((state, schedule, data))
+    hyper = tree.arrays(dict(hyper), tree.dtype(state.variables))
+    attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
+    return RoundInputs(state, schedule, data, hyper, attack_key, rule_key)
+
+
+# --- the clients ------------------------------------------------------------------------------------------------------
+def process_block(
+    parts: RoundParts,
+    terms: tuple[Term, ...],
+    inputs: RoundInputs,
+    running: RunningCohort | None,
+    schedule: Schedule,
+    positions: Array,
+) -> RunningCohort:
+    """Returns the running cohort that includes the clients of one cohort block.
+
+    Args:
+        parts: the static parts of the round.
+        terms: the terms of the weights.
+        inputs: the round's arrays.
+        running: the clients processed earlier; None for a cohort that is one block.
+        schedule: of this cohort block.
+        positions: int32 [H], the block's positions in the cohort.
+    """
+    state, theta = inputs.state, inputs.state.variables
+    if running is not None:
+        state = state._replace(clients=running.client_memories, optimisers=running.optimiser_memories)
+    block = inputs._replace(state=state, schedule=schedule)
+
+    probes = probe_clients(parts, block, positions)
+    trained = train_clients(parts, block)
+    clients, finite, present = receive_models(parts, block, trained)
+    measured = score_clients(parts, block, clients)
+    rows = drop_nonfinite(ClientTable(measured, probes, trained.loss, finite, present), measured)
+    table = cohort_blocks.update_table(running, positions, rows)
+    table, weights = weigh_clients(terms, inputs, table, clients if running is None else None)
+
+    present = cohort_blocks.rows_of_block(running, positions, table.present)
+    clients = tree.where(present, clients, tree.repeat(theta, len(positions)))
+    block_weights = cohort_blocks.rows_of_block(running, positions, weights)
+    models = tuple(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
+
+    memories, summed, averaged = report_clients(parts, block, clients, present)
+    means = tuple(cohort_blocks.weighted_sums(parts.algorithm_part(w), averaged) for w in block_weights)
+    memories = tree.put(state.clients, schedule.clients, memories)
+    optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
+    cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
+    if running is None:
+        return cohort
+    return cohort_blocks.merge_block(running, cohort, positions, theta, parts.algorithm_part)
+
+
+def probe_clients(parts: RoundParts, block: RoundInputs, positions: Array) -> Tree:
+    """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
+
+    def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
+        state, schedule, data, hyper = shared
+        return parts.algorithm.probe(hyper, _probe_of_client(parts, state, schedule, data, *place))
+
+    shared = (block.state, block.schedule, block.data, block.hyper)
+    return parts.executor.map(probe, shared, (_block_indices(block), positions))
+
+
+def _probe_of_client(
+    parts: RoundParts, state: SimState, schedule: Schedule, data: Data, k: Array, position: Array
 ) -> Probe:
-    """Client k's probe batches, which stand behind its training batches."""
+    """Returns client k's probe; its minibatches follow the client's training minibatches in `schedule.rows`."""
     begin = schedule.start[k] + schedule.num_steps[k]
 
     def batch(i):
         return tree.gather(data.pool, schedule.rows[begin + i])
 
-    return Probe(task, state.variables, batch, schedule.probe_steps[k], place, loop)
+    return Probe(parts.task, state.variables, batch, schedule.probe_steps[k], position, parts.loop)
 
 
-def _screened(
-    state: SimState, is_candidate: jax.Array, returned: Variables, loss: jax.Array
-) -> tuple[Variables, jax.Array, jax.Array]:
-    """Replaces the models of absent clients by the global one.
+def train_clients(parts: RoundParts, block: RoundInputs) -> local_training.Carry:
+    """Returns the clients after their local steps, leaves [H, ...]."""
 
-    Args:
-        is_candidate: bool [K] False for a client that dropped out or took no step.
+    def make_client(shared: Tree, schedule: Schedule) -> Client:
+        state, data, hyper = shared
+        task, algorithm, optimiser = parts.task, parts.algorithm, parts.optimiser
+        return local_training.make_client(
+            task, algorithm, optimiser, state, schedule, data, hyper, parts.augment, parts.support
+        )
+
+    return parts.executor.train(make_client, (block.state, block.data, block.hyper), block.schedule)
+
+
+def receive_models(
+    parts: RoundParts, block: RoundInputs, trained: local_training.Carry
+) -> tuple[Variables, Array, Array]:
+    """Returns the models that the server receives, after attacks, and marks the absent clients.
 
     Returns:
-        The models; bool [K] whose model and loss are finite; bool [K] which clients are present.
+        Variables [H, ...], theta_g for absent clients.
+        bool [H], whether model and loss are finite.
+        bool [H], whether the client is present.
+    """
+    theta, schedule = block.state.variables, block.schedule
+    params = jax.vmap(parts.support.within, (None, 0))(theta.params, trained.params)
+    returned = parts.disturb(block.hyper, block.attack_key, schedule.clients, theta, Variables(params, trained.stats))
+    is_candidate = schedule.heard if parts.weigh_untrained else schedule.heard & (schedule.num_steps > 0)
+    return replace_absent(theta, is_candidate, returned, trained.loss)
+
+
+def replace_absent(
+    theta: Variables, is_candidate: Array, returned: Variables, loss: Array
+) -> tuple[Variables, Array, Array]:
+    """Replaces the models of absent clients by theta_g.
+
+    Args:
+        theta: theta_g.
+        is_candidate: bool [H], False for a client that dropped out or took no step.
+        returned: the clients' models, leaves [H, ...].
+        loss: [H].
+
+    Returns:
+        As `receive_models`.
     """
     finite = tree.is_finite((returned, loss))
     present = is_candidate & finite
-    unmoved = tree.repeat(state.variables, len(finite))
-    return tree.where(present, returned, unmoved), finite, present
+    return tree.where(present, returned, tree.repeat(theta, len(finite))), finite, present
 
 
-def _kept(state: SimState, schedule: Schedule, present: jax.Array, optimisers: Tree) -> Tree:
-    """The optimisers' memories; that of a client that diverged or dropped out stays as it was."""
-    known = tree.take(state.optimisers, schedule.clients)
-    return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, known))
+def score_clients(parts: RoundParts, block: RoundInputs, clients: Variables) -> Tree:
+    """Returns the weighting's signal of each client, leaves [H, ...]."""
+
+    def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
+        (hyper, data, params), (variables, num_samples) = shared, returned
+        report = Report(variables, num_samples, tree.sub(params, variables.params))
+        return parts.weighting.signal(hyper, report, data)
+
+    shared = (block.hyper, block.data, block.state.variables.params)
+    return parts.executor.map(measure, shared, (clients, block.schedule.num_samples))
 
 
-def _sound(told: Told, scalars: Tree) -> Told:
-    """The table without the clients of which some scalar is not finite; a rule may measure nothing."""
-    sound = tree.is_finite((scalars, told.present)) | ~told.present
-    return told._replace(finite=told.finite & sound, present=told.present & sound)
+def weigh_clients(
+    terms: tuple[Term, ...], inputs: RoundInputs, table: ClientTable, clients: Variables | None
+) -> tuple[ClientTable, tuple[Variables, ...]]:
+    """Returns the weights of each term, 0 for absent clients and of sum 1, over the clients processed so far.
+
+    Args:
+        terms: the terms of the weights.
+        inputs: the round's arrays.
+        table: of the cohort.
+        clients: the cohort's models [K, ...]; None if it comes in several blocks.
+
+    Returns:
+        The table, in which clients with a non-finite weight are absent; and the weights, leaves [K].
+    """
+    returns = _returns(inputs, table, clients)
+    weights = tuple(term.weigh(inputs.hyper, table.measured, returns) for term in terms)
+    table = drop_nonfinite(table, weights)
+    return table, tuple(basic.renormalise_over_present(table.present, w) for w in weights)
 
 
-def _mean_loss(schedule: Schedule, total: jax.Array, finite: jax.Array) -> jax.Array:
-    """[K] loss of a client's mean step, 0 without a step, NaN where it diverged."""
+def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
+    """Marks present clients with a non-finite scalar as absent and diverged; `scalars` [K, ...] may have no leaf."""
+    finite = tree.is_finite((scalars, table.present)) | ~table.present
+    return table._replace(finite=table.finite & finite, present=table.present & finite)
+
+
+def report_clients(
+    parts: RoundParts, block: RoundInputs, clients: Variables, present: Array
+) -> tuple[Tree, Tree, Tree]:
+    """Returns the clients' memories after the round and their messages, leaves [H, ...].
+
+    Absent clients keep their memories and send zeros.
+
+    Returns:
+        Memories; messages to be summed; messages to be averaged.
+    """
+    state, schedule, theta = block.state, block.schedule, parts.algorithm_part(block.state.variables)
+
+    def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
+        anchor = local_training.anchor(state, schedule, k)._replace(params=theta)
+        num_steps = schedule.num_steps[k]
+        moved = local_training.displacement(parts.optimiser, block.hyper, state.round, num_steps, parts.loop)
+        return parts.algorithm.report(block.hyper, returned, anchor, moved)
+
+    memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
+    summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
+    return tree.where(present, memories, tree.take(state.clients, schedule.clients)), summed, averaged
+
+
+def update_optimisers(state: SimState, schedule: Schedule, present: Array, optimisers: Tree) -> Tree:
+    """Returns the optimiser memories of all N clients; those of absent clients are unchanged."""
+    earlier = tree.take(state.optimisers, schedule.clients)
+    return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, earlier))
+
+
+def _block_indices(block: RoundInputs) -> Array:
+    return jnp.arange(len(block.schedule.clients), dtype=jnp.int32)
+
+
+def _returns(inputs: RoundInputs, table: ClientTable, clients: Variables | None = None) -> Returns:
+    return Returns(inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+def server_step(
+    parts: RoundParts, terms: tuple[Term, ...], inputs: RoundInputs, cohort: RunningCohort
+) -> tuple[SimState, Metrics]:
+    """Returns the state after the round, theta_g - u + R with u = sum_k s_k (theta_g - theta_k), and its metrics."""
+    state, table, hyper = inputs.state, cohort.table, inputs.hyper
+    shares = [term.share(hyper, table.measured, _returns(inputs, table)) for term in terms]
+    weights, mean = streaming.combine_terms(shares, cohort.weights), streaming.combine_terms(shares, cohort.models)
+    message_mean = streaming.combine_terms(parts.algorithm_part(shares), cohort.message_means)
+    probes = tree.where(table.present, table.probes, tree.zeros_like(table.probes))
+
+    theta, mean_part = parts.algorithm_part(state.variables), parts.algorithm_part(mean)
+    summary = Cohort(
+        tree.sub(theta, mean_part),
+        cohort.message_sums,
+        message_mean,
+        parts.algorithm_part(weights),
+        parts.algorithm_part(probes),
+        parts.num_clients,
+    )
+    residual, server = parts.algorithm.residual(hyper, state.server, theta, summary)
+    moved = tree.add(mean_part, residual)
+    variables = moved if parts.stats_too else Variables(moved, mean.stats)
+    # without any client's update, momentum and dual variables would still move the model
+    unchanged = (state.variables, state.server)
+    variables, server = tree.where(table.present.any(), (variables, server), unchanged)
+    variables = parts.refine(hyper, state.round, variables, inputs.data)
+
+    state = SimState(state.round + 1, variables, server, cohort.client_memories, cohort.optimiser_memories)
+    return state, _metrics(parts.weighting, inputs.schedule, table, weights)
+
+
+def _metrics(weighting: Weighting, schedule: Schedule, table: ClientTable, weights: Variables) -> Metrics:
+    """Returns the round's metrics, arrays [K]."""
+    loss = mean_loss(schedule, table.loss, table.finite)
+    scores, detail = weighting.score(table.measured), weighting.detail(table.measured)
+    return Metrics(basic.mean_weight(weights), scores, loss, table.finite, detail)
+
+
+def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:
+    """Returns the mean loss over each client's steps, [K]: 0 without a step, NaN if the client diverged."""
     steps = jnp.maximum(schedule.num_steps, 1).astype(total.dtype)
     return jnp.where(finite, total / steps, jnp.nan)
 
 
-def make_chunk(round_step: RoundStep):
-    """chunk(state, num_rounds, stacked schedules, data, hyper) -> (state, metrics [R, K]): rounds without a host trip.
+# --- several rounds ---------------------------------------------------------------------------------------------------
+def make_chunk(round_step: RoundStep) -> Chunk:
+    """Returns chunk(state, num_rounds, stacked schedules, data, hyper) -> (state, metrics [R, K]).
 
-    The number of rounds is data, so one program serves every length; entries past it are zero.
+    A chunk runs several rounds in one program, without returning to the host. The number of rounds is data, so one
+    program serves any number up to R; metrics of further rounds are zero.
     """
     step = jax.jit(round_step)
 
     def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
-        def one(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
-            state, metrics = step(carry[0], schedules.at(rounds, r), data, hyper)
+        def next_round(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
+            state, metrics = step(carry[0], schedules.round_at(rounds, r), data, hyper)
             return state, tree.put(carry[1], r, metrics)
 
-        found = jax.eval_shape(step, state, schedules.at(rounds, 0), data, hyper)[1]
-        empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), found)
-        return lax.fori_loop(0, num_rounds, one, (state, empty))
+        shapes = jax.eval_shape(step, state, schedules.round_at(rounds, 0), data, hyper)[1]
+        empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), shapes)
+        return lax.fori_loop(0, num_rounds, next_round, (state, empty))
 
     return chunk

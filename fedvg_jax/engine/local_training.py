@@ -1,5 +1,7 @@
-"""One client's local training: E epochs of minibatch steps from the global model; the optimiser is fresh each round,
-unless the state holds its memory."""
+"""One client's local training: E epochs of minibatch steps from the global model.
+
+The optimiser is fresh each round, unless the state keeps its memory between rounds.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -32,48 +34,64 @@ from fedvg_jax.core.types import (
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
 
-_AUGMENT = 2  # domain of the random stream: 0 and 1 are the halves that `jax.random.split` makes of the key
+AUGMENT, LOSS = 2, 3
+"""Domains of a step's random streams; 0 and 1 are the halves that `jax.random.split` makes of the round's key."""
 
 
 class Carry(NamedTuple):
-    """A client in training."""
+    """A client during local training."""
 
     params: Tree
-    """their live part"""
+    """The supported part of the parameters."""
     stats: Tree
+    """Running statistics."""
     optimiser: Tree
+    """Memory of the optimiser."""
     loss: Array
-    """Sum over steps of the minibatch loss."""
+    """[] sum of the minibatch losses over the steps."""
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
-    """Plain SGD at `lr`."""
+    """Returns plain SGD at learning rate `lr`: theta <- theta - lr g."""
     return optax.sgd(hyper["lr"])
 
 
 standard_promotion = functools.partial(jax.numpy_dtype_promotion, "standard")
-"""For optax's adaptive optimisers, which mix counters of their own in."""
+"""Context in which optax's adaptive optimisers may mix their integer counters with floats."""
 
 LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
     "constant": lambda hyper, round: jnp.ones_like(round),
     "exponential": lambda hyper, round: hyper["lr_decay"] ** round,
     "cosine": lambda hyper, round: (1 + jnp.cos(jnp.pi * round / hyper["rounds"])) / 2,
 }
-"""(hyper, round from 0) -> factor of the learning rate"""
+"""Name -> (hyper, round from 0) -> factor of the learning rate."""
 
 
 def anchor(state: SimState, schedule: Schedule, k: Array) -> Anchor:
-    """What client k of the cohort knows of the federation."""
+    """Returns what client k of the cohort receives from the federation."""
     return Anchor(state.variables.params, state.server, tree.take(state.clients, schedule.clients[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
-    """A loop that takes no step too many; it has a slope in forward mode only."""
+    """Returns the carry after `count` times `body`. The trip count is data, so only forward mode differentiates it."""
     return lax.fori_loop(0, count, body, carry)
 
 
 def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted) -> Array:
-    """How far the optimiser carries a scalar under a constant unit gradient, [], in units of lr for plain SGD."""
+    """Returns the distance [] that the optimiser moves a scalar under a constant unit gradient.
+
+    Under plain SGD it is num_steps x lr.
+
+    Args:
+        optimiser: the client's.
+        hyper: name -> value.
+        round: number of the round, from 0.
+        num_steps: [] local steps.
+        loop: runs the steps.
+
+    >>> float(displacement(sgd, {"lr": jnp.float32(0.5)}, jnp.int32(0), jnp.int32(3)))
+    1.5
+    """
     rule = optimiser(hyper, round)
     zero = jnp.zeros((), hyper["lr"].dtype)
 
@@ -94,39 +112,56 @@ def make_client(
     data: Data,
     hyper: Hyper,
     augment: Augment | None = None,
-    live: GradientSupport = EVERYTHING,
+    support: GradientSupport = FULL_SUPPORT,
 ) -> Client:
-    """Local training as an executor runs it: theta <- optimiser(theta, correct(grad loss(theta))) on each minibatch,
-    which `augment` may change before, by a key of its own.
+    """Returns one client's local training as two functions that an executor runs. A step is
+
+        theta <- optimiser(theta, correct(grad loss(theta)))
+
+    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key` gets
+    another key of the step.
 
     Args:
-        live: what is carried of the parameters; the rest stays that of theta_g.
+        task: the model and its loss.
+        algorithm: its `correct` changes gradients.
+        optimiser: the client's.
+        state: gives theta_g and the memories.
+        schedule: gives the minibatches.
+        data: the pool of rows.
+        hyper: name -> value.
+        augment: (key, batch) -> batch, or None.
+        support: the entries of the parameters that are carried; the others stay those of theta_g.
     """
     rule = optimiser(hyper, state.round)
+    is_random = checks.takes_key(task.loss)
 
     def init(k) -> Carry:
-        params, stats = live.of(state.variables.params), state.variables.stats
-        known = tree.take(state.optimisers, schedule.clients[k]) if state.optimisers else rule.init(params)
-        return Carry(params, stats, known, jnp.zeros((), tree.dtype(params)))
+        params, stats = support.of(state.variables.params), state.variables.stats
+        memory = tree.take(state.optimisers, schedule.clients[k]) if state.optimisers else rule.init(params)
+        return Carry(params, stats, memory, jnp.zeros((), tree.dtype(params)))
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        params = live.within(state.variables.params, carry.params)
-        (loss, stats), grads = jax.value_and_grad(task.loss, has_aux=True)(params, carry.stats, batch, mask, True)
+        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
+        params = support.within(state.variables.params, carry.params)
+        loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
+        (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
         grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
         with standard_promotion():
-            updates, memory = rule.update(live.of(grads), carry.optimiser, carry.params)
+            updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 
     return Client(init, step)
 
 
-def minibatch_key(schedule: Schedule, k: Array, minibatch: Array) -> Array:
-    """The key of one step of a client, from (seed, round, client id, step): the same wherever its lane and its rows
-    lie."""
+def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = AUGMENT) -> Array:
+    """Returns a key of one local step, from (seed, round, domain, client id, step) alone.
+
+    It depends neither on the lane nor on where the minibatch is in the table.
+    """
     key = jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
-    for number in (_AUGMENT, schedule.clients[k], minibatch - schedule.start[k]):
+    for number in (domain, schedule.clients[k], minibatch - schedule.start[k]):
         key = jax.random.fold_in(key, number)
     return key

@@ -1,7 +1,7 @@
-"""What the server makes of the cohort's models: the weighted mean, or a rule that some corrupt clients cannot steer.
+"""Aggregation rules: the weighted mean of the cohort's models, and rules that resist some corrupt clients.
 
-A client with weight 0 (it dropped out, diverged, or has no rows) is left out of every rule; with nobody left the model
-stays where it is. The rules by rank (median, trimmed mean, Krum) take no notice of the other weights.
+Every rule leaves out clients with weight 0 (dropped out, diverged or untrained), and returns theta_g if none remains.
+The rank-based rules (median, trimmed mean, Krum) ignore the values of the other weights.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Hyper, Tree, Variables
-from fedvg_jax.weightings import basic
-from fedvg_jax.weightings.aggregation import aggregate
+from fedvg_jax.weightings import aggregation, basic
 
 Rule = Callable[[Hyper, Array, Variables, Variables, Variables], Variables]
-"""(hyper, key, global model, stacked clients [K, ...], weights [K]) -> model"""
+"""(hyper, key, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 
 
 def mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-    """theta_g - sum_k s_k (theta_g - theta_k)"""
-    return aggregate(variables, clients, weights)
+    """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k)."""
+    return aggregation.aggregate(variables, clients, weights)
 
 
 def median(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-    """The median of every coordinate; of an even number of clients, the mean of the middle two.
+    """Returns the median of every coordinate; for an even number of clients, the mean of the middle two.
 
     Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
     """
 
-    def one(theta: Array, stack: Array, w: Array) -> Array:
+    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
         ordered, count = _ordered(stack, w)
         middle = (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
         return jnp.where(count > 0, middle, theta)
 
-    return jax.tree.map(one, variables, clients, weights)
+    return jax.tree.map(of_tensor, variables, clients, weights)
 
 
 def trimmed_mean(ratio: float) -> Rule:
-    """The mean of every coordinate without its floor(ratio n) least and as many greatest of n clients.
+    """Returns the rule that averages every coordinate without its floor(ratio n) smallest and largest of n values.
 
     Args:
         ratio: share left out at each end, in [0, 0.5).
@@ -53,7 +52,7 @@ def trimmed_mean(ratio: float) -> Rule:
     Source: Yin et al., as `median`.
     """
 
-    def one(theta: Array, stack: Array, w: Array) -> Array:
+    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
         ordered, count = _ordered(stack, w)
         cut = jnp.asarray(_cuts(ratio, len(stack)))[count]
         rank = jnp.arange(len(stack), dtype=count.dtype)
@@ -62,21 +61,22 @@ def trimmed_mean(ratio: float) -> Rule:
         return jnp.where(count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta)
 
     def rule(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-        return jax.tree.map(one, variables, clients, weights)
+        return jax.tree.map(of_tensor, variables, clients, weights)
 
     return rule
 
 
 def krum(num_bad: int, num_kept: int = 1) -> Rule:
-    """Multi-Krum: the mean of the models closest to their neighbours.
+    """Returns Multi-Krum, the mean of the models closest to their neighbours:
 
         score_k = sum of ||theta_k - theta_j||^2 over the n - num_bad - 2 nearest of the n - 1 others
-        theta <- mean of the num_kept models of least score
+        theta <- mean of the num_kept models with the smallest scores
 
-    Distances are over trained tensors. Needs n >= 2 num_bad + 3; where fewer are heard of, one neighbour counts.
+    Distances are over trained tensors. Its guarantee needs n >= 2 num_bad + 3. With fewer than num_bad + 3 present
+    clients, the score is over the nearest neighbour alone.
 
     Args:
-        num_bad: corrupt clients of a cohort that the rule is to stand.
+        num_bad: corrupt clients of a cohort that the rule resists.
         num_kept: models averaged; 1 is Krum.
 
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
@@ -89,17 +89,18 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         chosen = ((rank < num_kept) & present).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
-        return aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
+        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
 
     return rule
 
 
 def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
-    """[K] sums of squared distances to the nearest others; smaller is more trusted.
+    """Returns Krum's scores [K], sums of squared distances to the nearest others.
 
     Args:
         clients: stacked models, leaves [K, ...].
-        present: [K] bool.
+        present: bool [K].
+        num_bad: as in `krum`.
     """
     squared = lax.map(lambda own: _squared_distances(clients, own), clients)
     others = present[None] & ~jnp.eye(len(present), dtype=bool)
@@ -110,13 +111,13 @@ def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
 
 
 def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-    """The weighted mean of updates no longer than C, with Gaussian noise.
+    """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise:
 
         theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||) + N(0, (z C max_k s_k)^2)
 
     The norm is over trained tensors, the maximum over clients and trained tensors; C is `clip_norm` and z is `noise`.
-    Running statistics are averaged as they are. No privacy is claimed: that takes an accountant over rounds and
-    cohorts, and weights that do not depend on what the clients returned.
+    Running statistics are averaged without clipping or noise. This gives no privacy guarantee, which would need an
+    accountant over rounds and cohorts, and weights that do not depend on the clients' models.
 
     Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018; against corrupt
     clients, Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
@@ -124,11 +125,11 @@ def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variab
     most = hyper["clip_norm"]
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
-    shortened = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = aggregate(variables, clients, shortened)
+    clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
+    averaged = aggregation.aggregate(variables, clients, clipped)
     std = hyper["noise"] * most * jnp.stack(jax.tree.leaves(weights.params)).max()
-    drawn = optax.tree.random_like(key, averaged.params)
-    return averaged._replace(params=tree.add(averaged.params, tree.scale(std, drawn)))
+    normal = optax.tree.random_like(key, averaged.params)
+    return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
 
 
 BY_NAME: dict[str, Callable[[Any], Rule]] = {
@@ -138,21 +139,24 @@ BY_NAME: dict[str, Callable[[Any], Rule]] = {
     "krum": lambda options: krum(options.num_bad, options.num_kept),
     "clipped_mean": lambda options: clipped_mean,
 }
-"""name -> (options `trim`, `num_bad`, `num_kept`) -> rule"""
+"""Name -> (options `trim`, `num_bad`, `num_kept`) -> rule."""
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:
-    """The clients' values of every coordinate in ascending order, [K, ...], those left out last; how many are there."""
-    there = w > 0
-    return jnp.sort(tree.where(there, stack, jnp.full_like(stack, jnp.inf)), axis=0), there.sum(dtype=jnp.int32)
+    """Returns every coordinate's values in ascending order, [K, ...], absent clients last; and how many are present."""
+    present = w > 0
+    return jnp.sort(tree.where(present, stack, jnp.full_like(stack, jnp.inf)), axis=0), present.sum(dtype=jnp.int32)
 
 
 def _cuts(ratio: float, most: int) -> np.ndarray:
-    """[K + 1] floor(ratio n) for every n, at least one client kept; 0.1 x 30 is 3, whatever floating point says."""
+    """Returns floor(ratio n) for n = 0, ..., K, [K + 1], such that at least one client is kept.
+
+    A margin of 1e-9 corrects floating point: 0.1 x 30 gives 3.
+    """
     return np.array([min(math.floor(ratio * n + 1e-9), max(n - 1, 0) // 2) for n in range(most + 1)], np.int32)
 
 
 def _squared_distances(clients: Tree, own: Tree) -> Array:
-    """[K] ||theta_k - own||^2; differences are squared one by one, since a Gram matrix cancels for close models."""
+    """Returns ||theta_k - own||^2, [K], from squared differences: a Gram matrix would cancel for close models."""
     squares = jax.tree.map(lambda stack, x: ((stack - x[None]) ** 2).reshape(len(stack), -1).sum(1), clients, own)
     return jnp.stack(jax.tree.leaves(squares)).sum(0)

@@ -1,4 +1,4 @@
-"""The server's own training on D_val: what a method without FedVG's weights can make of the same validation set."""
+"""The server's own training on D_val, a baseline that uses the same validation set as FedVG without its weights."""
 
 from __future__ import annotations
 
@@ -16,27 +16,32 @@ Refine = Callable[[Hyper, Array, Variables, Data], Variables]
 
 
 def none(hyper: Hyper, number: Array, variables: Variables, data: Data) -> Variables:
-    """The model as it is."""
+    """Returns the global model unchanged."""
     return variables
 
 
 def sgd(task: Task, num_steps: int) -> Refine:
-    """A few steps of plain SGD at `tuning_lr` on the minibatches of D_val, BatchNorm in train mode.
+    """Returns a few steps of plain SGD on the minibatches of D_val, with BatchNorm in train mode:
 
-        theta <- theta - lr grad loss(theta, batch_i),   i = round x num_steps, ... one after the other, over and over
+        theta <- theta - lr grad loss(theta, batch_i),   i = round x num_steps, ..., round x num_steps + num_steps - 1
 
-    D_val is then trained on: its loss and accuracy no longer tell how well the model generalises.
+    with i modulo the number of minibatches and the learning rate `tuning_lr`. D_val is then training data: loss and
+    accuracy on it no longer estimate generalisation.
+
+    Args:
+        task: the model and its loss, which gets no key.
+        num_steps: steps per round.
     """
     gradient = jax.grad(task.loss, has_aux=True)
 
     def refine(hyper: Hyper, number: Array, variables: Variables, data: Data) -> Variables:
-        used = (data.scoring >= 0).any(1).sum(dtype=number.dtype)
+        num_used = (data.scoring >= 0).any(1).sum(dtype=number.dtype)
 
-        def step(i: Array, now: Variables) -> Variables:
-            batch, mask = tree.gather(data.pool, data.scoring[(number * num_steps + i) % jnp.maximum(used, 1)])
-            grads, stats = gradient(now.params, now.stats, batch, mask, True)
-            return Variables(tree.sub(now.params, tree.scale(hyper["tuning_lr"], grads)), stats)
+        def step(i: Array, model: Variables) -> Variables:
+            batch, mask = tree.gather(data.pool, data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)])
+            grads, stats = gradient(model.params, model.stats, batch, mask, True)
+            return Variables(tree.sub(model.params, tree.scale(hyper["tuning_lr"], grads)), stats)
 
-        return lax.cond(used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
+        return lax.cond(num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
 
     return refine

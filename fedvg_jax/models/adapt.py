@@ -4,10 +4,14 @@
 
 The module is called as `module(x)` with x [B, ...], plus those of the following arguments that its `__call__` has:
 `mask` [B] bool, the real rows; `train` or `training`; `deterministic` or `use_running_average`, their negation.
+
+Modules may draw random numbers in local training. Without a key, as where D_val is scored with the batch statistics of
+training, Dropout is the identity and any other random layer uses a fixed key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,8 +28,8 @@ from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
 
-Apply = Callable[[Tree, Tree, Array, Array, bool], tuple[Tree, Tree]]
-"""(params, stats, x, mask, train) -> (outputs [B, ...], new stats)."""
+Apply = Callable[[Tree, Tree, Array, Array, bool, Array | None], tuple[Tree, Tree]]
+"""(params, stats, x, mask, train, key or None) -> (outputs [B, ...], new stats)."""
 
 
 def linen_task(
@@ -47,8 +51,8 @@ def linen_task(
         block_of: path of a tensor -> name of its block; defaults to the top-level module.
 
     Raises:
-        UsageError: if the module has another collection, batch statistics that would include padding, or random
-            numbers in training; or if its outputs lack the leading axis B.
+        UsageError: if the module has another collection, or batch statistics that would include padding; or if its
+            outputs lack the leading axis B.
 
     >>> task = linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 3)))
     >>> variables = task.init(jax.random.key(0))
@@ -66,17 +70,33 @@ def linen_task(
             raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
-    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
-        variables = {"params": params, "batch_stats": stats}
-        try:
-            outputs, new = call(
-                lambda *x, **modes: module.apply(variables, *x, **modes, mutable=["batch_stats"]), x, mask, train
+    is_random = _draws_random_numbers(_linen_apply(module, is_random=False), init, example)
+    return _task(module, init, _linen_apply(module, is_random), is_random, example, loss, metrics, block_of)
+
+
+def _linen_apply(module: nn.Module, is_random: bool) -> Apply:
+    """Returns the forward pass of a Linen module.
+
+    Args:
+        is_random: whether the module may draw random numbers.
+    """
+    call = _caller(module)
+
+    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
+        # streams that are not named, such as dropout, are taken from params
+        rngs = {"params": jax.random.key(0) if key is None else key} if is_random else None
+
+        def run(*x, **modes):
+            return module.apply(
+                {"params": params, "batch_stats": stats}, *x, **modes, mutable=["batch_stats"], rngs=rngs
             )
-        except flax.errors.InvalidRngError:
-            raise _random_numbers_error(module) from None
+
+        skips_dropout = is_random and key is None
+        with nn.intercept_methods(_skip_dropout) if skips_dropout else contextlib.nullcontext():
+            outputs, new = call(run, x, mask, train)
         return outputs, new.get("batch_stats", stats)
 
-    return _task(module, init, apply, example, loss, metrics, block_of)
+    return apply
 
 
 def nnx_task(
@@ -98,7 +118,7 @@ def nnx_task(
         block_of: as in `linen_task`.
 
     Raises:
-        UsageError: as `linen_task`; also for a module with Dropout, which holds random state.
+        UsageError: as `linen_task`.
 
     >>> from flax import nnx
     >>> task = nnx_task(lambda rngs: nnx.Linear(3, 1, rngs=rngs), lambda out, y: (out[0] - y) ** 2, jnp.ones((1, 3)))
@@ -108,56 +128,72 @@ def nnx_task(
     from flax import nnx
 
     abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    graph, *abstract_states, other_state = nnx.split(abstract, nnx.Param, nnx.BatchStat, ...)
+    kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount
+    graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
     others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(other_state)})
-    if any(name.startswith("Rng") for name in others):
-        raise _random_numbers_error(abstract)
     if others:
-        raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat")
-    call = _caller(abstract)
+        raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat, RngState")
+    call, is_random = _caller(abstract), bool(jax.tree.leaves(abstract_states[2]))
 
     def init(key: Array) -> Variables:
-        _, *states = nnx.split(make(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
-        return Variables(*map(nnx.to_pure_dict, states))
+        _, params, stats, *_ = nnx.split(make(nnx.Rngs(key)), *kinds)
+        return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def with_values(state, values: Tree):
         state = jax.tree.map(lambda leaf: leaf, state)  # a copy, because replace_by_pure_dict works in place
         nnx.replace_by_pure_dict(state, values)
         return state
 
-    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
-        module = nnx.merge(graph, *map(with_values, abstract_states, (params, stats)))
+    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
+        keys, counts = map(nnx.to_pure_dict, abstract_states[2:])
+        values = params, stats, _keys_like(keys, jax.random.key(0) if key is None else key), tree.zeros_like(counts)
+        module = nnx.merge(graph, *map(with_values, abstract_states, values))
         module.train() if train else module.eval()
+        if key is None:
+            module.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)
         outputs = call(module, x, mask, train)
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    return _task(abstract, init, apply, example, loss, metrics, block_of)
+    return _task(abstract, init, apply, is_random, example, loss, metrics, block_of)
 
 
 def _task(
     module: Any,
     init: Callable[[Array], Variables],
     apply: Apply,
+    is_random: bool,
     example,
     loss: PerExample,
     metrics: Mapping[str, PerExample] | None,
     block_of: Callable[[str], str] | None,
 ) -> Task:
-    """Returns the task of a module given as functions; arguments as in `linen_task`."""
+    """Returns the task of a module given as functions; further arguments as in `linen_task`.
+
+    Args:
+        module: named in messages.
+        init: key -> variables.
+        apply: see `Apply`.
+        is_random: whether the module draws random numbers in training.
+    """
     metrics = dict(metrics or {})
     if "loss" in metrics:
         raise UsageError("a metric is named loss, which is reserved for the loss itself; choose another name")
 
-    def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Tree, Tree]:
-        outputs, stats = apply(params, stats, x, mask, train)
+    def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None):
+        outputs, stats = apply(params, stats, x, mask, train, key)
         _check_rows(_name(module), outputs, len(mask))
         return outputs, stats
 
-    def mean_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+    def random_loss(
+        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
+    ) -> tuple[Array, Tree]:
         batch = _cast_floats(params, batch)
-        outputs, stats = checked_apply(params, stats, batch.x, mask, train)
+        outputs, stats = checked_apply(params, stats, batch.x, mask, train, key)
         total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
         return total / jnp.maximum(mask.sum(), 1).astype(total.dtype), stats
+
+    def fixed_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+        return random_loss(params, stats, batch, mask, train)
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
         batch = _cast_floats(params, batch)
@@ -172,21 +208,51 @@ def _task(
     def means(sums: Tree) -> dict[str, float]:
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
+    mean_loss = random_loss if is_random else fixed_loss
     task = Task(init, mean_loss, predict, measure, means, block_of or (lambda path: path.split("/")[0]))
     _check_module(module, init, checked_apply, example)
     return task
 
 
-def _check_module(module: Any, init: Callable, apply: Apply, example) -> None:
+def _draws_random_numbers(apply: Apply, init: Callable[[Array], Variables], example) -> bool:
+    """Returns whether a Linen module draws random numbers in training, tracing it on three examples without any key."""
+    variables, x = _abstract_inputs(init, example)
+    try:
+        jax.eval_shape(lambda v, x: apply(*v, x, jnp.ones(3, bool), True, None)[0], variables, x)
+    except flax.errors.InvalidRngError:
+        return True
+    return False
+
+
+def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
+    """Makes Linen's Dropout the identity; an interceptor of `nn.intercept_methods`."""
+    is_dropout = isinstance(context.module, nn.Dropout) and context.method_name == "__call__"
+    return (args[0] if args else kwargs["inputs"]) if is_dropout else call(*args, **kwargs)
+
+
+def _keys_like(keys: Tree, key: Array) -> Tree:
+    """Returns keys derived from `key`, one for each leaf of `keys` and of the leaf's shape."""
+    leaves, structure = jax.tree.flatten(keys)
+    derived = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+    shaped = [jax.random.split(k, leaf.shape) if leaf.shape else k for k, leaf in zip(derived, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
+
+
+def _abstract_inputs(init: Callable[[Array], Variables], example) -> tuple[Variables, jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of the variables and of three examples."""
+    x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
+    return jax.eval_shape(init, jax.random.key(0)), x
+
+
+def _check_module(module: Any, init: Callable, apply: Callable, example) -> None:
     """Traces the module's initialisation and outputs, without computing them, and raises UsageError as `linen_task`."""
-    variables = jax.eval_shape(init, jax.random.key(0))
+    variables, x = _abstract_inputs(init, example)
     if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
         raise UsageError(
             f"{_name(module)} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
             " bool [B], and pass it to BatchNorm, as mask=mask[:, None] for x [B, C]"
         )
     mask = jnp.ones(3, bool)
-    x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
     for train in (True, False):
         jax.eval_shape(lambda v, x, train=train: apply(*v, x, mask, train)[0], variables, x)
 
@@ -239,10 +305,3 @@ def _signature(module: Any) -> set[str]:
 
 def _name(module: Any) -> str:
     return type(module).__name__
-
-
-def _random_numbers_error(module: Any) -> UsageError:
-    return UsageError(
-        f"{_name(module)} uses random numbers in training (Dropout?), but the loss must be a function of parameters and"
-        " batch only; remove them"
-    )

@@ -45,6 +45,7 @@ def check_task(task: Task, pool: Any) -> None:
     checks.floating(model.params, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
     batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+    checks.takes_key(task.loss)
     loss, stats = jax.eval_shape(lambda *args: _pair(task.loss(*args, True)), *model, batch, mask)
     if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UsageError(

@@ -273,7 +273,7 @@ def chunks(
 def _plan(sim: simulation.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:
     """The schedules of the next `count` rounds, or of as many as one chunk holds."""
     planned = planned[:count] + [sim.schedule(done + i) for i in range(len(planned), count)]
-    steps = np.cumsum([schedules.length(s) for s in planned])
+    steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
     return planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
 
 

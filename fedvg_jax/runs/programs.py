@@ -17,7 +17,7 @@ import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
@@ -31,7 +31,7 @@ MAX_PROGRAMS = 16
 
 VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
-    *("dropout", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
+    *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
     *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
@@ -113,7 +113,7 @@ def make_program(
 def _make(config: Config, images: Images | None, task, algorithm, weighting, is_double: bool) -> Program:
     task = task or named_task(config, images.shape, images.num_classes)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live = EVERYTHING if algorithm else make_live(config, task)
+    live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
@@ -126,7 +126,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
         optimiser,
         config.clients,
         **make_hooks(config, task),
-        live=live,
+        support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
     )

@@ -14,7 +14,7 @@ import optax
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.core import hardware
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
@@ -112,7 +112,7 @@ def make_live(config: Config, task: Task) -> GradientSupport:
     """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
     their optimiser remembers."""
     moves = config.weight_decay or config.optimiser == "adamw"
-    return EVERYTHING if moves or config.optimiser_state == "kept" else task.support or EVERYTHING
+    return FULL_SUPPORT if moves or config.optimiser_state == "kept" else task.support or FULL_SUPPORT
 
 
 def make_hooks(config: Config, task: Task) -> dict[str, Callable]:

@@ -14,7 +14,18 @@ import numpy as np
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.core import files
-from fedvg_jax.core.types import Algorithm, Batch, Data, Executor, Hyper, Schedule, SimState, Task, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Executor,
+    Hyper,
+    Schedule,
+    SimState,
+    Task,
+    UsageError,
+    Variables,
+)
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
@@ -129,7 +140,7 @@ def simulation(
         jax.device_put(state, placement),
         jax.device_put(tables, placement),
         hyper,
-        make_schedule(config, arrays, parts, program.executor),
+        make_schedule(config, arrays, parts, program.executor, task=program.task),
         program.chunk,
         program.evaluate,
     )
@@ -150,7 +161,7 @@ def make_state(
     variables = make_variables(config, program.init)
     kept = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
-    init = functools.partial(federated_round.init, program.task, program.algorithm, config.clients)
+    init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
     shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)
@@ -181,7 +192,7 @@ def make_data(
 
     D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
     the statistics of a single value, in train mode: there the published code raises, and otherwise it scores that row
-    too. (Training skips minibatches of one row for every model, as the published code does.)
+    too.
 
     Args:
         shared: D_val with the pool it is part of; made here where it is not given.
@@ -221,12 +232,52 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def make_schedule(config: Config, arrays: Arrays, parts: Partition, executor: Executor, width: int | None = None):
-    """round -> Schedule.
+def keeps_single_rows(config: Config, arrays: Arrays, sizes: Sequence[int], task: Task | None = None) -> bool:
+    """Returns whether clients train on minibatches of a single row.
+
+    They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
 
     Args:
-        width: B, columns of the table of minibatches; by default `fitting_width` for the largest client.
+        config: the run's settings.
+        arrays: the data set.
+        sizes: training rows of each client.
+        task: the model that is trained; None for the config's.
+
+    Raises:
+        UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
+    # a model is traced only where it matters; a probe leaves other numbers of rows
+    is_possible = config.algorithm == "elastic" or any(size % config.batch_size == 1 for size in sizes)
+    if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
+        return False
+    is_undefined = norm.lone_row_is_undefined((task or make_task(config, arrays)).init)
+    if is_undefined and config.batch_size == 1:
+        raise UsageError(
+            "batch_size 1 leaves BatchNorm a single value, whose variance is undefined; use --batch-size 2 or more, or"
+            " a model without BatchNorm"
+        )
+    return not is_undefined
+
+
+def make_schedule(
+    config: Config,
+    arrays: Arrays,
+    parts: Partition,
+    executor: Executor,
+    width: int | None = None,
+    task: Task | None = None,
+) -> Callable[[int], Schedule]:
+    """Returns round -> Schedule.
+
+    Args:
+        config: the run's settings.
+        arrays: the data set.
+        parts: rows of the clients.
+        executor: its lanes are planned.
+        width: B, columns of the table of minibatches; None for `fitting_width` for the largest client.
+        task: the model that is trained; None for the config's.
+    """
+    keep_single = keeps_single_rows(config, arrays, [len(rows) for rows in parts.train], task)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
     official = config.cohorts == "official"
@@ -245,6 +296,7 @@ def make_schedule(config: Config, arrays: Arrays, parts: Partition, executor: Ex
             lanes_together=executor.lanes_together,
             capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), batch_size),
             probe_ratio=probe_ratio,
+            keep_single=keep_single,
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,

@@ -23,6 +23,7 @@ import numpy as np
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Data, Schedule
+from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import loop, simulation
 
@@ -119,7 +120,7 @@ class _Sample(NamedTuple):
         """The first round with so many steps of every client, and no probes."""
         fewer = np.minimum(self.schedule.num_steps, steps)
         old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
-        plan = schedules.plans(fewer, old.client.shape[-1], self.lanes_together, schedules.block_size(old))
+        plan = lane_plan.plan_blocks(fewer, old.client.shape[-1], self.lanes_together, lane_plan.block_size(old))
         return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
 
     def _seconds(self, cut: Schedule, groups: int, count: int = 1) -> float:
@@ -181,7 +182,7 @@ def _probes(sim: simulation.Simulation, schedule: Schedule) -> float:
 
 
 def _images(schedule: Schedule) -> int:
-    return int((schedule.rows[: schedules.length(schedule)] >= 0).sum())
+    return int((schedule.rows[: schedules.num_minibatches(schedule)] >= 0).sum())
 
 
 def _seconds(run: Callable[[], Any]) -> float:

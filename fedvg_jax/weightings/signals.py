@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
-from fedvg_jax.core.gradient_support import EVERYTHING
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
 
@@ -95,7 +95,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
     BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
     one pass; that number only sets how large the matmuls are.
     """
-    live = task.support or EVERYTHING
+    live = task.support or FULL_SUPPORT
 
     def summed_loss(part, params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows)

@@ -93,14 +93,14 @@ def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
         signal = signals.validation_norms(task, norms.l2, train=True, groups_per_pass=1)
         rule = fedvg(signal, groups.layerwise, task.block_of)
         arguments = task, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
-        step, state = worlds.jit(federated_round.make_round(*arguments, live=support)), start
+        step, state = worlds.jit(federated_round.make_round(*arguments, support=support)), start
         for schedule in schedules:
             state, metrics = step(state, schedule, WORLD.data(), worlds.hyper())
         return state, metrics
 
     start = worlds.state(WORLD, algorithm, TASK)
     found = rounds(TASK, TASK.support)
-    worlds.assert_close(found, rounds(TASK._replace(support=None), gradient_support.EVERYTHING), 1e-12)
+    worlds.assert_close(found, rounds(TASK._replace(support=None), gradient_support.FULL_SUPPORT), 1e-12)
     kernels = [state.variables.params["conv1"]["kernel"] for state in (start, found[0])]
     np.testing.assert_array_equal(*(kernel[0] for kernel in kernels))
     assert jnp.abs(kernels[1] - kernels[0])[1].min() > 0
@@ -122,7 +122,7 @@ def test_client_carries_the_support_only():
     state = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
     arguments = state, WORLD.schedule(0), WORLD.data(), worlds.hyper()
     client = local_training.make_client(
-        TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, live=TASK.support
+        TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, support=TASK.support
     )
     carries = client.init(0), client.step(client.init(0), 0, 0)
     assert [carry.params["conv1"]["kernel"].shape for carry in carries] == 2 * [(1, 3, 3, 4)]
@@ -135,7 +135,7 @@ def test_client_carries_the_support_only():
 def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
     """Weight decay moves them, and a kept optimiser state covers them."""
     found = simulation.make_live(dataclasses.replace(config.Config(), **changes), TASK)
-    assert found is (gradient_support.EVERYTHING if is_all else TASK.support)
+    assert found is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
 
 
 def test_loss_refuses_images_of_another_shape():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvg_jax.core.types import Plan
+from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 
 SETTINGS = {"cohort_size": 4, "local_epochs": (3, 3), "batch_size": 4, "num_lanes": 2, "capacity": 64}
@@ -255,7 +256,7 @@ def test_a_stacked_round_is_the_round_itself(numbers):
     stacked = schedules.stack(rounds, 6)
     assert all(len(leaf) == 6 for leaf in leaves(stacked._replace(rows=np.zeros(6))))
     for r, schedule in enumerate(rounds):
-        found = schedules.at(stacked, r)
+        found = schedules.round_at(stacked, r)
         assert same(found._replace(start=0, rows=0), schedule._replace(start=0, rows=0))
         for k in range(len(schedule.clients)):
             np.testing.assert_array_equal(minibatches_of(found, k), minibatches_of(schedule, k))
@@ -299,7 +300,7 @@ def makespan(plan):
 def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes):
     """One after the other, never two at a time, though they may change lanes."""
     num_lanes, together = lanes
-    played_lanes = played(schedules.plan(num_steps, num_lanes, together))
+    played_lanes = played(lane_plan.plan_lanes(num_steps, num_lanes, together))
     for k, steps in enumerate(num_steps):
         seen = sorted(
             (now, job[1], lane // together)
@@ -313,16 +314,16 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
 
 @given(STEPS, st.integers(1, 14))
 def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
-    plan = schedules.plan(num_steps, num_lanes)
+    plan = lane_plan.plan_lanes(num_steps, num_lanes)
     assert plan.reset.sum() == plan.finish.sum() == (num_steps > 0).sum()
 
 
 @given(STEPS, LANES)
 def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_steps, lanes):
     num_lanes, together = lanes
-    plan = schedules.plan(num_steps, num_lanes, together)
+    plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
     used = int(plan.num_segments)
-    assert used <= len(plan.length) - num_lanes // together and schedules.block_size(plan) == len(num_steps)
+    assert used <= len(plan.length) - num_lanes // together and lane_plan.block_size(plan) == len(num_steps)
     assert (plan.length[:used] > 0).all()
     assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
     assert (num_steps > 0).sum() <= plan.reset.sum() == plan.finish.sum() <= len(plan.length)
@@ -332,14 +333,16 @@ def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_ste
 def test_lanes_together_take_as_long_as_they_must(num_steps, num_lanes):
     """No client can be on two lanes at once, and no lane does more than one step at a time."""
     longest, share = num_steps.max(), -(-num_steps.sum() // num_lanes)
-    assert makespan(schedules.plan(num_steps, num_lanes, num_lanes)) == max(longest, share)
+    assert makespan(lane_plan.plan_lanes(num_steps, num_lanes, num_lanes)) == max(longest, share)
 
 
 @given(STEPS, st.integers(1, 14))
 def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes):
     """The client that ends last began when every lane was busy: makespan <= (total - last) / L + last."""
     total, longest = num_steps.sum(), num_steps.max()
-    assert makespan(schedules.plan(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
+    assert (
+        makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
+    )
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
@@ -349,8 +352,8 @@ def test_the_longest_lane_is_within_4_thirds_of_the_best_there_is(num_steps, num
         np.bincount(lanes, num_steps, num_lanes).max()
         for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
     )
-    assert makespan(schedules.plan(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+    assert makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
 
 
 def test_one_lane_wastes_nothing():
-    assert makespan(schedules.plan(np.array([3, 0, 5, 1]), 1)) == 9
+    assert makespan(lane_plan.plan_lanes(np.array([3, 0, 5, 1]), 1)) == 9

@@ -214,7 +214,14 @@ def test_a_run_takes_the_setting(tmp_path, untrained):
     train = np.split(np.arange(61), [20, 40, 60, 61])
     val, test = (np.split(np.arange(*part), [2, 4, 6, 8]) for part in ((61, 71), (71, 80)))
     settings = config.Config(
-        clients=5, join_ratio=1.0, rounds=1, local_epochs=1, untrained=untrained, cache_dir=tmp_path, lanes="1"
+        clients=5,
+        join_ratio=1.0,
+        rounds=1,
+        local_epochs=1,
+        untrained=untrained,
+        cache_dir=tmp_path,
+        lanes="1",
+        single_rows="skipped",
     )
     (record,) = fedvg_jax.run(settings, data=(x, y), partition=(train, val, test)).records
     weights = dict(zip(record["clients"], record["weights"], strict=True))

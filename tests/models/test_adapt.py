@@ -14,7 +14,7 @@ import worlds
 from flax import nnx
 
 import fedvg_jax
-from fedvg_jax.core import tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Batch, UsageError, Variables
 from fedvg_jax.data import user_data
 
@@ -37,12 +37,10 @@ class LinenNet(nn.Module):
 
 
 class NnxNet(nnx.Module):
-    def __init__(self, rngs, dropout=False):
+    def __init__(self, rngs):
         self.first = nnx.Linear(3, WIDTH, rngs=rngs)
         self.norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=rngs)
         self.last = nnx.Linear(WIDTH, 1, rngs=rngs)
-        if dropout:
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x, mask):
         return self.last(nnx.relu(self.norm(self.first(x), mask=mask[:, None])))[:, 0]
@@ -129,6 +127,68 @@ def test_tokens_and_labels_stay_integers():
     assert accuracy in (0.25, 0.75), "four equal rows with labels 1, 0, 1, 1"
 
 
+# --- modules that draw random numbers
+
+
+class LinenDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.BatchNorm(not train, name="norm")(nn.Dense(64)(x), mask=mask[:, None])
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not train)(x))[:, 0]
+
+
+class NnxDropout(nnx.Module):
+    def __init__(self, rngs, rate=0.5):
+        self.first, self.last = nnx.Linear(3, 64, rngs=rngs), nnx.Linear(64, 1, rngs=rngs)
+        self.norm, self.dropout = nnx.BatchNorm(64, rngs=rngs), nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x, mask):
+        return self.last(self.dropout(self.norm(self.first(x), mask=mask[:, None])))[:, 0]
+
+
+RANDOM_TASKS = {
+    "linen": fedvg_jax.linen_task(LinenDropout(), squared, X[:1]),
+    "nnx": fedvg_jax.nnx_task(NnxDropout, squared, X[:1]),
+}
+
+
+@every_library
+def test_dropout_draws_from_the_key_and_is_the_identity_without_one(library):
+    task = RANDOM_TASKS[library]
+    variables = jax.jit(task.init)(jax.random.key(0))
+    losses = jax.jit(jax.vmap(lambda key: task.loss(*variables, BATCH, MASK, True, key)[0]))
+    values = losses(jax.random.split(jax.random.key(1), 500))
+    assert len(np.unique(values)) == 500
+    np.testing.assert_array_equal(values, losses(jax.random.split(jax.random.key(1), 500)))
+    scored = jax.jit(task.loss, static_argnums=4)(*variables, BATCH, MASK, True)[0]
+    # E (y + noise - t)^2 = (y - t)^2 + var: a random loss exceeds the deterministic one on average
+    assert scored < values.mean() and values.min() < scored
+    if library == "nnx":
+        plain = fedvg_jax.nnx_task(lambda rngs: NnxDropout(rngs, rate=0.0), squared, X[:1])
+        assert scored == jax.jit(plain.loss, static_argnums=4)(*variables, BATCH, MASK, True)[0]
+
+
+@every_library
+def test_modules_without_random_layers_have_a_loss_without_a_key(library):
+    assert not checks.takes_key(TASKS[library].loss) and checks.takes_key(RANDOM_TASKS[library].loss)
+
+
+class Attention(nn.Module):
+    """Draws random numbers outside nn.Dropout."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dense(8)(x).reshape(len(x), 4, 2)
+        return nn.MultiHeadDotProductAttention(2, dropout_rate=0.5, deterministic=not train)(x)[:, 0, :1]
+
+
+def test_random_layers_other_than_dropout_use_a_fixed_key_without_a_key():
+    task = fedvg_jax.linen_task(Attention(), lambda output, y: (output[0] - y) ** 2, X[:1])
+    variables = jax.jit(task.init)(jax.random.key(0))
+    first, again = (float(task.loss(*variables, BATCH, MASK, True)[0]) for _ in range(2))
+    assert first == again != float(task.loss(*variables, BATCH, MASK, True, jax.random.key(1))[0])
+
+
 # --- modules that cannot be a task
 
 
@@ -141,11 +201,9 @@ class Cached(nn.Module):
 
 REFUSED = {
     "Sequential has batch statistics.*mask": lambda: linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
-    "Sequential uses random numbers.*remove them": lambda: linen(nn.Dense(3), nn.Dropout(0.5, deterministic=False)),
     "Cached has variables cache; allowed: params, batch_stats": lambda: fedvg_jax.linen_task(Cached(), squared, X[:1]),
     r"Sequential must return .* \[3, ...\].*; got \[1\]": lambda: linen(nn.Dense(1), lambda x: x.mean(0)),
     r"must return .*; got \[\] at b": lambda: linen(nn.Dense(1), lambda x: {"a": x, "b": x.sum()}),
-    "NnxNet uses random numbers": lambda: fedvg_jax.nnx_task(lambda rngs: NnxNet(rngs, True), squared, X[:1]),
     "metric is named loss, .* choose another name": lambda: linen(nn.Dense(1), metrics={"loss": squared}),
 }  # fmt: skip
 

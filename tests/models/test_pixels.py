@@ -170,7 +170,7 @@ def test_only_training_minibatches_are_augmented_once_each(round_with):
     step, (state, schedule, data, hyper) = round_with(record)
     jax.block_until_ready(worlds.jit(step)(state, schedule, data, hyper))
     jax.effects_barrier()
-    rows = np.maximum(schedule.rows[: schedules.length(schedule)], 0)
+    rows = np.maximum(schedule.rows[: schedules.num_minibatches(schedule)], 0)
     assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
 
 

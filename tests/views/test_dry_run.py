@@ -44,7 +44,7 @@ def test_its_counts_are_those_of_the_schedules(planned):
     rounds = [of_round(number) for number in range(3)]
     batches = [[-(-len(parts.train[c]) // 32) - (len(parts.train[c]) % 32 == 1) for c in s.clients] for s in rounds]
     assert found.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
-    used = [(s.rows[: schedule.length(s)] >= 0).sum() for s in rounds]
+    used = [(s.rows[: schedule.num_minibatches(s)] >= 0).sum() for s in rounds]
     assert found.train_images_per_round == pytest.approx(np.mean(used))
     shared = sum(map(len, parts.val))
     assert found.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))

@@ -1,0 +1,124 @@
+"""The plan by which lanes train the clients of a cohort: an exact packing of their local steps, drawn up on the host.
+
+NumPy only. The shapes of a plan depend on K and L, never on the clients' sizes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core.types import Plan
+
+
+class Piece(NamedTuple):
+    """Consecutive local steps of one client on one lane of a device."""
+
+    lane: int
+    client: int
+    """Position in the cohort."""
+    begin: int
+    """Time on the lane, in steps, at which the piece begins."""
+    first_step: int
+    """The client's first local step in this piece."""
+    num_steps: int
+
+
+def plan_blocks(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None) -> Plan:
+    """Returns the plan of a cohort, or the stacked plans of its cohort blocks, leaves [blocks, ...].
+
+    The last cohort block is padded with dummy clients without steps.
+
+    Args:
+        num_steps: [K] local steps of each client.
+        num_lanes: L.
+        lanes_together: lanes of one device.
+        block_size: H, clients of a cohort block; None for the whole cohort.
+    """
+    if block_size is None or block_size >= len(num_steps):
+        return plan_lanes(num_steps, num_lanes, lanes_together)
+    padded = np.pad(num_steps, (0, -len(num_steps) % block_size)).reshape(-1, block_size)
+    plans = (plan_lanes(steps, num_lanes, lanes_together) for steps in padded)
+    return Plan(*(np.stack(leaf) for leaf in zip(*plans, strict=True)))
+
+
+def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Plan:
+    """Returns which client each lane trains at which time, cut into segments wherever some lane changes client.
+
+    Clients are sorted from longest to shortest; each goes to the device with the least work (LPT). The lanes of one
+    device then finish at
+
+        T = max(steps of the longest client, ceil(steps of all clients / lanes))
+
+    which is optimal: the clients are laid end to end and cut at every multiple of T, one lane per piece (R. McNaughton,
+    Scheduling with Deadlines and Loss Functions, Management Science 6, 1959). A client that is cut begins on the later
+    lane. A client without steps is on no lane. An idle lane repeats client 0's work, which is never stored.
+
+    Args:
+        num_steps: [K] local steps of each client.
+        num_lanes: L.
+        lanes_together: lanes of one device, a divisor of L.
+
+    >>> plan = plan_lanes(np.array([2, 2, 2]), 2, lanes_together=2)
+    >>> int(plan.length.sum()), plan.client[: plan.num_segments].tolist()
+    (3, [[0, 1], [0, 2], [1, 2]])
+    """
+    pieces = [
+        piece._replace(lane=lanes_together * device + piece.lane)
+        for device, clients in enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
+        for piece in _pieces_of_device(num_steps, clients, lanes_together)
+    ]
+    return _plan_of_pieces(pieces, len(num_steps), num_lanes)
+
+
+def block_size(plan: Plan) -> int:
+    """Returns the number of clients of a plan, or of each of its cohort blocks."""
+    return plan.length.shape[-1] - plan.client.shape[-1]
+
+
+def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int]]:
+    """Returns the clients of every device: from longest to shortest, each to the device with the least work."""
+    clients: list[list[int]] = [[] for _ in range(num_devices)]
+    loads = [(0, device) for device in range(num_devices)]
+    for k in np.argsort(-num_steps, kind="stable"):
+        load, device = loads[0]
+        clients[device].append(int(k))
+        heapq.heapreplace(loads, (load + int(num_steps[k]), device))
+    return clients
+
+
+def _pieces_of_device(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int) -> Iterator[Piece]:
+    """Yields the pieces of a device's clients, laid end to end over its lanes."""
+    counts = [int(num_steps[k]) for k in clients]
+    end = max(max(counts, default=0), -(-sum(counts) // num_lanes))
+    lane, time = 0, 0
+    for k, count in zip(clients, counts, strict=True):
+        on_lane = min(count, end - time)
+        on_next = count - on_lane
+        if on_next:
+            yield Piece(lane + 1, k, 0, 0, on_next)
+        if on_lane:
+            yield Piece(lane, k, time, on_next, on_lane)
+        lane, time = (lane + 1, on_next) if time + on_lane == end else (lane, time + on_lane)
+
+
+def _plan_of_pieces(pieces: Sequence[Piece], num_clients: int, num_lanes: int) -> Plan:
+    """Returns the plan in which every piece is split into the segments that it spans."""
+    lane, k, begin, first, count = np.array(pieces, np.int64).reshape(-1, 5).T
+    cuts = np.unique([0, *(begin + count)])
+    # every lane except each device's last may cut one client
+    num_segments, max_segments = len(cuts) - 1, num_clients + num_lanes
+    length, shape = np.zeros(max_segments, np.int32), (max_segments, num_lanes)
+    length[:num_segments] = np.diff(cuts)
+    client, step = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    reset, finish = np.zeros(shape, bool), np.zeros(shape, bool)
+    first_segment, end_segment = np.searchsorted(cuts, begin), np.searchsorted(cuts, begin + count)
+    piece = np.repeat(np.arange(len(k)), end_segment - first_segment)  # once for each of its segments
+    segment = np.concatenate([[], *map(np.arange, first_segment, end_segment)]).astype(np.int64)
+    client[segment, lane[piece]] = k[piece]
+    step[segment, lane[piece]] = (first - begin)[piece] + cuts[segment]
+    reset[first_segment, lane] = finish[end_segment - 1, lane] = True
+    return Plan(np.int32(num_segments), length, client, step, reset, finish)

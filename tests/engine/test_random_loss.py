@@ -1,0 +1,91 @@
+"""A loss with a key: local training draws from (seed, round, client, step), and scoring draws nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.core.types import Report, UsageError
+from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.weightings import signals
+
+WORLD = worlds.uneven(cohort_size=5)
+ALGORITHM = worlds.algorithm("fedavg")
+
+
+def noise(key):
+    """One normal number per parameter."""
+    left, right = jax.random.split(key)
+    return {"left": {"x": jax.random.normal(left, (2,), float)}, "right": {"x": jax.random.normal(right, (1,), float)}}
+
+
+def loss(params, stats, batch, mask, train, key=None):
+    """The quadratic loss, plus noise . params in training: its gradient is that of the quadratic, plus noise."""
+    value, stats = worlds.QUADRATIC.loss(params, stats, batch, mask, train)
+    if key is None:
+        return value, stats
+    products = jax.tree.map(lambda e, x: (e * x).sum(), noise(key), params)
+    return value + sum(jax.tree.leaves(products)), stats
+
+
+TASK = worlds.QUADRATIC._replace(loss=loss)
+
+
+def one_round(schedule, executor, jit=worlds.jit):
+    rule = worlds.weighting("samples", ALGORITHM)
+    step = federated_round.make_round(TASK, ALGORITHM, rule, executor, local_training.sgd, len(WORLD.train))
+    return jit(step)(worlds.state(WORLD, ALGORITHM, TASK), schedule, WORLD.data(), worlds.hyper())
+
+
+def trained_by_hand(schedule, k, lr):
+    """The model of the cohort's client k after its steps x <- x - lr (a x - b + noise)."""
+    params = worlds.state(WORLD, ALGORITHM, TASK).variables.params
+    first_row = WORLD.train[schedule.clients[k]][0]
+    a, b = (jax.tree.map(lambda x: x[first_row], part) for part in WORLD.pool)
+    round_key = jax.random.wrap_key_data(jnp.asarray(schedule.key), impl="threefry2x32")
+    client_key = jax.random.fold_in(jax.random.fold_in(round_key, 3), schedule.clients[k])
+    for step in range(schedule.num_steps[k]):
+        drawn = noise(jax.random.fold_in(client_key, step))
+        params = jax.tree.map(lambda x, a, b, e: x - lr * (a * x - b + e), params, a, b, drawn)
+    return params
+
+
+def test_each_step_draws_from_seed_round_client_and_step(x64):
+    schedule = WORLD.schedule(3, seed=7)
+    state, _ = one_round(schedule, executors.lanes(1))
+    models = [trained_by_hand(schedule, k, worlds.HYPER["lr"]) for k in range(5)]
+    shares = schedule.num_samples / schedule.num_samples.sum()
+    expected = jax.tree.map(lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models)
+    worlds.assert_close(state.variables.params, expected, 1e-12)
+
+
+def test_lanes_loop_and_cohort_blocks_draw_the_same_numbers(x64):
+    expected, _ = one_round(WORLD.schedule(0), executors.looped(), jit=lambda step: step)
+    for schedule in (WORLD.schedule(0, 2), WORLD.schedule(0, 2, block_size=2)):
+        state, _ = one_round(schedule, executors.lanes(2))
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
+
+
+def test_the_same_round_twice_gives_the_same_bits_and_another_round_others():
+    first, again, other = (one_round(WORLD.schedule(number), executors.lanes(1))[0] for number in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first.variables, again.variables)
+    assert not np.allclose(first.variables.params["left"]["x"], other.variables.params["left"]["x"])
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_scoring_does_not_depend_on_the_key(train):
+    variables, data = worlds.variables(task=TASK), WORLD.data()
+    report = Report(variables, jnp.int32(1), variables.params)
+    score, expected = (
+        worlds.jit(signals.validation_gradient(task, train, 1))({}, report, data) for task in (TASK, worlds.QUADRATIC)
+    )
+    jax.tree.map(np.testing.assert_array_equal, score, expected)
+
+
+def test_a_key_without_the_default_none_is_refused():
+    task = TASK._replace(loss=lambda params, stats, batch, mask, train, key: (0.0, stats))
+    with pytest.raises(UsageError, match="key=None"):
+        worlds.round_step(WORLD, ALGORITHM, "samples", task)(
+            worlds.state(WORLD, ALGORITHM, TASK), WORLD.schedule(0, 2), WORLD.data(), worlds.hyper()
+        )

@@ -1,0 +1,59 @@
+"""Minibatches of a single row: trained on unless BatchNorm's statistics would be undefined."""
+
+import numpy as np
+import pytest
+import worlds
+from fedvg_jax.data.partitions.partition import Partition
+
+from fedvg_jax import config, data, run
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import simulation
+
+SIZES = [5, 4, 1]
+"""Training rows of three clients, in minibatches of 2."""
+
+
+def num_steps(arrays, task=None, **settings):
+    """Local steps of each client in a round of one epoch."""
+    settings = Config(clients=3, join_ratio=1.0, local_epochs=1, **{"batch_size": 2} | settings)
+    *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
+    parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
+    executor = simulation.make_executor(settings)
+    schedule = simulation.make_schedule(settings, arrays, parts, executor, task=task)(0)
+    return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits")
+
+
+def test_models_without_batchnorm_train_on_single_rows(digits):
+    assert num_steps(digits) == [3, 2, 1]
+
+
+def test_single_rows_are_skipped_where_batchnorm_is_undefined_or_by_the_setting(digits):
+    assert num_steps(digits, worlds.TASK) == num_steps(digits, single_rows="skipped") == [2, 2, 0]
+
+
+def test_batches_of_one_row_are_one_step_per_row(digits):
+    assert num_steps(digits, batch_size=1) == SIZES
+
+
+def test_batches_of_one_row_are_refused_where_batchnorm_is_undefined(digits):
+    with pytest.raises(UsageError, match="--batch-size 2 or more"):
+        num_steps(digits, worlds.TASK, batch_size=1)
+
+
+def test_batches_of_one_row_are_refused_where_single_rows_are_skipped():
+    with pytest.raises(UsageError, match="--single-rows trained"):
+        config.check(Config(batch_size=1, single_rows="skipped"))
+
+
+def test_a_run_in_batches_of_one_row(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 3, 30)
+    settings = Config(clients=2, join_ratio=1.0, rounds=1, local_epochs=1, batch_size=1, lanes="1", alpha=100.0)
+    (record,) = run(config.apply(settings, {"cache_dir": tmp_path}, "test"), data=(x, y)).records
+    assert np.isfinite(record["train_loss"]) and sum(record["weights"]) == pytest.approx(1, abs=1e-6)

@@ -167,8 +167,8 @@ def test_an_unknown_name_like_no_other_says_where_all_are_listed():
 
 def test_every_other_word_is_of_a_setting_and_none_is_a_setting():
     names = config.flatten(Config())
-    words = [word for others in config.settings.OTHER_WORDS.values() for word in others]
-    assert set(config.settings.OTHER_WORDS) <= set(names) and not set(words) & set(names)
+    words = [word for others in config.io.OTHER_WORDS.values() for word in others]
+    assert set(config.io.OTHER_WORDS) <= set(names) and not set(words) & set(names)
     assert len(words) == len(set(words))
 
 
@@ -210,7 +210,7 @@ def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (simulation.pieces.make_hyper(made) for made in (before, after))
+                old, new = (simulation.make_hyper(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in config.checks.SINGLE_PRECISION, name
 
 

@@ -128,6 +128,20 @@ def test_any_text_is_toml_or_a_usage_error(tmp_path_factory, text):
         config.read_toml(path)
 
 
+@pytest.mark.parametrize("text", ["lr = {}", "[lr]", "fedvg.norm = {}", "[fedvg.norm]", "[fedvgg]", "resume = {}"])
+def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"lr|fedvg\.norm|fedvgg|resume"):
+        config.apply(Config(), config.read_toml(path), str(path))
+
+
+def test_a_group_without_settings_is_allowed(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[fedvg]\n")
+    assert config.apply(Config(), config.read_toml(path), str(path)) == Config()
+
+
 @pytest.mark.parametrize(("clients", "ratio", "expected"), [(100, 0.1, 10), (20, 0.25, 5), (3, 0.1, 1), (7, 1.0, 7)])
 def test_the_cohort_is_the_floor_and_at_least_one(clients, ratio, expected):
     assert config.cohort_size(Config(clients=clients, join_ratio=ratio)) == expected

@@ -268,9 +268,12 @@ def test_a_file_that_cannot_be_held_is_refused_before_it_is_read(tmp_path, monke
 # --- the JSON files of a run folder
 
 DEEP = b'{"a":' * 100_000
+NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 
 
-@pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", None])
+@pytest.mark.parametrize(
+    "content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", b'{"lr": {}}', NESTED, None]
+)
 def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)

@@ -74,6 +74,9 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
 """Setting -> other usual words for it, which are spelt too differently to be recognised."""
 
 
+MAX_FILE_SIZE = 2**20
+"""Most characters of a file of settings; a device such as /dev/zero has no end."""
+
 _GROUPS = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)}
 
 
@@ -100,7 +103,13 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Settings of a TOML file by dotted name."""
     try:
-        return dotted(tomllib.loads(path.read_text(encoding="utf-8")))
+        with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
+            text = file.read(MAX_FILE_SIZE + 1)
+        if len(text) > MAX_FILE_SIZE:
+            raise UsageError(f"{path} is no file of settings: it has more than {MAX_FILE_SIZE:,} characters")
+        return dotted(tomllib.loads(text))
+    except UsageError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the config file {path}: {_reason(error)}; check --config") from None
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets

@@ -136,6 +136,12 @@ def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
         config.apply(Config(), config.read_toml(path), str(path))
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_config_file_without_end_is_refused():
+    with pytest.raises(UsageError, match="more than"):
+        config.read_toml(Path("/dev/zero"))
+
+
 def test_a_group_without_settings_is_allowed(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text("[fedvg]\n")

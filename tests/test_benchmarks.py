@@ -11,7 +11,7 @@ import pytest
 from benchmarks import accuracy, cases, contest, costs, demo, gpu, machine, ours, parity, rounds, table
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
-from fedvg_jax.models.conv import layout
+from fedvg_jax.models.conv import selection
 
 HOUSE = Path(__file__).parent.parent
 
@@ -318,7 +318,7 @@ def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
-    net = lenet.LeNet5(10, layout.by_name("auto"))
+    net = lenet.LeNet5(10, selection.layout("auto"))
     model = parity.torch_layout.to_torch(task.classification(net, 10, (32, 32, 3)).init(jax.random.key(0)))
     arrays = {f"init/{name}": x for name, x in model.items()}
     arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}

@@ -1,7 +1,7 @@
 """The settings of a run: `options` declares them, `settings` names and reads them, `ranges` checks them. No jax."""
 
 from fedvg_jax.config.checks import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
-from fedvg_jax.config.io import apply, closest, flatten, read_toml, suggestion, typed
+from fedvg_jax.config.io import apply, closest, dotted, flatten, read_toml, suggestion, typed
 from fedvg_jax.config.options import (
     Attack,
     Config,
@@ -67,6 +67,7 @@ __all__ = [
     "closest",
     "cohort_size",
     "default_cache_dir",
+    "dotted",
     "epochs_range",
     "flatten",
     "method_name",

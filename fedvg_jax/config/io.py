@@ -74,6 +74,12 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
 """Setting -> other usual words for it, which are spelt too differently to be recognised."""
 
 
+MAX_FILE_SIZE = 2**20
+"""Most characters of a file of settings; a device such as /dev/zero has no end."""
+
+_GROUPS = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)}
+
+
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """Settings by dotted name, e.g. {"alpha": 0.05, "fedvg.norm": "l1"}."""
     flat: dict[str, Any] = {}
@@ -97,7 +103,13 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Settings of a TOML file by dotted name."""
     try:
-        return _dotted(tomllib.loads(path.read_text(encoding="utf-8")))
+        with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
+            text = file.read(MAX_FILE_SIZE + 1)
+        if len(text) > MAX_FILE_SIZE:
+            raise UsageError(f"{path} is no file of settings: it has more than {MAX_FILE_SIZE:,} characters")
+        return dotted(tomllib.loads(text))
+    except UsageError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the config file {path}: {_reason(error)}; check --config") from None
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
@@ -198,10 +210,16 @@ def _shown(value: Any) -> str:
     return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
 
 
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings of nested tables by dotted name. An empty table that is no group stays a value, which no setting has.
+
+    >>> dotted({"lr": 0.1, "fedvg": {"norm": "l2"}, "fedprox": {}, "rounds": {}})
+    {'lr': 0.1, 'fedvg.norm': 'l2', 'rounds': {}}
+    """
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        is_table = isinstance(value, dict) and (value or prefix + name in _GROUPS)
+        flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
     return flat
 
 

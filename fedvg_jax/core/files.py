@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -183,6 +184,17 @@ def refuse_special(path: Path) -> None:
     """Raises a UsageError for a folder, pipe, socket or device: reading it fails or may never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be read: it is no regular file")
+
+
+def read_regular(path: Path) -> bytes:
+    """Returns the bytes of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, pipe, socket or device, from which reading may never end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.read_bytes()
 
 
 def parse_json(text: bytes, source: object) -> Any:

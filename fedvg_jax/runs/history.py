@@ -284,7 +284,7 @@ def read(folder: Path) -> list[Record]:
         UsageError: there is no history, or it is damaged.
     """
     try:
-        return parse((folder / "history.jsonl").read_bytes())
+        return parse(files.read_regular(folder / "history.jsonl"))
     except OSError as error:
         raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
     except ValueError as error:
@@ -294,7 +294,7 @@ def read(folder: Path) -> list[Record]:
 def count(folder: Path) -> int:
     """Lines of the history, 0 where there is none; they are not looked at."""
     path = folder / "history.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return files.read_regular(path).count(b"\n") if path.exists() else 0
 
 
 def parse(text: bytes) -> list[Record]:

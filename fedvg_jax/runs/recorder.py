@@ -301,7 +301,7 @@ def _other_sources(before: Mapping[str, Any], digests: Mapping[str, str]) -> str
 def _history_text(folder: Path) -> bytes:
     """The bytes of history.jsonl; none where it cannot be read."""
     try:
-        return (folder / "history.jsonl").read_bytes()
+        return files.read_regular(folder / "history.jsonl")
     except OSError:
         return b""
 

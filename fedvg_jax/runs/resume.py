@@ -68,12 +68,11 @@ def from_json(settings: dict, source: str) -> Config:
     """The settings that `config.to_json` wrote."""
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (no table of settings); the run cannot go on")
-    flat = {}
-    for name, value in settings.items():
-        if name == "unused":  # derived from the settings
-            continue
-        nested = {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
-        flat |= nested
+    given = {name: value for name, value in settings.items() if name != "unused"}  # derived from the settings
+    try:
+        flat = configs.dotted(given)
+    except RecursionError:
+        raise UsageError(f"{source} is damaged (tables in tables); the run cannot go on") from None
     return configs.apply(Config(), flat, source)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.core import files
+
 FOLDER = "checkpoints"
 SEAL = "seal.json"
 FORMAT = 1
@@ -133,7 +135,7 @@ def unsealed(path: Path) -> About:
         RuntimeError: it is of another format.
     """
     try:
-        text = (path / SEAL).read_text(encoding="utf-8")
+        text = files.read_regular(path / SEAL).decode("utf-8")
     except FileNotFoundError:
         raise ValueError("half-written") from None
     except (OSError, UnicodeDecodeError):

@@ -99,7 +99,7 @@ def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | N
         is_digested: whether the run is of a version that writes digests, so that one must be there.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(files.read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | N
 def _history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
     """Bytes and records of history.jsonl."""
     try:
-        text = (path / "history.jsonl").read_bytes()
+        text = files.read_regular(path / "history.jsonl")
     except OSError as error:
         report.misfits.append(f"history.jsonl cannot be read: {files.reason(error)}")
         return b"", []
@@ -202,7 +202,7 @@ def _check_documents(folder: _Folder, report: Report) -> None:
     found: dict[str, str] = {}
     for document in sorted({document for documents in known.values() for document in documents}):
         try:
-            found[document] = seals.text_digest((folder.path / document).read_text(encoding="utf-8"))
+            found[document] = seals.text_digest(files.read_regular(folder.path / document).decode("utf-8"))
         except (OSError, ValueError) as error:
             report.misfits.append(f"{document} cannot be read: {files.reason(error)}")
     for document, digest in found.items():

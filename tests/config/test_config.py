@@ -128,6 +128,26 @@ def test_any_text_is_toml_or_a_usage_error(tmp_path_factory, text):
         config.read_toml(path)
 
 
+@pytest.mark.parametrize("text", ["lr = {}", "[lr]", "fedvg.norm = {}", "[fedvg.norm]", "[fedvgg]", "resume = {}"])
+def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"lr|fedvg\.norm|fedvgg|resume"):
+        config.apply(Config(), config.read_toml(path), str(path))
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_config_file_without_end_is_refused():
+    with pytest.raises(UsageError, match="more than"):
+        config.read_toml(Path("/dev/zero"))
+
+
+def test_a_group_without_settings_is_allowed(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[fedvg]\n")
+    assert config.apply(Config(), config.read_toml(path), str(path)) == Config()
+
+
 @pytest.mark.parametrize(("clients", "ratio", "expected"), [(100, 0.1, 10), (20, 0.25, 5), (3, 0.1, 1), (7, 1.0, 7)])
 def test_the_cohort_is_the_floor_and_at_least_one(clients, ratio, expected):
     assert config.cohort_size(Config(clients=clients, join_ratio=ratio)) == expected
@@ -167,8 +187,8 @@ def test_an_unknown_name_like_no_other_says_where_all_are_listed():
 
 def test_every_other_word_is_of_a_setting_and_none_is_a_setting():
     names = config.flatten(Config())
-    words = [word for others in config.settings.OTHER_WORDS.values() for word in others]
-    assert set(config.settings.OTHER_WORDS) <= set(names) and not set(words) & set(names)
+    words = [word for others in config.io.OTHER_WORDS.values() for word in others]
+    assert set(config.io.OTHER_WORDS) <= set(names) and not set(words) & set(names)
     assert len(words) == len(set(words))
 
 
@@ -193,7 +213,7 @@ def test_a_value_that_nothing_can_use_is_refused_in_a_short_line(setting, value)
     assert len(str(error.value)) < 250
 
 
-@pytest.mark.parametrize("name", config.ranges.SINGLE_PRECISION)
+@pytest.mark.parametrize("name", config.checks.SINGLE_PRECISION)
 def test_a_number_that_float32_cannot_hold_is_refused(name):
     """1e-39 would be computed with as 0, 1e39 as infinity."""
     for value in (1e-39, 1e39):
@@ -210,8 +230,8 @@ def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (simulation.pieces.make_hyper(made) for made in (before, after))
-                assert all(old[h] == new[h] for h in old) or name in config.ranges.SINGLE_PRECISION, name
+                old, new = (simulation.make_hyper(made) for made in (before, after))
+                assert all(old[h] == new[h] for h in old) or name in config.checks.SINGLE_PRECISION, name
 
 
 @pytest.mark.parametrize(

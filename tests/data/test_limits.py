@@ -268,9 +268,12 @@ def test_file_larger_than_memory_is_refused_before_reading(tmp_path, monkeypatch
 # --- the JSON files of a run folder
 
 DEEP = b'{"a":' * 100_000
+NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 
 
-@pytest.mark.parametrize("content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", None])
+@pytest.mark.parametrize(
+    "content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", b'{"lr": {}}', NESTED, None]
+)
 def test_run_settings_that_are_no_json_object_are_refused_in_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)

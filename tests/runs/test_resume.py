@@ -312,9 +312,10 @@ def test_a_file_of_another_shape_is_a_line_of_verify_and_no_crash(run, name, tex
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "layers.json", "history.jsonl"])
-def test_a_folder_in_place_of_a_file_is_a_line_of_verify(run, name):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_pipe_in_place_of_a_file_is_a_line_of_verify(run, name, make):
     (run / name).unlink()
-    (run / name).mkdir()
+    make(run / name)
     assert any(name in line for line in verification.check(run).misfits)
 
 

@@ -43,8 +43,8 @@ def test_share_of_clients_is_chosen_by_seed():
 
 def test_clients_without_validation_rows_are_refused():
     none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
-    for share, who in ((1.0, "the partition"), (0.3, "clients")):
-        with says(who, "no validation row", "--val-ratio"):
+    for share, owners in ((1.0, "the partition"), (0.3, "clients")):
+        with says(owners, "no validation row", "--val-ratio"):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
     with says("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)

@@ -98,12 +98,12 @@ def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
     made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
     parts = simulation.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
-    told = simulation.make_data(made, DIGITS, parts)
-    assert told.pool.x.shape == (1797 + 240, 8, 8, 1)
-    for table in (told.scoring, told.val):
+    tables = simulation.make_data(made, DIGITS, parts)
+    assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
+    for table in (tables.scoring, tables.val):
         rows = np.asarray(table)[np.asarray(table) >= 0]
         assert len(rows) == 240 + 4 * 50 and rows.min() == 1797  # all once, and 50 of every class again
-    assert np.asarray(told.test).max() < 1797
+    assert np.asarray(tables.test).max() < 1797
 
 
 def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
@@ -121,13 +121,13 @@ def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
 def test_description_counts_partition_and_validation_set(tmp_path):
     made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = simulation.make_partition(made, DIGITS)
-    told = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
-    assert told["partition"] == "dirichlet" and told["clients"] == 6
+    description = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
+    assert description["partition"] == "dirichlet" and description["clients"] == 6
     clean = [np.bincount(DIGITS.y[client_rows], minlength=10).tolist() for client_rows in parts.train]
-    assert told["counts"] == clean  # before any label was flipped
-    assert told["validation"]["samples"] == 20 == sum(told["validation"]["counts"])
-    assert len(told["validation"]["clients"]) == 3
-    assert json.loads(json.dumps(told)) == told
+    assert description["counts"] == clean  # before any label was flipped
+    assert description["validation"]["samples"] == 20 == sum(description["validation"]["counts"])
+    assert len(description["validation"]["clients"]) == 3
+    assert json.loads(json.dumps(description)) == description
 
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])
@@ -157,24 +157,24 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
 
 
 def test_partition_is_read_from_a_file(tmp_path):
-    np.savez(tmp_path / "who.npz", client=np.arange(1797) % 6)
-    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "who.npz"))
+    np.savez(tmp_path / "owners.npz", client=np.arange(1797) % 6)
+    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "owners.npz"))
     parts = simulation.make_partition(made, DIGITS)
     assert all(set(client_rows % 6) == {k} for k, client_rows in enumerate(parts.train))
-    with pytest.raises(UsageError, match=r"who\.npz: train holds 6 clients, and clients is 5"):
+    with pytest.raises(UsageError, match=r"owners\.npz: train holds 6 clients, and clients is 5"):
         simulation.make_partition(replace(made, clients=5), DIGITS)
 
 
 def test_groups_of_an_npz_make_a_partition(tmp_path):
-    who = np.array([f"patient {i % 9}" for i in range(270)])
+    patients = np.array([f"patient {i % 9}" for i in range(270)])
     x = np.zeros((270, 4, 4), np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=who)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=patients)
     for _ in range(2):  # decoded, then from the cache
         arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
         assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
     parts = simulation.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
     assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
-    for wrong in (who[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
+    for wrong in (patients[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
         np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)
         with pytest.raises(UsageError, match=r"b\.npz: groups must be integers or strings \[270\]"):
             npz.load(tmp_path / "b.npz")

@@ -1,4 +1,4 @@
-"""What tests of readers share: random pixels, files, and errors of one line."""
+"""Helpers of the tests of readers: random pixels, files, and errors of one line."""
 
 import io
 import re
@@ -18,12 +18,12 @@ def pixels(*shape):
 
 
 def says(*parts):
-    """A UsageError of one line that contains `parts` in this order."""
+    """Expects a UsageError of one line that contains `parts` in this order."""
     return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
 
 
 def twice(name, where, **options):
-    """The set as decoded, and then as read from its cache; both the same."""
+    """Loads a data set twice, decoded and from the cache, and checks that both are equal."""
     first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.y, second.y)
@@ -33,7 +33,7 @@ def twice(name, where, **options):
 
 
 def png(array) -> bytes:
-    """A file of exactly these pixels."""
+    """Returns a PNG file of exactly these pixels."""
     import PIL.Image
 
     file = io.BytesIO()
@@ -48,7 +48,7 @@ def write(file: Path, content: bytes) -> Path:
 
 
 def write_folder(root: Path, counts: dict, side=6, inner=""):
-    """PNG files per class; returns what they hold, in sorted order."""
+    """Writes PNG files per class; returns their (x, y) in sorted order."""
     x = [pixels(side, side, 3) for _ in range(sum(counts.values()))]
     y = [label for label, count in enumerate(counts.values()) for _ in range(count)]
     files = (root / name / inner / f"{i:02}.png" for name, count in counts.items() for i in range(count))
@@ -58,7 +58,7 @@ def write_folder(root: Path, counts: dict, side=6, inner=""):
 
 
 def write_stl(root: Path):
-    """The official binary files; returns the (x, y) they hold, training set first."""
+    """Writes the official binary files; returns their (x, y), training set first."""
     x, y = pixels(5, 96, 96, 3), np.array([0, 9, 4, 1, 2], np.uint8)
     for split, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
         write(root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes())  # columns before rows
@@ -67,7 +67,7 @@ def write_stl(root: Path):
 
 
 def write_tiny(root: Path, wnids=("n02", "n01"), per_class=3):
-    """The official tree, with PNGs called JPEG; returns (x, y): training set in the order of wnids.txt, then val."""
+    """Writes the official tree, with PNGs named JPEG; returns (x, y), training set (by wnids.txt) first."""
     write(root / "wnids.txt", "\n".join(wnids).encode())
     write(root / "words.txt", b"n01\tgoldfish, Carassius auratus\nn02\tboa\nn99\tunused\n")
     x, y = [], []

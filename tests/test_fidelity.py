@@ -1,4 +1,4 @@
-"""Every difference between the papers, the published code and the defaults has a switch or a reason."""
+"""Every difference between the papers, the published code and the defaults has settings or a reason."""
 
 import re
 import typing
@@ -13,7 +13,7 @@ from fedvg_jax.paper import fidelity
 DEFAULTS = config.flatten(Config())
 every_row = pytest.mark.parametrize("row", fidelity.DEPARTURES, ids=lambda row: row.id)
 WORDS = 15
-"""Most words of a table's cell."""
+"""Maximum number of words in a cell of the table."""
 
 
 def is_default(row):
@@ -27,7 +27,7 @@ def test_every_row_has_settings_or_a_reason(row):
 
 @every_row
 def test_settings_of_a_row_are_valid(row):
-    """`apply` refuses unknown names and types, `check` unknown values."""
+    """`apply` refuses unknown names and types, `check` refuses unknown values."""
     settings = dict(row.settings)
     changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
     assert {name: changed[name] for name in settings} == settings

@@ -1,4 +1,4 @@
-"""The paper's numbers as package data, and what the shipped configs say of them."""
+"""The paper's numbers as package data, and the headers of the configs."""
 
 import re
 import tomllib
@@ -26,7 +26,7 @@ every_pair = pytest.mark.parametrize(("dataset", "model"), sorted(PAIRS))
 
 
 def test_result_tables_are_complete():
-    """Seven pairs, seven methods, five alphas; the seven methods with and without FedVG where they are integrated."""
+    """Seven pairs, seven methods, five alphas; the table of integrations has methods with and without FedVG."""
     counts = Counter(cell.table for cell in paper.cells())
     assert len(paper.cells()) == 555 and counts["results_resnet"] == 5 * 7 * 5 and counts["results_vit"] == 2 * 7 * 5
     results = [cell for cell in paper.cells() if cell.table.startswith("results")]
@@ -72,7 +72,7 @@ def test_config_header_gives_its_command_and_data_source(dataset, model):
 
 @every_pair
 def test_config_header_gives_the_number_of_parameters(dataset, model):
-    """Published counts at the paper's classes; each class more is one more row and bias of the head."""
+    """The head has one row and one bias per class; other parameters have published counts."""
     at_ten = {"resnet18": 11_181_642, "resnet50": 23_528_522, "vit_s16": 21_669_514, "vit_b16": 85_806_346}
     head = {"resnet18": 513, "resnet50": 2049, "vit_s16": 385, "vit_b16": 769}
     classes = {"cifar10": 10, "organamnist": 11, "tinyimagenet": 200, "covid19": 4, "dermamnist": 7}
@@ -82,7 +82,7 @@ def test_config_header_gives_the_number_of_parameters(dataset, model):
 
 @every_pair
 def test_config_equals_the_preset_of_its_data_set(dataset, model):
-    """But for the model, of which a data set may have two."""
+    """The model is excluded, because a data set may have two."""
     config = tomllib.loads((CONFIGS / f"{dataset}_{model}.toml").read_text())
     assert config["dataset"] == dataset and config["model"] == model
     preset = {name: value for name, value in presets.DATASETS[dataset].items() if name != "model"}

@@ -83,7 +83,11 @@ def pool(
 
 
 def numbers(largest: int) -> list[str]:
-    """Returns the names 0..largest, at most 65,536, so that a stray label is an error and not a huge model."""
+    """Returns the names 0..largest, at most 65,536, so that a stray label is an error and not a huge model.
+
+    >>> numbers(2)
+    ['0', '1', '2']
+    """
     return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
 
 

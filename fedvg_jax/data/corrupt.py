@@ -50,7 +50,11 @@ def apply(
 
 
 def rewritten(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns a copy of `array` with `values` at `rows`."""
+    """Returns a copy of `array` with `values` at `rows`.
+
+    >>> rewritten(np.array([1, 2, 3]), np.array([1]), np.array([7])).tolist()
+    [1, 7, 3]
+    """
     copy = np.array(array)
     copy[rows] = values
     return copy
@@ -58,6 +62,9 @@ def rewritten(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.nda
 
 def label_flip(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
     """Replaces label c by C - 1 - c in floor(share n) random rows.
+
+    >>> label_flip(np.array([0, 1, 2]), 1.0, 3, np.random.default_rng(0)).tolist()
+    [2, 1, 0]
 
     Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020.
     """

@@ -83,6 +83,10 @@ def subset(shared: Shared, size: int, fraction: float, seed: int) -> Shared:
 
     Raises:
         UsageError: `size` exceeds V.
+
+    >>> whole = Shared(np.zeros((5, 1)), np.zeros(5), np.arange(5), 5, None)
+    >>> len(subset(whole, 0, 0.5, seed=0).rows)
+    2
     """
     available = len(shared.rows)
     if size > available:

@@ -138,6 +138,7 @@ def describe(
 
 
 def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
+    """Checks a given partition, and that training and test sets have rows."""
     parts = from_rows.check(
         partition,
         num_samples=len(arrays.y),

@@ -24,11 +24,11 @@ EDIT = st.tuples(st.floats(0, 1), st.integers(0, 6), PIECE)
 
 def check(content):
     try:
-        found = pickles.loads(content, "file")
+        result = pickles.loads(content, "file")
     except UsageError as error:
         assert "\n" not in str(error)
     else:
-        for part in found.values() if isinstance(found, dict) else [found]:
+        for part in result.values() if isinstance(result, dict) else [result]:
             if isinstance(part, np.ndarray):
                 assert part.dtype == np.uint8 and part.nbytes <= len(content)
                 part.sum(), part.copy()

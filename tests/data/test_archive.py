@@ -1,4 +1,4 @@
-"""Sets read from their archives as they were fetched: the same rows as unpacked, or one line about the file."""
+"""Data sets in their archives: the same rows as unpacked, or an error of one line."""
 
 import io
 import shutil
@@ -28,14 +28,14 @@ every_zip = pytest.mark.parametrize("name", ["tinyimagenet", "covid19"])
 
 
 def unpacked(root: Path, name: str) -> Path:
-    """A folder that holds the set's folder."""
+    """Writes the data set's folder; returns its parent."""
     folder, _, write_set, _ = SETS[name]
     write_set(root / folder)
     return root
 
 
 def pack(root: Path, name: str, into: Path, with_folders=True) -> Path:
-    """What is in `root` as the set's archive."""
+    """Packs the content of `root` as the data set's archive."""
     into.mkdir(parents=True, exist_ok=True)
     file = into / SETS[name][1]
     if name == "stl10":
@@ -82,10 +82,10 @@ def test_unpacked_folder_is_preferred_to_its_archive(tmp_path, name):
 
 @every_set
 def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name):
-    """Cut anywhere it is told. A flipped bit may hit what nobody reads, such as a date; no pixel or label differs."""
+    """A truncated archive is refused. A flipped bit may change an unused field, such as a date, but no pixel."""
     folder = unpacked(tmp_path / "folder", name)
     file = pack(folder, name, tmp_path / "packed")
-    good, wanted, told = file.read_bytes(), data.load(name, file), 0
+    good, wanted, refused = file.read_bytes(), data.load(name, file), 0
     for end in (0, 9, len(good) // 2, len(good) - 10):
         file.write_bytes(good[:end])
         with says(str(file), SETS[name][3]):
@@ -97,11 +97,11 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
             got = data.load(name, file, tmp_path / f"cache {at}")
         except UsageError as error:
             assert str(file) in str(error) and "\n" not in str(error) and not (tmp_path / f"cache {at}").exists()
-            told += 1
+            refused += 1
         else:
             np.testing.assert_array_equal(got.x, wanted.x)
             np.testing.assert_array_equal(got.y, wanted.y)
-    assert told > 15
+    assert refused > 15
     file.write_bytes(good)  # fetched again
     np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, wanted.x)
 
@@ -164,14 +164,14 @@ def test_folder_with_several_zips_is_refused(tmp_path):
 
 
 def test_reading_an_archive_reports_progress(tmp_path):
-    """Of the 113,000 images of STL-10's archive, most of which have no label."""
-    file, told = pack(unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
-    data.load("stl10", file, progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told) and {total for _, total in told} == {113_000} and 0 < told[-1][0] <= 113_000
+    """Progress counts the 113,000 images of STL-10's archive, most of which are unlabelled."""
+    file, reports = pack(unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
+    data.load("stl10", file, progress=lambda done, total: reports.append((done, total)))
+    assert reports == sorted(reports) and {total for _, total in reports} == {113_000} and 0 < reports[-1][0] <= 113_000
 
 
 def test_altered_label_in_an_archive_is_refused(tmp_path):
-    """Only the archive's own checksum knows."""
+    """Only the checksum of the archive reveals the change."""
     folder = unpacked(tmp_path / "folder", "tinyimagenet")
     file = tmp_path / tinyimagenet.ARCHIVE
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:

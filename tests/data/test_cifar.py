@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in all their published forms, on tiny files written here."""
+"""CIFAR-10 and CIFAR-100 in all published forms, from tiny files."""
 
 import io
 import pickle
@@ -17,13 +17,13 @@ from fedvg_jax.data.readers import cifar, pickles
 
 
 def two_python_s_pickle(held: dict) -> bytes:
-    """As Python 2 with NumPy 1 wrote it: protocol 2, byte strings as keys, the old place of `_reconstruct`."""
+    """Pickles as Python 2 with NumPy 1 did: protocol 2, byte strings as keys, the old module of `_reconstruct`."""
     written = pickle.dumps(held, protocol=2)
     return written.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
 
 
 def write_cifar(root: Path, name: str, form: int, rows=2):
-    """The files of a form under its folder; returns the (x, y) they hold, in order."""
+    """Writes the files of a form below its folder; returns their (x, y), in order."""
     kind, num_classes = cifar.SETS[name].forms[form], len(cifar.SETS[name].class_names)
     total = rows * len(kind.files)
     x, y = pixels(total, 32, 32, 3), RNG.integers(0, num_classes, total).astype(np.uint8)
@@ -43,7 +43,7 @@ def write_cifar(root: Path, name: str, form: int, rows=2):
 
 
 def pack(root: Path, name: str, form: int) -> Path:
-    """The folder as its official archive."""
+    """Packs the folder as its official archive."""
     kind = cifar.SETS[name].forms[form]
     with tarfile.open(root / kind.archive, "w:gz") as tar:
         tar.add(root / kind.folder, kind.folder)

@@ -1,4 +1,4 @@
-"""Corrupt training rows: only theirs, each kind as it says, fixed by the seed."""
+"""Corrupt training rows: the rows that change, the effect of each kind, and dependence on the seed."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from fedvg_jax.data import corrupt
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5, 5, 1), np.uint8), RNG.integers(0, 4, 60).astype(np.int32)
-CLIENTS = [np.arange(k, 60, 6) for k in range(5)]  # the last sixth of the rows is nobody's
+CLIENTS = [np.arange(k, 60, 6) for k in range(5)]  # the last sixth of the rows belongs to no client
 IDS = np.array([1, 3])
 KINDS = (*corrupt.LABELS, *corrupt.IMAGES)
 
@@ -49,10 +49,10 @@ def test_corruption_is_determined_by_seed_and_client(kind):
 
 
 def test_clients_are_corrupted_independently():
-    """The same images under the same label: each client's noise is its own."""
+    """Equal images of two clients get different noise."""
     x = np.full_like(X, 128)
-    found, _ = apply("pixel_noise", 0.2, x=x)
-    assert not np.array_equal(found[CLIENTS[1]], found[CLIENTS[3]])
+    result, _ = apply("pixel_noise", 0.2, x=x)
+    assert not np.array_equal(result[CLIENTS[1]], result[CLIENTS[3]])
 
 
 def test_no_client_or_no_kind_changes_nothing():
@@ -65,17 +65,17 @@ def test_no_client_or_no_kind_changes_nothing():
 def test_label_flip_mirrors_the_given_share_of_labels(share):
     _, y = apply("label_flip", share)
     for client in IDS:
-        mine = CLIENTS[client]
-        hit = y[mine] != Y[mine]
-        assert hit.sum() == int(share * len(mine))  # of four classes none is its own opposite
-        np.testing.assert_array_equal(y[mine][hit], 3 - Y[mine][hit])
+        client_rows = CLIENTS[client]
+        hit = y[client_rows] != Y[client_rows]
+        assert hit.sum() == int(share * len(client_rows))  # no class of four is its own mirror image
+        np.testing.assert_array_equal(y[client_rows][hit], 3 - Y[client_rows][hit])
 
 
 def test_label_noise_is_uniform_over_other_labels():
     y = np.full(3000, 2, np.int32)
-    found = np.bincount(corrupt.label_noise(y, 1.0, 4, np.random.default_rng(0)), minlength=4)
-    assert found[2] == 0 and found.sum() == 3000
-    assert np.all(np.abs(found[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
+    result = np.bincount(corrupt.label_noise(y, 1.0, 4, np.random.default_rng(0)), minlength=4)
+    assert result[2] == 0 and result.sum() == 3000
+    assert np.all(np.abs(result[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
 
 
 def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
@@ -90,8 +90,8 @@ def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
 def test_feature_noise_increases_with_the_client():
     x = np.full((4000, 2, 2, 1), 128, np.uint8)
     clients = np.split(np.arange(4000), 4)
-    found, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
-    deviations = [found[mine].astype(float).std() / 255 for mine in clients]
+    result, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
+    deviations = [result[client_rows].astype(float).std() / 255 for client_rows in clients]
     np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)  # the last is clipped at 2.5 deviations
 
 
@@ -100,8 +100,8 @@ def test_quarter_turns_differ_between_clients_and_are_never_zero():
     for seed in range(12):
         x, _ = apply("rotate90", seed=seed)
         for client in IDS:
-            mine = CLIENTS[client]
-            turns += [t for t in (1, 2, 3) if np.array_equal(x[mine], np.rot90(X[mine], t, (1, 2)))]
+            client_rows = CLIENTS[client]
+            turns += [t for t in (1, 2, 3) if np.array_equal(x[client_rows], np.rot90(X[client_rows], t, (1, 2)))]
     assert len(turns) == 24 and set(turns) == {1, 2, 3}
     wide = X.reshape(60, 25, 1, 1)
     np.testing.assert_array_equal(apply("rotate90", x=wide)[0][CLIENTS[1]], wide[CLIENTS[1], ::-1])

@@ -1,12 +1,12 @@
-"""Readers, on tiny files written here in the real formats."""
+"""Readers of digits, CIFAR and npz, from tiny files in the real formats."""
 
-import re
 import warnings
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from files import says
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -19,13 +19,8 @@ def images(*shape):
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def says(*parts):
-    """A UsageError of one line that contains `parts` in this order."""
-    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
-
-
 def write_bins(folder: Path, rows=3):
-    """The six official files; returns (x, y) as they should be read."""
+    """Writes the six official files; returns the expected (x, y)."""
     folder.mkdir(parents=True, exist_ok=True)
     x, y = images(6 * rows, 32, 32, 3), RNG.integers(0, 10, 6 * rows, np.uint8)
     records = np.concatenate([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)], 1)
@@ -154,11 +149,11 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
         file.write_bytes(damaged)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # zipfile's, of names told twice
+                warnings.simplefilter("ignore")  # zipfile's, about duplicate names
                 got = data.load("npz", file)
         except UsageError as error:
             assert str(file) in str(error) and "\n" not in str(error)
-        else:  # a byte nobody reads, such as a time stamp
+        else:  # the changed byte is not used, such as a time stamp
             assert damaged in flipped and np.array_equal(got.x, whole.x) and np.array_equal(got.y, whole.y)
 
 

@@ -1,4 +1,4 @@
-"""The cache of decoded sets: keyed by content, published whole, never trusted when damaged."""
+"""The cache of decoded data sets: names from content, atomic writes, damage detection."""
 
 import io
 import json
@@ -25,7 +25,7 @@ ARRAYS = Arrays("set", np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1), np.arr
 
 
 class Decoder:
-    """Counts how often the source was decoded."""
+    """Counts the decodings of the source."""
 
     def __init__(self):
         self.calls = 0
@@ -95,7 +95,7 @@ def test_source_that_changes_while_decoded_is_not_cached(source):
 
 
 def write_images(root: Path, x) -> Path:
-    """Two classes as stored PNGs: files of one size, whatever the pixels."""
+    """Writes two classes as uncompressed PNGs, whose size does not depend on the pixels."""
     for name, image in zip(("a/0.png", "b/0.png"), x, strict=True):
         file = io.BytesIO()
         Image.fromarray(image).save(file, "PNG", compress_level=0)
@@ -118,7 +118,7 @@ def write_tiny_with(root: Path, x) -> Path:
 
 
 def write_stl_archive(root: Path, x) -> Path:
-    """The archive uncompressed, so that its size does not depend on the pixels; of two images, x."""
+    """Writes the uncompressed archive of two images, whose size does not depend on the pixels."""
     root.mkdir(parents=True, exist_ok=True)
     images = b"".join(np.resize(image, (3, 96, 96)).tobytes() for image in x)
     with tarfile.open(root / "stl10_binary.tar.gz", "w") as tar:
@@ -141,7 +141,7 @@ WRITERS = {
 @pytest.mark.parametrize("where", ["two folders", "one folder"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_data_sets_of_equal_names_sizes_and_times_share_no_entry(tmp_path, name, where):
-    """The same law for two folders, and for one whose files were exchanged (another container, a mounted disk)."""
+    """The law holds for two folders, and for one folder whose files are exchanged (another container or disk)."""
     digests, contents = [], [pixels(2, 8, 8, 3) for _ in range(2)]
     stats = []
     for i, x in enumerate(contents):

@@ -1,4 +1,4 @@
-"""A user's own images: folders, and files of encoded images."""
+"""A user's images: folders, and files of encoded images."""
 
 import io
 from pathlib import Path
@@ -21,13 +21,13 @@ def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     for junk in (".DS_Store", "Thumbs.db"):
         write(tmp_path / "set" / "bee" / junk, b"left by a desktop")
     write(tmp_path / "set" / "notes.txt", b"beside the classes")
-    heard = []
-    got = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *told: heard.append(told))
+    reports = []
+    got = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
-    assert (got.name, got.class_names, got.num_train, heard) == ("set", ("ant", "bee"), 5, [(5, 5)])
-    again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *told: heard.append(told))
-    assert len(heard) == 1 and isinstance(again.x, np.memmap)
+    assert (got.name, got.class_names, got.num_train, reports) == ("set", ("ant", "bee"), 5, [(5, 5)])
+    again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
+    assert len(reports) == 1 and isinstance(again.x, np.memmap)
 
 
 def test_changed_folder_is_decoded_again(tmp_path):
@@ -98,7 +98,7 @@ def test_sixteen_bit_images_are_refused():
 
 
 def test_first_bad_image_is_named_and_waiting_tasks_are_cancelled():
-    """Of a thousand blocks, a thread has begun a few when the first fails."""
+    """Of a thousand tasks, only a few have begun when the first one fails."""
     good, begun = png(pixels(2, 2, 3)), []
 
     def read(i):

@@ -1,4 +1,4 @@
-"""Data files at the limits of their types, of other types and damaged: read right, or refused in one line."""
+"""Data files at the limits of their dtypes, of other types, or damaged: read correctly, or refused in one line."""
 
 import dataclasses
 import io
@@ -62,10 +62,10 @@ def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
 def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
     owner = np.array([2, 0, 0, 1, 2, 1], dtype)
     np.savez(tmp_path / "rows.npz", client=owner)
-    assert [mine.tolist() for mine in from_rows.read(tmp_path / "rows.npz")] == [[1, 2], [3, 5], [0, 4]]
+    assert [client_rows.tolist() for client_rows in from_rows.read(tmp_path / "rows.npz")] == [[1, 2], [3, 5], [0, 4]]
     if np.issubdtype(dtype, np.signedinteger):
         np.savez(tmp_path / "rows.npz", client=np.array([1, -1, 0, 1], dtype))
-        assert [mine.tolist() for mine in from_rows.read(tmp_path / "rows.npz")] == [[2], [0, 3]]
+        assert [client_rows.tolist() for client_rows in from_rows.read(tmp_path / "rows.npz")] == [[2], [0, 3]]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_client_array_of_another_length_is_refused(tmp_path, length):
 
 
 def test_client_array_is_read_in_linear_time(tmp_path):
-    """Row by row and client by client, these would be 4e10 comparisons."""
+    """Comparing each row with each client would take 4e10 comparisons."""
     np.savez(tmp_path / "rows.npz", client=np.arange(200_000)[::-1])
-    found = from_rows.read(tmp_path / "rows.npz")
-    assert len(found) == 200_000 and found[0].tolist() == [199_999]
+    result = from_rows.read(tmp_path / "rows.npz")
+    assert len(result) == 200_000 and result[0].tolist() == [199_999]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
 def test_more_shards_than_rows_are_refused():
     labels = np.zeros(100, int)
     made = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
-    assert all(len(np.concatenate(mine)) == 25 for mine in zip(*made, strict=True))
+    assert all(len(np.concatenate(client_rows)) == 25 for client_rows in zip(*made, strict=True))
     with says("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
         draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
     with says("shards_per_client must be at most 22", "90 rows"):
@@ -148,7 +148,7 @@ def test_labels_as_floats_are_whole_and_within_range(tmp_path, label):
 
 
 def write_npz(file, **members):
-    """Members as bytes, whatever they are."""
+    """Writes a zip archive with these members, valid or not."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -245,7 +245,7 @@ def test_json_that_is_no_partition_is_refused_in_one_line(tmp_path, content, sai
 
 
 def test_warnings_of_libraries_that_read_files_are_hidden(tmp_path):
-    """A header as Python 2 wrote it, of which NumPy warns, and a palette with transparency, of which Pillow does."""
+    """NumPy warns about a header from Python 2, Pillow about a palette with transparency."""
     old = npy(pixels(2, 3, 3)).replace(b"(2, 3, 3), ", b"(2L,3L,3L),")
     assert b"2L" in old
     write_npz(tmp_path / "set.npz", **{"x.npy": old, "y.npy": npy(np.array([0, 1]))})
@@ -305,7 +305,7 @@ def test_trust_cache_may_change_on_resume():
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 @pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
 def test_special_file_is_refused_at_once(tmp_path, make, name):
-    """A pipe would be waited for, and /dev/zero has no end."""
+    """Reading a pipe would wait, and /dev/zero has no end."""
     if name == "val_annotations.txt":
         write_tiny(tmp_path)
         (tmp_path / "val" / name).unlink()

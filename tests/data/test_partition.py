@@ -1,4 +1,4 @@
-"""Partitions: laws, the published stream with its golden sizes, errors and the cache."""
+"""Partitions: laws, the published stream with its recorded sizes, errors, and the cache."""
 
 import re
 
@@ -53,7 +53,7 @@ GOLDEN = [
     (0.1, 8, [669, 207, 551, 748, 287], (14, 3091), (39092, 5954, 14954)),
     pytest.param(0.05, 10_826, [768, 580, 182, 2287, 251], (10, 4666), (39081, 5957, 14962), marks=pytest.mark.slow),
 ]
-"""Of the official code: CIFAR-10's label counts, 100 clients, seed 42, validation ratio 0.1."""
+"""Recorded from the official code: CIFAR-10's label counts, 100 clients, seed 42, validation ratio 0.1."""
 
 
 @pytest.mark.parametrize(("alpha", "attempts", "first", "extremes", "totals"), GOLDEN)
@@ -69,7 +69,7 @@ def test_official_stream_gives_recorded_sizes(alpha, attempts, first, extremes, 
 
 
 def published(labels, num_clients, alpha, seed, minimum=10):
-    """The published rule as it is told in words, on NumPy's global stream: (train, val, test) per client."""
+    """Applies the published rule, as described in words, to NumPy's global stream: (train, val, test) per client."""
     np.random.seed(seed)
     members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     smallest = 0

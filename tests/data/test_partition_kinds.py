@@ -1,13 +1,12 @@
-"""Every kind of partition: laws for all, then what each promises; files and arrays of rows; statistics."""
+"""Every kind of partition: common laws, laws of each kind, files and arrays of rows, and statistics."""
 
 import json
-import re
 
 import numpy as np
 import pytest
+from files import says
 
 from fedvg_jax import config
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import draw, equal_size, from_rows, label_limits, quantity, statistics
 from fedvg_jax.data.partitions.split import Partition
 
@@ -22,17 +21,12 @@ def make(labels=LABELS, **changes):
 
 
 def held(parts):
-    """All rows of every client."""
-    return [np.concatenate(mine) for mine in zip(*parts, strict=True)]
+    """Returns all rows of every client."""
+    return [np.concatenate(client_rows) for client_rows in zip(*parts, strict=True)]
 
 
 def same(a, b):
     return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
-
-
-def says(*parts):
-    """A UsageError of one line that contains `parts` in this order."""
-    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
 
 
 # --- laws of every kind
@@ -43,7 +37,7 @@ def says(*parts):
 @pytest.mark.parametrize("held_out", ["client", "global", "stratified"])
 def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind, num_clients, held_out):
     parts = make(kind=kind, num_clients=num_clients, held_out=held_out)
-    every = np.concatenate([mine for part in parts for mine in part])
+    every = np.concatenate([client_rows for part in parts for client_rows in part])
     assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
     assert len(parts.train) == num_clients
     if held_out == "client":
@@ -107,25 +101,30 @@ def test_config_lists_every_kind():
 @pytest.mark.parametrize("num_clients", [2, 8, 9, 13, 70])
 @pytest.mark.parametrize("alpha", [1e-6, 0.05, 100.0])
 def test_equal_sizes_differ_by_at_most_one(kind, num_clients, alpha):
-    size = [len(mine) for mine in held(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))]
+    size = [
+        len(client_rows)
+        for client_rows in held(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))
+    ]
     assert max(size) - min(size) <= 1
 
 
 def test_skew_of_equal_clients_follows_alpha():
-    """At alpha 1e-6 a client wants one class only; ten clients of as many rows as a class get no more than what is
-    left to them, so most hold nearly one class; at 1e6 all hold the pool's."""
+    """At alpha 1e-6 a client draws a single class, and most of ten clients of a class's size hold nearly one class.
+
+    At alpha 1e6 all clients hold the pool's proportions."""
 
     def effective(alpha):
-        found = equal_size.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
-        counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
+        result = equal_size.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
+        counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
         return statistics.skew(counts)["mean_effective_classes"]
 
     assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
 
 
 def test_class_with_one_likely_client_belongs_to_that_client():
-    """Two classes, two clients, an alpha so small that each class goes to one client whole: where they are different
-    clients, each holds its class alone; where one wants both, the other gets what it leaves."""
+    """With two classes, two clients and a tiny alpha, each class has one likely client.
+
+    If they differ, each holds its class alone. If one client is likely for both, the other gets the remaining rows."""
     labels = np.repeat([0, 1], 50)
     pure = 0
     for seed in range(20):
@@ -138,16 +137,17 @@ def test_class_with_one_likely_client_belongs_to_that_client():
 
 
 def test_probability_of_a_class_is_proportional_to_its_size():
-    """Of 900 and 100 rows, at an alpha so large that all want the same, each of 200 clients of 5 rows wants the rare
-    class with probability 1/10: two or more with 0.081, 16 clients, of a deviation below 4."""
+    """With 900 and 100 rows and a large alpha, 200 clients of 5 rows each draw the rare class with probability 1/10.
+
+    Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
     labels = np.repeat([0, 1], [900, 100])
-    rare = [labels[mine].sum() for mine in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    rare = [labels[client_rows].sum() for client_rows in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
     assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
 
 
 def test_balanced_client_holds_equally_many_rows_of_every_class():
-    found = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
-    counts = np.array([np.bincount(EVEN[mine], minlength=10) for mine in found])
+    result = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
+    counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
     assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
     with says("balanced client of 350 rows", "of class 3", "80", "more clients"):
         equal_size.balanced_client(LABELS, 2, 0.05, _stream(1))
@@ -156,13 +156,17 @@ def test_balanced_client_holds_equally_many_rows_of_every_class():
 @pytest.mark.parametrize("rule", ["redraw", "top_up"])
 @pytest.mark.parametrize("alpha", [0.3, 5.0])
 def test_quantity_skew_keeps_label_proportions(rule, alpha):
-    """A row of class c has its place in (0, 1) within 1 / n_c of its rank among them; a prefix of the order at place k
-    thus holds n_c k rows of c, give or take 1, and all T k, give or take C; a client is the difference of two."""
-    found = quantity.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
+    """The sort key of a row of class c is within 1 / n_c of its rank among these rows.
+
+    The prefix of keys below k therefore holds n_c k rows of c, within 1, and T k rows in all, within C. A client is the
+    difference of two prefixes."""
+    result = quantity.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
     shares = np.bincount(LABELS) / len(LABELS)
-    for mine in found:
-        assert np.all(np.abs(np.bincount(LABELS[mine], minlength=4) - len(mine) * shares) <= 2 * (1 + 4 * shares))
-    assert statistics.gini(np.array([len(mine) for mine in found])) > (0.4 if alpha < 1 else 0.05)
+    for client_rows in result:
+        assert np.all(
+            np.abs(np.bincount(LABELS[client_rows], minlength=4) - len(client_rows) * shares) <= 2 * (1 + 4 * shares)
+        )
+    assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (0.4 if alpha < 1 else 0.05)
 
 
 def test_proportional_order_is_a_random_permutation():
@@ -180,15 +184,15 @@ def test_stratified_split_holds_every_class_in_proportion():
 
 @pytest.mark.parametrize("per_client", [1, 2, 5])
 def test_client_holds_at_most_one_class_per_shard(per_client):
-    """1,000 rows in 10 x s shards of 100 / s: none crosses a border of classes of 100."""
-    found = label_limits.shards(EVEN, 10, per_client, _stream(0))
-    assert all(len(np.unique(EVEN[mine])) <= per_client and len(mine) == 100 for mine in found)
+    """1,000 rows form 10 s shards of 100 / s rows: no shard spans two classes of 100 rows."""
+    result = label_limits.shards(EVEN, 10, per_client, _stream(0))
+    assert all(len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100 for client_rows in result)
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 3, 4])
 def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
-    found = label_limits.classes(LABELS, 8, per_client, _stream(0))
-    counts = np.array([np.bincount(LABELS[mine], minlength=4) for mine in found])
+    result = label_limits.classes(LABELS, 8, per_client, _stream(0))
+    counts = np.array([np.bincount(LABELS[client_rows], minlength=4) for client_rows in result])
     assert np.all((counts > 0).sum(1) == per_client)
     assert np.ptp((counts > 0).sum(0)) <= 1  # holders of each class
     for of_class in counts.T:
@@ -196,13 +200,13 @@ def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
 
 
 def test_groups_stay_whole_and_are_dealt_evenly():
-    found = held(make(kind="group"))
-    members = [set(GROUPS[mine]) for mine in found]
+    result = held(make(kind="group"))
+    members = [set(GROUPS[client_rows]) for client_rows in result]
     assert sum(map(len, members)) == 40 == len(set.union(*members))
-    assert {len(mine) for mine in members} == {5}
-    assert members != [set(GROUPS[mine]) for mine in held(make(kind="group", seed=43))]
+    assert {len(client_rows) for client_rows in members} == {5}
+    assert members != [set(GROUPS[client_rows]) for client_rows in held(make(kind="group", seed=43))]
     ids = held(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
-    assert all(set(mine % 7) == {k} for k, mine in enumerate(ids))  # client i is group i
+    assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))  # client i is group i
 
 
 @pytest.mark.parametrize(
@@ -242,12 +246,14 @@ def check(given, **changes):
 
 @pytest.mark.parametrize("layout", ["list.json", "parts.json", "owner.npz", "parts.npz"])
 def test_every_layout_of_a_partition_file_is_read(tmp_path, layout):
-    file, parts = tmp_path / layout, check([np.array(mine) for mine in GIVEN])
-    assert [len(mine) for mine in parts.test] == [2, 1] and [len(mine) for mine in parts.val] == [1, 1]
-    assert [sorted(mine.tolist()) for mine in held(parts)] == GIVEN
+    file, parts = tmp_path / layout, check([np.array(client_rows) for client_rows in GIVEN])
+    assert [len(client_rows) for client_rows in parts.test] == [2, 1] and [
+        len(client_rows) for client_rows in parts.val
+    ] == [1, 1]
+    assert [sorted(client_rows.tolist()) for client_rows in held(parts)] == GIVEN
     owner = np.full(12, -1)
-    for client, mine in enumerate(GIVEN):
-        owner[mine] = client
+    for client, client_rows in enumerate(GIVEN):
+        owner[client_rows] = client
     if layout == "list.json":
         file.write_text(json.dumps(GIVEN))
     elif layout == "parts.json":
@@ -335,19 +341,23 @@ def test_npz_without_a_partition_is_named_with_the_layout(tmp_path, members):
 def test_statistics_equal_values_computed_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
     parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
-    told = statistics.describe(labels, ("a", "b", "c"), parts)
-    assert told["samples"] == [4, 1] and told["val_samples"] == [2] and told["test_samples"] == [1]
-    assert told["counts"] == [[2, 2, 0], [0, 1, 0]] and told["classes"] == [2, 1] and told["mean_classes"] == 1.5
-    assert told["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
-    assert told["mean_effective_classes"] == 1.5  # 2 and 1
+    description = statistics.describe(labels, ("a", "b", "c"), parts)
+    assert description["samples"] == [4, 1] and description["val_samples"] == [2] and description["test_samples"] == [1]
+    assert (
+        description["counts"] == [[2, 2, 0], [0, 1, 0]]
+        and description["classes"] == [2, 1]
+        and description["mean_classes"] == 1.5
+    )
+    assert description["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
+    assert description["mean_effective_classes"] == 1.5  # 2 and 1
     # the union is 2/5, 3/5: distances (1/10 + 1/10) / 2 and (4/10 + 4/10) / 2
-    assert told["mean_label_distance"] == 0.25
-    assert told["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
-    assert json.loads(json.dumps(told)) == told
+    assert description["mean_label_distance"] == 0.25
+    assert description["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
+    assert json.loads(json.dumps(description)) == description
 
 
 def test_statistics_without_classes_are_sizes():
     parts = Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
     for labels, names in ((np.linspace(0, 1, 5), ("a",)), (np.arange(5), ())):
-        told = statistics.describe(labels, names, parts)
-        assert told["samples"] == [3] and "counts" not in told
+        description = statistics.describe(labels, names, parts)
+        assert description["samples"] == [3] and "counts" not in description

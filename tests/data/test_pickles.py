@@ -1,4 +1,4 @@
-"""The reader of pickled byte arrays: what it reads, and that no forged or mutated pickle gets past it."""
+"""The reader of pickled byte arrays: valid pickles are read, forged and mutated ones are refused."""
 
 import pickle
 import subprocess
@@ -22,12 +22,12 @@ HELD = {
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_arrays_text_numbers_and_containers_equal_those_of_pickle(protocol):
-    found = pickles.loads(pickle.dumps(HELD, protocol), "file")
-    assert list(found) == list(HELD)
+    result = pickles.loads(pickle.dumps(HELD, protocol), "file")
+    assert list(result) == list(HELD)
     for name in ("data", "order"):
-        assert found[name].dtype == np.uint8
-        np.testing.assert_array_equal(found[name], HELD[name])
-    assert found[b"labels"] == HELD[b"labels"] and found[b"names"] == HELD[b"names"]
+        assert result[name].dtype == np.uint8
+        np.testing.assert_array_equal(result[name], HELD[name])
+    assert result[b"labels"] == HELD[b"labels"] and result[b"names"] == HELD[b"names"]
 
 
 def test_array_referenced_twice_is_one_array():
@@ -37,7 +37,7 @@ def test_array_referenced_twice_is_one_array():
 
 
 def forged(shape, dtype="u1", state="N", content="U\x04abcd") -> bytes:
-    """An array's pickle with parts of its state replaced, by hand."""
+    """Returns an array's pickle with replaced parts of its state."""
     text = (
         "\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
         f"{shape}cnumpy\ndtype\nU{chr(len(dtype))}{dtype}K\x00K\x01\x87R(K\x03U\x01|{state}NNJ\xff\xff\xff\xff"
@@ -129,7 +129,7 @@ def test_pickle_beyond_a_limit_is_refused(monkeypatch):
 
 
 def campaign(examples: int) -> None:
-    """In a process of its own, so that one which crashes fails the test."""
+    """Runs in a separate process, so that a crash fails the test."""
     environment = {"PYTHONPATH": str(Path(pickles.__file__).parents[3]), "PATH": "", "HOME": "/nonexistent"}
     command = [sys.executable, Path(__file__).with_name("campaign_pickles.py"), str(examples)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Readers of the paper's sets, on tiny files written here in the real formats; and what all readers promise."""
+"""Readers of the paper's data sets, from tiny files in the real formats, and laws for all readers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sets prepared by tensorflow-datasets: a tiny one, made here as ArrayRecord and read back."""
+"""Data sets prepared by tensorflow-datasets: a tiny one, written as ArrayRecord and read again."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def library():
 
 
 def prepare(library, folder: Path, *, version="1.0.0", form="array_record", features=None, example=None):
-    """A set of nine images over three splits; file i of it says so."""
+    """Prepares a data set of nine images in three splits."""
     features = features or {
         "id": library.features.Text(),
         "image": library.features.Image(shape=(None, None, 3), encoding_format="png"),
@@ -68,7 +68,7 @@ def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
 def test_neither_tensorflow_nor_the_network_is_used(prepared):
     code = f"""
 import socket, sys
-def refuse(*args, **kwargs): raise SystemExit("the network was asked")
+def refuse(*args, **kwargs): raise SystemExit("the network was used")
 socket.socket.connect = socket.getaddrinfo = refuse
 from pathlib import Path
 from fedvg_jax import data
@@ -128,7 +128,7 @@ def test_prepared_set_without_labelled_images_is_refused(library, tmp_path):
 
 @pytest.fixture
 def copied(prepared, tmp_path):
-    """The set's folder, to damage."""
+    """A copy of the prepared folder, for changes."""
     target = tmp_path / "tiny" / "1.0.0"
     target.mkdir(parents=True)
     for file in (prepared / "tiny" / "1.0.0").iterdir():

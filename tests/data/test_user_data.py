@@ -1,4 +1,4 @@
-"""Data and partitions from Python: any rank and dtype, and one clear line for what cannot work."""
+"""Data and partitions from Python: any rank and dtype is accepted, unusable ones are refused in one line."""
 
 import dataclasses
 
@@ -21,10 +21,10 @@ PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 @pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 2, 2, 2, 2)])
 def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     x = np.ones(shape, dtype)
-    found = user_data.as_arrays((x, x))
-    assert found.x is x and found.name == "data"
+    result = user_data.as_arrays((x, x))
+    assert result.x is x and result.name == "data"
     is_label = len(shape) == 1 and dtype in ("uint8", "int64")
-    assert found.class_names == (("0", "1") if is_label else ())
+    assert result.class_names == (("0", "1") if is_label else ())
 
 
 def test_labels_are_widened_to_int32():
@@ -70,7 +70,7 @@ def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, dat
     assert "\n" not in str(error.value)
 
 
-# --- runs that are judged by a loss
+# --- runs whose metric is the loss
 
 RECORDS = [
     {"round": 1, "clients": [0], "weights": [1.0], "val_loss": 2.0, "test_loss": 1.0, "seconds": 1.0},

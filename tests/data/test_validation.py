@@ -1,11 +1,9 @@
-"""The shared validation set: whose rows, external sets and their maps, subsets, imbalance, noise."""
-
-import re
+"""The shared validation set: clients' rows, external sets and their maps, subsets, imbalance, noise."""
 
 import numpy as np
 import pytest
+from files import says
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
@@ -21,13 +19,8 @@ def shared(share=1.0, seed=42):
     return validation.from_clients(ARRAYS, PARTS, share, 0.1, seed)
 
 
-def says(*parts):
-    """A UsageError of one line that contains `parts` in this order."""
-    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
-
-
 def everything(rows):
-    """D_val as it would be if it were all of these rows."""
+    """Returns a D_val of these rows."""
     return validation.Shared(ARRAYS.x, ARRAYS.y, np.asarray(rows, np.int32), len(rows), None)
 
 
@@ -35,23 +28,23 @@ def everything(rows):
 
 
 def test_validation_set_is_the_clients_rows_in_client_order():
-    found = shared()
-    np.testing.assert_array_equal(found.rows, np.concatenate(PARTS.val))
-    assert found.x is ARRAYS.x and found.y is ARRAYS.y and found.most == 60 and found.clients is None
+    result = shared()
+    np.testing.assert_array_equal(result.rows, np.concatenate(PARTS.val))
+    assert result.x is ARRAYS.x and result.y is ARRAYS.y and result.most == 60 and result.clients is None
 
 
 def test_share_of_clients_is_chosen_by_seed():
-    found = shared(0.3)
-    assert len(found.clients) == 2  # 0.3 of 8, rounded
-    np.testing.assert_array_equal(found.rows, np.concatenate([PARTS.val[k] for k in found.clients]))
+    result = shared(0.3)
+    assert len(result.clients) == 2  # 0.3 of 8, rounded
+    np.testing.assert_array_equal(result.rows, np.concatenate([PARTS.val[k] for k in result.clients]))
     assert len({tuple(shared(0.3, seed).clients) for seed in range(9)}) > 3
     assert len(shared(1e-9).clients) == 1
 
 
 def test_clients_without_validation_rows_are_refused():
-    none = PARTS._replace(val=[mine[:0] for mine in PARTS.val])
-    for share, who in ((1.0, "the partition"), (0.3, "clients")):
-        with says(who, "no validation row", "--val-ratio"):
+    none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
+    for share, owners in ((1.0, "the partition"), (0.3, "clients")):
+        with says(owners, "no validation row", "--val-ratio"):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
     with says("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
@@ -61,15 +54,16 @@ def test_clients_without_validation_rows_are_refused():
 
 
 def test_official_order_has_the_published_counts():
-    """The paper's 4,950 for STL-10: nine classes of 500 and 50 of each again; 3,650 for CIFAR-100: seven of 500, and 50
-    again of each of three classes, 1,050 / 1,550 / 1,050; and never more than 5,000."""
+    """STL-10: nine classes of 500 and 50 copies each, 4,950 in the paper. Never more than 5,000.
+
+    CIFAR-100: seven classes of 500 and 50 copies of each of three targets, 1,050 + 1,550 + 1,050 = 3,650."""
     stl = np.repeat(np.delete(np.arange(10), 6), 500)
     cifar = np.repeat([1, 3, 5], [1000, 1500, 1000])
     for labels, per_class in ((stl, [550] * 9), (cifar, [1050, 1550, 1050])):
-        found = external.order(labels, "official", np.random.default_rng(0))
-        times = np.bincount(found, minlength=len(labels))
-        assert [int(n) for n in np.bincount(labels[found]) if n] == per_class and set(times) == {1, 2}
-        first = labels[found[: 50 * len(per_class)]]
+        result = external.order(labels, "official", np.random.default_rng(0))
+        times = np.bincount(result, minlength=len(labels))
+        assert [int(n) for n in np.bincount(labels[result]) if n] == per_class and set(times) == {1, 2}
+        first = labels[result[: 50 * len(per_class)]]
         assert np.array_equal(first, np.repeat(np.unique(labels), 50))  # class after class, then all at random
         once = external.order(labels, "none", np.random.default_rng(0))
         assert np.array_equal(np.sort(once), np.arange(len(labels)))
@@ -87,12 +81,12 @@ NINE = {"airplane": 0, "car": 1, "bird": 2, "cat": 3, "deer": 4, "dog": 5, "hors
 
 
 def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
-    """An external set of three training images a class and some test images, in place of any reader."""
+    """Replaces the reader by an external set of three training images per class and some test images."""
     y = np.repeat(np.arange(len(names), dtype=np.int32), 3)
     x = RNG.integers(0, 256, (len(y) + test_rows, size, size, channels), np.uint8)
-    found = Arrays("outside", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
-    monkeypatch.setattr(external.datasets, "load", lambda *asked: found)
-    return found
+    result = Arrays("outside", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
+    monkeypatch.setattr(external.datasets, "load", lambda *asked: result)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -107,11 +101,11 @@ def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
     ids=["cifar100", "cifar100 all", "stl10", "by name", "by number"],
 )
 def test_classes_are_mapped_by_name_and_others_left_out(monkeypatch, source, names, classes, expected):
-    found = outside(monkeypatch, names)
+    result = outside(monkeypatch, names)
     x, y = external.load(source, "dir", ARRAYS, classes)
-    kept = [i for i in range(found.num_train) if names[found.y[i]] in expected]
-    np.testing.assert_array_equal(y, [expected[names[found.y[i]]] for i in kept])
-    np.testing.assert_array_equal(x, found.x[kept])
+    kept = [i for i in range(result.num_train) if names[result.y[i]] in expected]
+    np.testing.assert_array_equal(y, [expected[names[result.y[i]]] for i in kept])
+    np.testing.assert_array_equal(x, result.x[kept])
 
 
 def test_external_set_without_common_classes_is_refused(monkeypatch):
@@ -133,13 +127,14 @@ def test_external_set_without_a_mapped_image_is_refused(monkeypatch):
 
 
 def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
-    """Pillow's bilinear filter is a triangle two target pixels wide: it leaves constant images as they are, and keeps
-    the mean of a ramp's inside."""
-    found = outside(monkeypatch, STL, size=12, channels=1)
-    found.x[:] = np.arange(len(found.x), dtype=np.uint8)[:, None, None, None]
+    """Pillow's bilinear filter is a triangle two target pixels wide.
+
+    It does not change constant images, and preserves the mean of a ramp's interior."""
+    result = outside(monkeypatch, STL, size=12, channels=1)
+    result.x[:] = np.arange(len(result.x), dtype=np.uint8)[:, None, None, None]
     x, y = external.load("stl10", "dir", ARRAYS)
     assert x.shape == (27, 4, 4, 3) and len(y) == 27
-    kept = [i for i in range(30) if STL[found.y[i]] != "monkey"]
+    kept = [i for i in range(30) if STL[result.y[i]] != "monkey"]
     np.testing.assert_array_equal(x, np.broadcast_to(np.array(kept)[:, None, None, None], x.shape))
     ramp = np.broadcast_to(np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3))
     small = external.resized(ramp, (4, 4, 3), "here")
@@ -168,11 +163,11 @@ def test_subset_is_random_ordered_and_part_of_every_larger_one():
     whole = everything(RNG.permutation(600))
     last = set()
     for size in (2, 10, 100, 600):
-        found = validation.subset(whole, size, 1.0, 42).rows
-        assert len(found) == size and last <= set(found)
+        result = validation.subset(whole, size, 1.0, 42).rows
+        assert len(result) == size and last <= set(result)
         place = {row: i for i, row in enumerate(whole.rows)}
-        assert np.all(np.diff([place[row] for row in found]) > 0)
-        last = set(found)
+        assert np.all(np.diff([place[row] for row in result]) > 0)
+        last = set(result)
     assert len(validation.subset(whole, 0, 0.1, 42).rows) == 60
     assert set(validation.subset(whole, 100, 1.0, 1).rows) != set(validation.subset(whole, 100, 1.0, 42).rows)
 
@@ -187,14 +182,14 @@ def test_subset_larger_than_the_set_is_refused():
 
 @pytest.mark.parametrize(("rho", "total"), [(1.0, 2970), (0.75, 2780), (0.5, 1930), (0.25, 1337)])
 def test_imbalanced_set_has_the_published_totals(rho, total):
-    """Of the published code for 5,957 validation images of ten classes of nearly equal size: N' = 2,978."""
+    """Totals of the published code for 5,957 validation images of ten classes of nearly equal size: N' = 2,978."""
     labels = np.repeat(np.arange(10, dtype=np.int32), [596] * 7 + [595] * 3)
     whole = validation.Shared(np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None)
-    found = validation.imbalanced(whole, rho, 10, 0)
-    assert len(found.rows) == total == len(np.unique(found.rows))
+    result = validation.imbalanced(whole, rho, 10, 0)
+    assert len(result.rows) == total == len(np.unique(result.rows))
     wanted = np.floor(rho ** np.arange(10) / (rho ** np.arange(10)).sum() * 2978).astype(int)
     np.testing.assert_array_equal(
-        np.bincount(labels[found.rows], minlength=10), np.minimum(wanted, np.bincount(labels))
+        np.bincount(labels[result.rows], minlength=10), np.minimum(wanted, np.bincount(labels))
     )
 
 
@@ -220,13 +215,13 @@ def test_imbalance_needs_every_class_and_two_images():
 
 def test_noise_changes_validation_rows_only():
     whole = shared()
-    found = validation.noisy(whole, 0.5, 0.4, 10, 0)
+    result = validation.noisy(whole, 0.5, 0.4, 10, 0)
     others = np.setdiff1d(np.arange(600), whole.rows)
-    np.testing.assert_array_equal(found.x[others], ARRAYS.x[others])
-    np.testing.assert_array_equal(found.y[others], ARRAYS.y[others])
-    np.testing.assert_array_equal(found.rows, whole.rows)
-    changed = (found.y != ARRAYS.y)[whole.rows]
-    assert changed.sum() == int(0.4 * len(whole.rows)) and found.y.max() < 10 and found.y.min() >= 0
-    assert (found.x != ARRAYS.x)[whole.rows].mean() > 0.9
+    np.testing.assert_array_equal(result.x[others], ARRAYS.x[others])
+    np.testing.assert_array_equal(result.y[others], ARRAYS.y[others])
+    np.testing.assert_array_equal(result.rows, whole.rows)
+    changed = (result.y != ARRAYS.y)[whole.rows]
+    assert changed.sum() == int(0.4 * len(whole.rows)) and result.y.max() < 10 and result.y.min() >= 0
+    assert (result.x != ARRAYS.x)[whole.rows].mean() > 0.9
     clean = validation.noisy(whole, 0.0, 0.0, 10, 0)
     assert clean.x is ARRAYS.x and clean.y is ARRAYS.y

@@ -102,7 +102,7 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
     ("changes", "message"),
     [
         ({"stem": "cifar"}, r"conv1.weight is \[4, 3, 7, 7\], resnet18 needs \[4, 3, 3, 3\]"),
-        ({"norm": "group"}, r"has a tensor bn1.running_mean, \[4\], which resnet18 has not"),
+        ({"norm": "group"}, r"has a tensor bn1.running_mean, \[4\], that resnet18 lacks"),
     ],
 )
 def test_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, message):

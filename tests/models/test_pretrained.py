@@ -1,4 +1,4 @@
-"""Weights from a file: the same logits as torch, and one line for every file that does not fit."""
+"""Weights from a file: the same logits as torch, and an error of one line for every other file."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 
 def resnet_shapes(depths, bottleneck, width, stem, norm):
-    """torchvision's ResNet, tensor by tensor."""
+    """Names and shapes of torchvision's ResNet."""
     shapes, inputs = {}, width
 
     def add(conv, bn, out, inner, kernel):
@@ -63,7 +63,7 @@ def resnet_shapes(depths, bottleneck, width, stem, norm):
 
 
 def vit_shapes(library, patch, width, depth, image_size, heads):
-    """timm's or torchvision's ViT, tensor by tensor."""
+    """Names and shapes of timm's or torchvision's ViT."""
     timm, tokens, shapes = library == "timm", (image_size // patch) ** 2 + 1, {}
 
     def add(name, *shape, suffix="."):
@@ -87,7 +87,7 @@ def vit_shapes(library, patch, width, depth, image_size, heads):
 
 
 def tensors(case) -> dict[str, np.ndarray]:
-    """Fixed values: NumPy promises that a RandomState's stream never changes."""
+    """Returns fixed values: NumPy guarantees that a RandomState's stream never changes."""
     library, options = CASES[case]
     shapes = resnet_shapes(**options) if library == "resnet" else vit_shapes(library, **options)
     rng, values = np.random.RandomState(0), {}
@@ -101,12 +101,12 @@ def tensors(case) -> dict[str, np.ndarray]:
 
 
 def images(case) -> np.ndarray:
-    """[4, H, W, 3] in [0, 1]"""
+    """Returns images [4, H, W, 3] in [0, 1]."""
     return np.random.RandomState(1).random_sample((4, *IMAGE)).astype(np.float32)
 
 
 def write(path, values):
-    """A safetensors file, as its specification says."""
+    """Writes a safetensors file by its specification."""
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.int64): "I64"}
     header, body = {"__metadata__": {"format": "pt"}}, b""
     for name, value in values.items():
@@ -123,7 +123,7 @@ def write(path, values):
 
 
 def torch_resnet(torch, t, x, train, depths, bottleneck, stem, norm, **_):
-    """Logits; in training `t`'s running statistics move."""
+    """Returns logits; training updates the running statistics in `t`."""
     F = torch.nn.functional
 
     def conv(name, x, stride=1):
@@ -152,7 +152,7 @@ def torch_resnet(torch, t, x, train, depths, bottleneck, stem, norm, **_):
 
 
 def torch_vit(torch, t, x, train, library, patch, width, depth, heads, image_size):
-    """timm's attention written out; torchvision's by torch's own module."""
+    """Computes timm's attention explicitly, and torchvision's by torch's module."""
     F, timm = torch.nn.functional, library == "timm"
 
     def linear(name, x):
@@ -191,7 +191,7 @@ def torch_vit(torch, t, x, train, library, patch, width, depth, heads, image_siz
 
 
 def torch_logits(torch, case, train):
-    """(logits, tensors afterwards)"""
+    """Returns (logits, updated tensors)."""
     library, options = CASES[case]
     t = {name: torch.as_tensor(value.copy()) for name, value in tensors(case).items()}
     x = torch.tensor(images(case)).permute(0, 3, 1, 2)
@@ -212,7 +212,7 @@ def module(case):
 
 
 def abstract(case) -> Variables:
-    """Shapes are all that loading needs."""
+    """Returns abstract variables; loading needs shapes only."""
     known = jax.eval_shape(
         lambda: module(case).init(jax.random.key(0), jnp.zeros((1, *IMAGE)), jnp.ones(1, bool), False)
     )
@@ -220,7 +220,7 @@ def abstract(case) -> Variables:
 
 
 def loaded(case, path) -> Variables:
-    """From a file, and the file's own head."""
+    """Returns variables from a file, with the file's head."""
     values, architecture = tensors(case), {"resnet": "resnet18"}.get(CASES[case][0], "vit_s16")
     params, stats = pretrained.load(write(path, values), abstract(case), architecture)
     weight, bias = (v for name, v in values.items() if name.startswith(("fc.", "head.", "heads.")))
@@ -246,8 +246,8 @@ def our_logits(tmp_path_factory):
 @every_case
 def test_converted_weights_give_torchs_logits(our_logits, case, train):
     torch = pytest.importorskip("torch", reason="torch is not installed; the recorded logits below stand in")
-    (found, stats), (expected, after) = our_logits(case, train), torch_logits(torch, case, train)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    (result, stats), (expected, after) = our_logits(case, train), torch_logits(torch, case, train)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
     for path, value in zip(tree.paths(stats), jax.tree.leaves(stats), strict=True):
         torch_s = path.replace("_0/", ".0.").replace("_1/", ".1.").replace("/", ".")
         torch_s = torch_s.replace(".mean", ".running_mean").replace(".var", ".running_var")
@@ -301,29 +301,29 @@ def test_torchvisions_published_vit_names_are_read(tmp_path):
     values = tensors("torchvision")
     older = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in values.items()}
     assert older.keys() != values.keys()
-    found, expected = (
+    result, expected = (
         pretrained.load(write(tmp_path / "model.safetensors", v), abstract("torchvision"), "vit_b16")
         for v in (older, values)
     )
-    for both in (found, expected):
+    for both in (result, expected):
         del both.params["classifier"]
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 def test_half_precision_is_converted_to_the_models_dtype(tmp_path):
     halves = {name: value.astype(np.float16) for name, value in tensors("timm").items()}
-    found = pretrained.load(write(tmp_path / "model.safetensors", halves), abstract("timm"), "vit_s16").params
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(found["cls_token"], halves["cls_token"].astype(np.float32))
+    result = pretrained.load(write(tmp_path / "model.safetensors", halves), abstract("timm"), "vit_s16").params
+    assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(result["cls_token"], halves["cls_token"].astype(np.float32))
 
 
 def test_files_of_the_safetensors_package_are_read(tmp_path):
     values = {name: np.asarray(value) for name, value in tensors("basic").items()}
     safetensors.numpy.save_file(values, tmp_path / "model.safetensors", {"format": "pt"})
-    found = pretrained.read(tmp_path / "model.safetensors")
-    assert found.keys() == values.keys()
+    result = pretrained.read(tmp_path / "model.safetensors")
+    assert result.keys() == values.keys()
     for name, value in values.items():
-        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(result[name], value)
 
 
 @pytest.mark.parametrize(
@@ -360,26 +360,26 @@ SAVED = {"resnet": "resnet18", "timm": "vit_s16", "torchvision": "vit_b16"}
 
 @every_case
 def test_saved_weights_have_torchs_names_and_load_bit_for_bit(tmp_path, case):
-    """Names, shapes and values of the torch library's own state dictionary, whose counters alone start at 0."""
+    """Names, shapes and values equal those of torch's state dictionary; only the counters are 0."""
     architecture, path = SAVED[CASES[case][0]], tmp_path / "saved.safetensors"
     variables = loaded(case, tmp_path / "model.safetensors")
     pretrained.save(path, variables, architecture)
-    found, expected = pretrained.read(path), tensors(case)
-    assert found.keys() == expected.keys()
+    result, expected = pretrained.read(path), tensors(case)
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], 0 if "num_batches" in name else value, strict=False)
-        assert found[name].shape == np.shape(value)
+        np.testing.assert_array_equal(result[name], 0 if "num_batches" in name else value, strict=False)
+        assert result[name].shape == np.shape(value)
     again = pretrained.load(path, abstract(case), architecture, head=True)
     assert jax.tree.structure(again) == jax.tree.structure(variables)
     jax.tree.map(np.testing.assert_array_equal, again, variables)
     fresh = pretrained.load(path, abstract(case), architecture).params["classifier"]
-    assert fresh == abstract(case).params["classifier"], "for another task it is a file like any other"
+    assert fresh == abstract(case).params["classifier"], "the head is not read for another task"
 
 
 def test_safetensors_package_reads_saved_weights(tmp_path):
     pretrained.save(tmp_path / "saved.safetensors", loaded("basic", tmp_path / "model.safetensors"), "resnet18")
-    found = safetensors.numpy.load_file(tmp_path / "saved.safetensors")
-    np.testing.assert_array_equal(found["fc.weight"], tensors("basic")["fc.weight"])
+    result = safetensors.numpy.load_file(tmp_path / "saved.safetensors")
+    np.testing.assert_array_equal(result["fc.weight"], tensors("basic")["fc.weight"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -390,8 +390,8 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     variables = jax.tree.map(lambda leaf: leaf.astype(dtype), Variables(params, {"bn": {"mean": jnp.ones(2)}}))
     path = tmp_path / "own.safetensors"
     pretrained.save(path, variables, "own")
-    found = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
-    jax.tree.map(np.testing.assert_array_equal, found, variables)
+    result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
+    jax.tree.map(np.testing.assert_array_equal, result, variables)
     assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
 
 

@@ -20,7 +20,7 @@ from fedvg_jax.views import output
 
 @contextmanager
 def disk_of(size):
-    """No file may grow past `size` bytes: writes then fail as on a full disk."""
+    """Limits files to `size` bytes: longer writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -29,7 +29,7 @@ def disk_of(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+def test_failed_replacement_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     files.replace(path, "old")
     with disk_of(100), pytest.raises(OSError):
@@ -37,7 +37,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_lines_are_added_whole_or_not_at_all(tmp_path):
+def test_failed_append_adds_no_line(tmp_path):
     path = tmp_path / "file"
     files.append(path, "one\n", is_first=True)
     with disk_of(100), pytest.raises(OSError):
@@ -46,13 +46,13 @@ def test_lines_are_added_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "one\nthree\n"
 
 
-def test_a_file_that_was_deleted_meanwhile_is_not_begun_again(tmp_path):
+def test_appending_to_a_deleted_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.append(tmp_path / "file", "two\n", is_first=False)
 
 
-def test_a_folder_of_which_only_a_lock_or_a_draft_was_left_is_free(tmp_path):
-    """As by a kill before the run had begun."""
+def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
+    """A kill before the first round leaves such a folder."""
     (tmp_path / ".config.json.draft").write_text("{")
     (tmp_path / files.LOCK).touch()
     history.refuse_taken(tmp_path)
@@ -61,7 +61,7 @@ def test_a_folder_of_which_only_a_lock_or_a_draft_was_left_is_free(tmp_path):
         history.refuse_taken(tmp_path)
 
 
-def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
+def test_folder_lock_is_exclusive_and_released(tmp_path):
     with files.held(tmp_path):
         with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on") as error, files.held(tmp_path):
             pass
@@ -148,7 +148,7 @@ def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, c
         (b'{"a":' * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_json_object_is_told_in_one_line_that_names_the_file(tmp_path, content, said):
+def test_file_without_a_json_object_is_named_in_one_line(tmp_path, content, said):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{said}[^\n]*\Z"):
@@ -201,7 +201,7 @@ def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mod
 @pytest.mark.parametrize("own", [0, 1000])
 @pytest.mark.parametrize("inner", ["", "xla"])
 def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
-    """Also where this user is root, who may write everywhere and should run nobody's programs."""
+    """Also refused for root, who may write everywhere and should not run another user's programs."""
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
     owner = {folder / inner: 1001}
@@ -225,7 +225,7 @@ def test_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
 
 
 def test_cache_folder_with_a_non_utf_8_path_is_refused(tmp_path):
-    """JAX's compiler options take no such path: the run would end in a message of pybind's."""
+    """JAX's compiler options accept no such path: the run would end with an internal message of pybind11."""
     with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
         files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
 

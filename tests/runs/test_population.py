@@ -1,4 +1,4 @@
-"""Partition, validation set and corrupt rows from a config: combinations, shapes, and what a run tells of them."""
+"""Partition, validation set and corrupt rows from a config: combinations, shapes and descriptions."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ def settings(folder, **changes):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """Another set with digits' classes in part, on images of another size."""
+    """An external set with some of the digits' classes and images of another size."""
     file = tmp_path_factory.mktemp("elsewhere") / "other.npz"
     y = np.repeat(np.arange(4), 60)
     np.savez(file, x=np.random.default_rng(0).integers(0, 256, (240, 16, 16), np.uint8), y=y)
@@ -83,27 +83,27 @@ def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, said):
     ids=str,
 )
 def test_shapes_do_not_depend_on_alpha_or_seeds(tmp_path, elsewhere, options):
-    """So another one compiles nothing."""
+    """Another alpha or seed therefore compiles nothing."""
     if options.get("validation.source") == "npz":
         options = options | {"validation.data_dir": elsewhere}
-    found = []
+    result = []
     for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
         made = settings(tmp_path, **options | change)
         made_data = simulation.make_data(made, DIGITS, simulation.make_partition(made, DIGITS))
-        found.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
-    assert all(shapes == found[0] for shapes in found)
+        result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
+    assert all(shapes == result[0] for shapes in result)
 
 
 def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
     made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
     parts = simulation.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
-    told = simulation.make_data(made, DIGITS, parts)
-    assert told.pool.x.shape == (1797 + 240, 8, 8, 1)
-    for table in (told.scoring, told.val):
+    tables = simulation.make_data(made, DIGITS, parts)
+    assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
+    for table in (tables.scoring, tables.val):
         rows = np.asarray(table)[np.asarray(table) >= 0]
         assert len(rows) == 240 + 4 * 50 and rows.min() == 1797  # all once, and 50 of every class again
-    assert np.asarray(told.test).max() < 1797
+    assert np.asarray(tables.test).max() < 1797
 
 
 def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
@@ -121,13 +121,13 @@ def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
 def test_description_counts_partition_and_validation_set(tmp_path):
     made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = simulation.make_partition(made, DIGITS)
-    told = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
-    assert told["partition"] == "dirichlet" and told["clients"] == 6
-    clean = [np.bincount(DIGITS.y[mine], minlength=10).tolist() for mine in parts.train]
-    assert told["counts"] == clean  # before any label was flipped
-    assert told["validation"]["samples"] == 20 == sum(told["validation"]["counts"])
-    assert len(told["validation"]["clients"]) == 3
-    assert json.loads(json.dumps(told)) == told
+    description = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
+    assert description["partition"] == "dirichlet" and description["clients"] == 6
+    clean = [np.bincount(DIGITS.y[client_rows], minlength=10).tolist() for client_rows in parts.train]
+    assert description["counts"] == clean  # before any label was flipped
+    assert description["validation"]["samples"] == 20 == sum(description["validation"]["counts"])
+    assert len(description["validation"]["clients"]) == 3
+    assert json.loads(json.dumps(description)) == description
 
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])
@@ -142,8 +142,12 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
     made = settings(tmp_path)
     rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
     parts = population.take_partition(made, DIGITS, rows)
-    for mine, train, val, test in zip(rows, *parts, strict=True):
-        assert set(mine) == {*train, *val, *test} and len(test) == len(mine) // 4 and len(val) == len(mine) // 10
+    for client_rows, train, val, test in zip(rows, *parts, strict=True):
+        assert (
+            set(client_rows) == {*train, *val, *test}
+            and len(test) == len(client_rows) // 4
+            and len(val) == len(client_rows) // 10
+        )
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
     wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}
@@ -153,31 +157,31 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
 
 
 def test_partition_is_read_from_a_file(tmp_path):
-    np.savez(tmp_path / "who.npz", client=np.arange(1797) % 6)
-    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "who.npz"))
+    np.savez(tmp_path / "owners.npz", client=np.arange(1797) % 6)
+    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "owners.npz"))
     parts = simulation.make_partition(made, DIGITS)
-    assert all(set(mine % 6) == {k} for k, mine in enumerate(parts.train))
-    with pytest.raises(UsageError, match=r"who\.npz: train holds 6 clients, and clients is 5"):
+    assert all(set(client_rows % 6) == {k} for k, client_rows in enumerate(parts.train))
+    with pytest.raises(UsageError, match=r"owners\.npz: train holds 6 clients, and clients is 5"):
         simulation.make_partition(replace(made, clients=5), DIGITS)
 
 
 def test_groups_of_an_npz_make_a_partition(tmp_path):
-    who = np.array([f"patient {i % 9}" for i in range(270)])
+    patients = np.array([f"patient {i % 9}" for i in range(270)])
     x = np.zeros((270, 4, 4), np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=who)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=patients)
     for _ in range(2):  # decoded, then from the cache
         arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
         assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
     parts = simulation.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
-    assert all(set(mine % 9) == {k} for k, mine in enumerate(parts.train))
-    for wrong in (who[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
+    assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
+    for wrong in (patients[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
         np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)
         with pytest.raises(UsageError, match=r"b\.npz: groups must be integers or strings \[270\]"):
             npz.load(tmp_path / "b.npz")
 
 
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
-    """Rows of D_val that are scored, of `size` rows."""
+    """Returns the number of scored rows of a D_val of `size` rows."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
@@ -191,8 +195,9 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
     [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
 )
 def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept):
-    """The first two have no BatchNorm; LeNet-5's see maps of several pixels; ResNet-18's last are on maps of 2 x 2 at
-    64 pixels and of 1 x 1 at 32, where the published code raises."""
+    """The first two models have no BatchNorm, and LeNet-5's layers have maps of several pixels.
+
+    ResNet-18's last maps are 2 x 2 at 64 pixels, and 1 x 1 at 32 pixels, where the published code raises."""
     assert scored(9, model, pixels) == kept
     assert scored(9, model, pixels, mode="eval") == 9
     assert scored(8, model, pixels) == 8
@@ -208,7 +213,7 @@ def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
 
 
 def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
-    """The manifest has a digest of those images beside the digests of data and partition."""
+    """The manifest has a digest of these images beside those of data and partition."""
     file, y = tmp_path / "external.npz", np.arange(20) % 10
     x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(file, x=x, y=y)

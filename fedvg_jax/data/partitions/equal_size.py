@@ -22,6 +22,10 @@ def dirichlet_equal(
         num_clients: K.
         alpha: concentration, > 0; small values give skewed clients.
         stream: consumed; determines the outcome.
+
+    >>> rows = dirichlet_equal(np.array([0, 0, 1, 1, 1]), 2, 0.1, np.random.default_rng(0))
+    >>> sorted(len(client_rows) for client_rows in rows)
+    [2, 3]
     """
     rows = stream.permutation(len(labels))
     classes, inverse, left = np.unique(labels[rows], return_inverse=True, return_counts=True)

@@ -76,6 +76,10 @@ def check(
 
     Raises:
         UsageError: rows are no integers, out of range or duplicated; or there are not `num_clients` clients.
+
+    >>> parts = check([[0, 1, 2, 3], [4, 5, 6, 7]], num_samples=8, num_clients=2, source="example")
+    >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]
+    ([3, 3], [1, 1])
     """
     is_split = isinstance(given, tuple)
     try:

@@ -21,6 +21,10 @@ def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ran
     Raises:
         UsageError: there are more shards than rows.
 
+    >>> rows = shards(np.array([0, 0, 1, 1]), 2, 1, np.random.default_rng(0))
+    >>> sorted(sorted(client_rows.tolist()) for client_rows in rows)
+    [[0, 1], [2, 3]]
+
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
     if num_clients * per_client > len(labels):
@@ -48,6 +52,10 @@ def classes(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ra
 
     Raises:
         UsageError: k exceeds the number of classes, or is so small that a class would have no client.
+
+    >>> rows = classes(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0))
+    >>> [len(client_rows) for client_rows in rows]
+    [2, 2]
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022 (#C = k).
     """

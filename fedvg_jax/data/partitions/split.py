@@ -45,6 +45,10 @@ def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: floa
         test_ratio: in [0, 1).
         val_ratio: in [0, 1).
         stream: consumed.
+
+    >>> parts = split_clients([np.arange(10)], 0.25, 0.1, np.random.default_rng(0))
+    >>> [len(rows) for part in parts for rows in part]
+    [7, 1, 2]
     """
     parts = [_split(client_rows, test_ratio, val_ratio, stream) for client_rows in rows]
     return Partition(*map(list, zip(*parts, strict=True)))

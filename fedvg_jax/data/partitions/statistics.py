@@ -43,6 +43,9 @@ def skew(counts: np.ndarray) -> dict[str, float]:
 
     Args:
         counts: int [N, C], rows of each class.
+
+    >>> skew(np.array([[2, 0], [0, 2]]))["mean_label_distance"]
+    0.5
     """
     held = counts[counts.sum(1) > 0]
     if not len(held):

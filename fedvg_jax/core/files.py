@@ -1,4 +1,4 @@
-"""Files that outlive a crash: whole or not there at all; and a folder that belongs to one process at a time."""
+"""Crash-safe files, written completely or not at all; and folders locked by one process at a time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LOCK = ".lock"
 
 
 def replace(path: Path, text: str) -> None:
-    """Makes `text` the content of `path`, which a crash at any instant leaves as it was or as it will be."""
+    """Replaces the content of `path` by `text`. After a crash at any time, it has the earlier or the new content."""
     replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
 
 
 def export_target(path: Path) -> Path:
-    """The file that an export to `path` writes: for a link, the one it points to.
+    """Returns the file that an export to `path` writes: for a link, the one it points to.
 
     Raises:
-        UsageError: there is something else than a regular file (a folder, a device, a pipe, a link to nothing or to
-            one of these), or no folder to write it in.
+        UsageError: if it exists and is not a regular file (e.g. a folder, a device, a pipe or a broken link), or if
+            its folder does not exist or is not writable.
     """
     try:
         kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
@@ -57,12 +57,16 @@ _KINDS = {
 
 
 def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
-    """Makes the pieces the content of `path`, which a crash at any instant leaves as it was or as it will be.
+    """Replaces the content of `path`. After a crash at any time, it has the earlier or the new content.
 
     Args:
-        draft: where they are written first, in the same folder; by default a name of this process.
+        path: the file.
+        pieces: the new content.
+        draft: file in the same folder that is written first and then renamed; None for a name of this process.
     """
-    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")  # never too long
+    draft = draft or path.with_name(
+        f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft"
+    )  # a hash, so that the name is never too long
     try:
         with draft.open("wb") as file:
             file.writelines(pieces)
@@ -77,10 +81,12 @@ def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None
 
 
 def append(path: Path, text: str, is_first: bool) -> None:
-    """Adds whole lines to a file, or none of them where the disk is full.
+    """Appends whole lines to a file, or none of them if the disk is full.
 
     Args:
-        is_first: whether to begin the file; else it must be there, so that one deleted meanwhile is noticed.
+        path: the file.
+        text: the lines.
+        is_first: whether to create the file if it is missing. Otherwise a missing file raises FileNotFoundError.
     """
     with path.open("ab" if is_first else "r+b", buffering=0) as file:
         end, data = file.seek(0, os.SEEK_END), text.encode()
@@ -93,7 +99,7 @@ def append(path: Path, text: str, is_first: bool) -> None:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Waits until files, and the names in folders, are on the disk."""
+    """Waits until the contents of files, and the names in folders, are on the disk."""
     for path in paths:
         number = os.open(path, os.O_RDONLY)
         try:
@@ -103,7 +109,7 @@ def flush(paths: Iterable[Path]) -> None:
 
 
 def seal(path: Path) -> list[int]:
-    """[bytes, CRC-32] of a file, read a piece at a time."""
+    """Returns [number of bytes, CRC-32] of a file, read in pieces of 16 MiB."""
     size = crc = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -112,16 +118,16 @@ def seal(path: Path) -> list[int]:
 
 
 def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names of the files of a folder that are gone or not as they were sealed."""
-    return [name for name, known in sealed.items() if not (folder / name).is_file() or seal(folder / name) != known]
+    """Returns the names of files in a folder that are missing or differ from their seal, name -> `seal`."""
+    return [name for name, digest in sealed.items() if not (folder / name).is_file() or seal(folder / name) != digest]
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Holds a folder against other processes; the system lets go of it when the process ends, however it ends.
+    """Locks a folder against other processes. The system releases the lock when the process ends, even by a crash.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: if another process holds the lock.
     """
     try:
         import fcntl
@@ -133,8 +139,8 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = file.read().strip() or "another process"
-            raise UsageError(f"run folder {folder} is in use by {who}; wait for it, or name another --out") from None
+            owner = file.read().strip() or "another process"
+            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out") from None
         except OSError as error:
             warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
         file.truncate(0)
@@ -147,7 +153,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
-        UsageError: it cannot be read, is no JSON (not UTF-8, cut short, nested too deeply), or is no object.
+        UsageError: if the file cannot be read, or is not a complete JSON object.
     """
     value = read_json(path)
     if not isinstance(value, dict):
@@ -156,10 +162,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Returns what a JSON file holds.
+    """Returns the value in a JSON file.
 
     Raises:
-        UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
+        UsageError: if the file cannot be read, or is not complete JSON.
     """
     refuse_special(path)
     try:
@@ -169,7 +175,7 @@ def read_json(path: Path) -> Any:
 
 
 def refuse_special(path: Path) -> None:
-    """UsageError for a folder, pipe, socket or device, from which reading fails or may never end."""
+    """Raises UsageError for a folder, pipe, socket or device, because reading one fails or may never end."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be read: it is no regular file")
 
@@ -178,7 +184,7 @@ def parse_json(text: bytes, source: object) -> Any:
     """Returns the JSON value of a text.
 
     Raises:
-        UsageError: naming `source`; it is no JSON (not UTF-8, cut short, nested too deeply).
+        UsageError: if it is not complete JSON in UTF-8, or nested too deeply; it names `source`.
     """
     try:
         return json.loads(text.decode("utf-8"))
@@ -192,23 +198,24 @@ _JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number"
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder that only this user may enter; one that is there stays as it is."""
+    """Makes a folder that only this user may enter; an existing folder is unchanged."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def private_folder(folder: Path, is_trusted: bool) -> None:
-    """Makes a folder of files that are trusted later, and refuses one whose files somebody else may have written.
+    """Makes a folder of files that are trusted later, and refuses one that other users may have written to.
 
-    Its sub-folders are checked too, not what is in them. A folder that cannot be made is left to who writes there.
-    Systems without user ids are not checked.
+    Its subfolders are checked too, but not their contents. If the folder cannot be made, writing to it reports the
+    error. Systems without user ids are not checked.
 
     Args:
+        folder: the folder.
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: its path is no UTF-8, where JAX keeps no programs; it or a sub-folder belongs to another user (also
-            where this user is root), or may be written by its group or by everybody.
+        UsageError: if the path is not UTF-8, which JAX's compilation cache needs; or if the folder or a subfolder
+            belongs to another user (also if this user is root), or is writable by its group or by everyone.
     """
     try:
         os.path.abspath(folder).encode()
@@ -226,6 +233,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
 
 
 def _refuse_shared(folder: Path) -> None:
+    """Raises UsageError for a folder that another user owns or may write to."""
     status, own = folder.stat(), os.geteuid()
     if status.st_uid != own:
         raise UsageError(
@@ -240,6 +248,6 @@ def _refuse_shared(folder: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
-    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return " ".join(said.split())[:300] or type(error).__name__
+    """Returns the message of an error in one line of at most 300 characters."""
+    message = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(message.split())[:300] or type(error).__name__

@@ -49,23 +49,25 @@ def assert_same(found, expected):
 # --- clients that drop out
 
 
-@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
-@pytest.mark.parametrize("rule", RULES)
-def test_who_drops_out_counts_as_if_it_had_not_played(x64, rule, granularity):
-    algorithm, schedule = worlds.algorithm("fedavg"), schedule_of(0)
-    present = [0, 2, 3]
-    rules = worlds.weighting(rule, algorithm, granularity=granularity)
-    found, told = one_round(algorithm, without(schedule, [1, 4]), rules)
-    others = schedule_of(0, clients=schedule.clients[present], cohort_size=3)
-    expected, expected_told = one_round(algorithm, others, rules)
-    worlds.assert_close(found.variables, expected.variables, 1e-12)
-    np.testing.assert_allclose(told.weights[jnp.array(present)], expected_told.weights, rtol=1e-12)
-    assert told.weights[1] == told.weights[4] == 0 and told.finite.all()
+def test_a_client_that_drops_out_counts_as_not_sampled(x64):
+    """Under every rule and granularity; one program computes them all."""
+    algorithm, schedule, present = worlds.algorithm("fedavg"), schedule_of(0), [0, 2, 3]
+    chosen = [(rule, granularity) for rule in RULES for granularity in ("modelwise", "layerwise")]
+    weightings = [worlds.weighting(rule, algorithm, granularity=granularity) for rule, granularity in chosen]
+    step, start = worlds.make_round(WORLD, algorithm, worlds.any_of(weightings)), worlds.state(WORLD, algorithm, TASK)
+    dropped, others = without(schedule, [1, 4]), schedule_of(0, clients=schedule.clients[present], cohort_size=3)
+    for number in range(len(chosen)):
+        hyper = worlds.hyper() | {"rule": jnp.int32(number)}
+        state, metrics = step(start, dropped, WORLD.data(), hyper)
+        expected, expected_metrics = step(start, others, WORLD.data(), hyper)
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
+        np.testing.assert_allclose(metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12)
+        assert metrics.weights[1] == metrics.weights[4] == 0 and metrics.finite.all(), chosen[number]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
-    """Of all that the server knows, the others' part is as if N stayed the same and they alone had played."""
+def test_a_client_that_drops_out_keeps_its_memory_and_sends_nothing(x64, name):
+    """The round equals that of the other clients alone, with N unchanged."""
     algorithm, schedule = worlds.algorithm(name), schedule_of(1)
     state, _ = one_round(algorithm, schedule_of(0))
     found, _ = one_round(algorithm, without(schedule, [1, 4]), "uniform", state)
@@ -79,7 +81,7 @@ def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
 
 
 @pytest.mark.parametrize("sensitivity", ["output", "official"])
-def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
+def test_the_probe_of_a_client_that_drops_out_is_ignored(x64, sensitivity):
     """Elastic's sensitivities are relative to the largest."""
     algorithm, schedule = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity=sensitivity)), schedule_of(0)
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
@@ -92,7 +94,7 @@ def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
 
 
 @every_algorithm
-def test_a_round_nobody_is_heard_of_leaves_the_model_where_it_is(x64, name):
+def test_a_round_in_which_all_clients_drop_out_keeps_the_model(x64, name):
     algorithm = worlds.algorithm(name)
     before = worlds.state(WORLD, algorithm, TASK)
     after, told = one_round(algorithm, without(schedule_of(0), range(5)))
@@ -113,8 +115,8 @@ def with_nan(client):
 
 
 @every_algorithm
-def test_who_diverges_counts_as_if_it_had_dropped_out(x64, name):
-    """In every bit, the memories included; and it is told of."""
+def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
+    """In every bit, including the memories; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
     expected, expected_told = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
@@ -125,8 +127,8 @@ def test_who_diverges_counts_as_if_it_had_dropped_out(x64, name):
     assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
 
 
-def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
-    """Of a loss -b x with b = 1e30 at x = 1e10, in single precision."""
+def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model():
+    """The loss -b x with b = 1e30 at x = 1e10, in single precision."""
     world = worlds.quadratics(np.zeros((2, 3)), np.array([[1e30] * 3, [1.0] * 3]), [2, 2], 2)
     algorithm = worlds.algorithm("fedavg")
     state = worlds.state(world, algorithm, TASK)
@@ -138,8 +140,8 @@ def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["signal", "weight"])
-def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x64, where, bad):
-    """The one of most rows, whose model and loss are finite; in every bit as if it had dropped out."""
+def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64, where, bad):
+    """The client with the most rows, whose model and loss are finite; the round equals one in which it drops out."""
     schedule, algorithm = schedule_of(0), worlds.algorithm("scaffold")
     position = int(np.argmax(schedule.num_samples))
     most = int(schedule.num_samples[position])
@@ -184,8 +186,8 @@ def poisoned(tmp_path_factory):
     return simulation, int(who)
 
 
-def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned, tmp_path):
-    """And what went wrong is told before it stops."""
+def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, tmp_path):
+    """The record of the round reaches callbacks before the run stops."""
     (simulation, who), told = poisoned, []
     out = tmp_path / "run"
     made = simulation("raise")
@@ -198,7 +200,7 @@ def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poison
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
 
 
-def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
+def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     simulation, who = poisoned
     records = loop.drive(simulation("skip")).records
     assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
@@ -208,7 +210,7 @@ def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
 
 
 NAN_ROW = 41
-"""Of D_val."""
+"""A row of D_val."""
 
 
 def run_with_a_nan_validation_row(cache_dir, **changes):
@@ -224,7 +226,7 @@ def run_with_a_nan_validation_row(cache_dir, **changes):
     return loop.drive(sim, tell=lines.append).records, lines
 
 
-def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate(tmp_path):
+def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(tmp_path):
     with pytest.raises(UsageError) as error:
         run_with_a_nan_validation_row(tmp_path)
     said = str(error.value)
@@ -232,30 +234,30 @@ def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate
     assert "--lr" not in said and "\n" not in said
 
 
-def test_a_learning_rate_that_is_too_large_is_still_blamed_with_such_a_row(tmp_path):
+def test_an_error_names_the_learning_rate_if_scores_do_not_depend_on_that_row(tmp_path):
     """The scores of sample counts do not depend on D_val."""
     with pytest.raises(UsageError, match="smaller --lr"):
         run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
 
 
-def test_rounds_that_average_no_client_are_warned_of_once_and_counted_at_the_end(tmp_path):
+def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
     assert len(records) == 3 and not any(any(r["weights"]) for r in records)
     assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
     assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
 
 
-def test_rounds_that_average_somebody_are_not_warned_of(tmp_path):
+def test_rounds_with_present_clients_give_no_warning(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
     assert len(records) == 2 and lines == []
 
 
-# --- the clients' optimiser
+# --- the clients' optimisers
 
 
 @pytest.mark.parametrize("lr_schedule", local_training.LR_SCHEDULES)
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.125), (0.5, 0.125)])
-def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64, momentum, weight_decay, lr_schedule):
+def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x64, momentum, weight_decay, lr_schedule):
     """v <- momentum v + g + decay x and x <- x - lr_r v, with v = 0 at the start of every round r."""
     settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)
     rates = {
@@ -279,7 +281,7 @@ def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64
 
 
 @pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
-def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
+def test_adam_equals_its_paper_and_restarts_every_round(x64, optimiser, decay):
     """m <- .9 m + .1 g, v <- .999 v + .001 g^2, x <- x - lr m^ / (sqrt v^ + 1e-8), corrected by 1 - b^t; adam adds the
     decay d x to g, adamw (Loshchilov and Hutter 2019) lr d x to the step."""
     settings = Config(optimiser=optimiser, weight_decay=decay)
@@ -299,8 +301,8 @@ def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
 
 
-def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
-    """v <- v / 2 + g over all of a client's rounds; it stays as it was for who is not in the cohort, or drops out."""
+def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
+    """v <- v / 2 + g over all of a client's rounds; absent and unsampled clients keep theirs."""
     settings = Config(momentum=0.5, optimiser_state="kept")
     a, b = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
     world, algorithm, optimiser = (
@@ -334,7 +336,7 @@ def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
+def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, steps):
     """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
     for plain SGD steps x lr."""
 
@@ -350,7 +352,7 @@ def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
         np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
 
 
-def test_algorithms_are_told_the_displacement_of_their_round(x64):
+def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
     optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
     algorithm, hyper = worlds.busybody(), worlds.hyper(lr_decay=0.5)

@@ -55,13 +55,13 @@ def in_chunks(chunk, sizes):
 
 
 @pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
-def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
+def test_rounds_are_bit_identical_in_chunks_of_any_size(chunk, sizes):
     found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
     assert found[0].round == 4
     jax.tree.map(np.testing.assert_array_equal, found, alone)
 
 
-def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
+def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
     step = worlds.jit(round_step)
     state, told = worlds.state(WORLD, ALGORITHM), []
     for number in range(3):
@@ -109,7 +109,7 @@ print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (c
 """
 
 
-def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compilation_cache(tmp_path):
+def test_processes_share_programs_in_the_compilation_cache(tmp_path):
     """Whatever Python hashes strings by."""
     command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
     first, second = (
@@ -122,7 +122,7 @@ def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compi
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
-def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_clients, width):
+def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path, num_clients, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
     arrays = simulation.load_data(config)
@@ -136,7 +136,7 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
 
 
-def test_two_simulations_live_in_one_process(tmp_path):
+def test_two_simulations_run_in_one_process(tmp_path):
     """Both built at the same place of the same program, as a sweep or a notebook does."""
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
     for seed in range(2):

@@ -111,7 +111,7 @@ QUICK = ("scaffold",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ALGORITHMS])
-def test_slopes_through_one_and_three_rounds_are_those_of_finite_differences(x64, name):
+def test_gradients_through_rounds_equal_finite_differences(x64, name):
     """Along a random direction of all hyper-parameters and the initial model; nothing is NaN although a client has no
     rows; and the rounds are those of the fast executor."""
     at = worlds.hyper(), model()
@@ -133,14 +133,14 @@ def fast_equals_unrolled(name, weighting="fedvg"):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_the_rounds_are_those_of_the_fast_executor(x64):
+def test_unrolled_rounds_equal_the_fast_executor(x64):
     """With Elastic, which probes; that any algorithm trains alike is the law of executors."""
     fast_equals_unrolled("elastic")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_s_rounds_are_those_of_the_fast_executor(x64, name):
+def test_unrolled_rounds_equal_the_fast_executor_for_every_algorithm(x64, name):
     fast_equals_unrolled(name)
 
 
@@ -153,7 +153,7 @@ def scalar_rounds(**options):
 
 @pytest.mark.parametrize("options", [{}, {"epochs": 3}, {"epochs": 8, "remat": False}, {"epochs": 100}], ids=str)
 @pytest.mark.parametrize("count", [0, 1, 5, 8])
-def test_the_loop_takes_as_many_steps_as_it_is_told(x64, options, count):
+def test_the_loop_takes_the_given_number_of_steps(x64, options, count):
     f = scalar_rounds(**options)
     expected, slope, x = 0.7, 0.0, 0.7
     for i in range(count):
@@ -162,7 +162,7 @@ def test_the_loop_takes_as_many_steps_as_it_is_told(x64, options, count):
     np.testing.assert_allclose((value, found), (x if count else expected, slope), rtol=1e-12)
 
 
-def test_a_loop_too_short_says_nan(x64):
+def test_a_loop_that_is_too_short_returns_nan(x64):
     assert np.isnan(scalar_rounds()(1.1, jnp.int32(9), 0.7))
 
 
@@ -203,7 +203,7 @@ def contraction(lr):
 
 
 @pytest.mark.parametrize(("horizon", "through"), [(None, (0, 1)), (5, (0, 1)), (1, ())])
-def test_a_horizon_cuts_what_came_before(x64, horizon, through):
+def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
     """The slope of a quadratic's model with respect to the initial one is the product of the rounds' contractions; a
     horizon of one round leaves no path to it."""
     f, plans = of_quadratics(horizon)
@@ -213,7 +213,7 @@ def test_a_horizon_cuts_what_came_before(x64, horizon, through):
     np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, rtol=1e-12)
 
 
-def test_a_client_s_horizon_keeps_its_last_steps(x64):
+def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
     """With a horizon of one step, the initial model has a slope through the clients with a single step, 1 - lr a each,
     and through no other; the values are as ever."""
     plans = [QUADRATIC.schedule(0)]
@@ -241,7 +241,7 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
     assert set(found[0][1]) == {"lr", "eps"} and abs(found[0][1]["lr"]) > 1e-3
 
 
-def test_no_hyper_parameter_forces_a_recompile():
+def test_no_hyperparameter_recompiles_the_program():
     f = worlds.jit(of_quadratics()[0])
     start = worlds.QUADRATIC.init(None).params
     for lr in (0.1, 0.2, 0.0):
@@ -264,7 +264,7 @@ def test_no_hyper_parameter_forces_a_recompile():
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(make, said):
+def test_invalid_arguments_are_refused_in_one_line(make, said):
     with pytest.raises(UsageError, match=said):
         make()
 
@@ -291,7 +291,7 @@ def scored(num_clients=3):
     return clients, Batch(jnp.asarray(rng.normal(size=(2, 2, IN))), jnp.array([[0, 1], [3, 1]], jnp.int32))
 
 
-def test_slopes_from_validation_gradients_to_the_model_are_those_of_finite_differences(x64):
+def test_gradients_of_fedvg_weights_equal_finite_differences(x64):
     """For every norm and granularity at once: forward mode against central differences along one direction, reverse
     mode against forward mode; with respect to the clients, the validation images and eps."""
     clients, val = scored()
@@ -330,7 +330,7 @@ def slopes():
 
 
 @pytest.mark.parametrize("corner", CORNERS)
-def test_no_slope_is_nan_at_a_corner(corner):
+def test_no_gradient_is_nan_at_a_special_value(corner):
     """Images of zeros leave the weights of the network without a gradient."""
     clients, val = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype != jnp.int32 else x, scored())
     clients, val = CORNERS[corner](clients, val)

@@ -111,7 +111,7 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
 
 
-def test_devices_share_what_the_cohort_has_trained():
+def test_each_device_keeps_its_part_of_the_trained_cohort():
     """Each keeps its part of the carries, not all of them."""
     world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
     schedule = jax.tree.map(jnp.asarray, world.schedule(0, 2))
@@ -121,7 +121,7 @@ def test_devices_share_what_the_cohort_has_trained():
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
 
 
-def test_a_single_lane_holds_its_model_and_the_result_and_no_further_copy():
+def test_a_single_lane_holds_two_models():
     """A step reads the model in a matmul and writes it. Between steps: the live model and the trained one."""
     world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)
     inputs = jnp.ones((16, 300))
@@ -137,7 +137,7 @@ def test_a_single_lane_holds_its_model_and_the_result_and_no_further_copy():
 
 
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
-def test_map_is_the_function_of_every_client_in_cohort_order(executor):
+def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
     found = executor.map(lambda shared, x: shared * x["a"] * x["b"].sum(), jnp.int32(3), xs)
     assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
@@ -158,13 +158,13 @@ FEW = Config(clients=6, join_ratio=0.5)
         ({"model": "mlp", "devices": "1"}, True, 1),
     ],
 )
-def test_auto_takes_the_devices_that_pay(changes, double, expected):
+def test_auto_uses_the_devices_that_are_faster(changes, double, expected):
     with jax.enable_x64(double):
         assert simulation.num_devices(dataclasses.replace(FEW, **changes)) == expected
 
 
 @pytest.mark.parametrize(("gibibytes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, 3)])
-def test_vision_transformers_train_on_as_many_cpu_devices_as_half_of_the_memory_holds(gibibytes, expected):
+def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(gibibytes, expected):
     """A client of ViT-S/16 takes 640 MiB, so each needs 1.25 GiB of the host's memory."""
     machine = hardware.current()._replace(memory_bytes=gibibytes * 2**30)
     assert simulation.num_devices(dataclasses.replace(FEW, model="vit_s16"), machine) == expected
@@ -180,6 +180,6 @@ def test_vision_transformers_train_on_as_many_cpu_devices_as_half_of_the_memory_
         ({"devices": "2"}, True, "in double precision.*use --devices 1"),
     ],
 )
-def test_devices_that_cannot_be_had_are_refused(changes, double, said):
+def test_unavailable_devices_are_refused(changes, double, said):
     with jax.enable_x64(double), pytest.raises(UsageError, match=said):
         simulation.num_devices(dataclasses.replace(FEW, **changes))

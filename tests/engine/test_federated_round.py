@@ -369,7 +369,7 @@ def test_algorithms_get_the_displacement_of_their_round(x64):
 # --- what the server does with the average
 
 
-def test_an_algorithm_works_on_whatever_average_is_taken(x64):
+def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     """u is the distance to it: FedAvgM's first step is (1 + beta) u at rate 1."""
 
     def median(hyper, key, variables, clients, weights):
@@ -388,7 +388,7 @@ def test_an_algorithm_works_on_whatever_average_is_taken(x64):
 
 
 @every_algorithm
-def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x64, name):
+def test_acting_on_running_statistics_does_not_change_models_without_them(x64, name):
     """Elastic has a sensitivity for statistics in the published form only."""
     settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
     algorithm, found = worlds.algorithm(name, **settings), []
@@ -401,14 +401,14 @@ def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x6
     worlds.assert_close(*found, 1e-12)
 
 
-def test_elastic_without_a_sensitivity_for_running_statistics_is_not_to_act_on_them():
+def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():
     with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
         config.check(Config(algorithm="elastic", server_stats="official"))
     config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
 
 
 @pytest.mark.parametrize("stats_too", [False, True])
-def test_running_statistics_are_averaged_or_take_the_server_s_step_like_parameters(x64, stats_too):
+def test_running_statistics_are_averaged_or_take_the_server_step(x64, stats_too):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
     world, task = worlds.small(), worlds.TASK
 

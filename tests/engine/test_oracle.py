@@ -126,7 +126,7 @@ def test_three_rounds_equal_the_oracle_under_any_weighting(x64, algorithm):
     assert_three_rounds_agree(algorithm, WITH_EVERY_ALGORITHM)
 
 
-def test_three_rounds_equal_the_oracle_however_fedvg_scores(x64):
+def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
     assert_three_rounds_agree("fedavg", WITH_FEDAVG)
 
 
@@ -136,7 +136,7 @@ def test_a_round_in_single_precision_equals_the_oracle():
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_the_oracle_s_gradients_are_the_slopes_of_its_loss(train):
+def test_the_oracle_s_gradients_equal_finite_differences(train):
     """(loss(p + h d) - loss(p - h d)) / 2h = slope + O(h^2), and rounding leaves 1e-16 / h."""
     params, stats = map(worlds.by_path, worlds.variables())
     batch, h = tuple(part[:7] for part in WORLD.pool), 1e-5
@@ -152,7 +152,7 @@ def test_the_oracle_s_gradients_are_the_slopes_of_its_loss(train):
     np.testing.assert_allclose((loss(h) - loss(-h)) / (2 * h), slope, rtol=0, atol=1e-8)
 
 
-def test_the_world_has_the_corners_it_is_there_for():
+def test_the_world_has_its_special_cases():
     rng = np.random.default_rng(0)
     steps = [len(schedules.minibatches(rows, WORLD.local_epochs, WORLD.batch_size, rng)) for rows in WORLD.train]
     assert steps == [6, 0, 2, 0, 2, 4, 2]  # 2 epochs of ceil(n / 4), less the last batch if it is a single row

@@ -66,7 +66,7 @@ def assert_same(found, expected):
 
 
 @every_algorithm
-def test_a_client_without_a_step_counts_as_one_that_dropped_out(x64, name):
+def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
     step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
     plan = [schedule_of(number) for number in range(2)]
@@ -105,7 +105,7 @@ RUN_BY = {
 
 
 @pytest.mark.parametrize("way", RUN_BY)
-def test_a_client_without_a_step_has_weight_0_however_the_cohort_is_run(x64, way):
+def test_a_client_without_a_step_has_weight_0_on_every_executor(x64, way):
     executor, size = RUN_BY[way]
     algorithm, world = worlds.busybody(), make_world()
     rule = worlds.weighting("samples+fedvg", algorithm)
@@ -155,7 +155,7 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
     worlds.assert_close(found.variables, expected, 1e-12)
 
 
-def test_three_published_rounds_equal_the_oracle_s(x64):
+def test_three_rounds_as_published_equal_the_oracle(x64):
     world, algorithm = worlds.small(), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
     state, hyper = worlds.state(world, algorithm), worlds.hyper()
@@ -205,7 +205,7 @@ def test_a_record_names_the_clients_without_a_step():
 
 
 @pytest.mark.parametrize("untrained", ["absent", "weighed"])
-def test_a_run_takes_the_setting(tmp_path, untrained):
+def test_a_run_applies_the_setting(tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax
 

@@ -20,7 +20,7 @@ from fedvg_jax.weightings import rules, signals
 
 WORLD = worlds.small()
 MAX_ROUNDS = 5
-ALGORITHM = worlds.busybody()
+ALGORITHM = worlds.full_algorithm()
 
 
 @pytest.fixture(scope="module")

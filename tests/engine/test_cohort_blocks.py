@@ -94,7 +94,7 @@ def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3, K)):
 
 def test_cohort_blocks_of_any_size_equal_the_whole_cohort(x64):
     """Of an algorithm that remembers, probes, and sends both kinds of messages."""
-    assert_blocks_are_whole(worlds.busybody(), QUICK)
+    assert_blocks_are_whole(worlds.full_algorithm(), QUICK)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def with_momentum(hyper, round):
 
 def make_round(executor, task, signal):
     rule = rules.mix(rules.samples(), rules.fedvg(signal, groups.layerwise, task.block_of))
-    return round.make_round(task, worlds.busybody(), rule, executor, with_momentum, len(WORLD.train))
+    return round.make_round(task, worlds.full_algorithm(), rule, executor, with_momentum, len(WORLD.train))
 
 
 def schedule_of(number, executor):
@@ -47,7 +47,7 @@ def schedule_of(number, executor):
 
 def after(round_step, num_rounds, executor):
     """State and metrics of every round from the same start."""
-    state, data, hyper = worlds.state(WORLD, worlds.busybody()), WORLD.data(), worlds.hyper()
+    state, data, hyper = worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
     told = []
     for number in range(num_rounds):
         schedule = jax.tree.map(jnp.asarray, schedule_of(number, executor))

@@ -119,10 +119,10 @@ def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     """In every bit, including the memories; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
-    expected, expected_told = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
+    expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
     found, told = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
     assert_same(found, expected)
-    assert_same(told.weights, expected_told.weights)
+    assert_same(told.weights, expected_metrics.weights)
     assert told.weights[bad] == 0 and told.weights.sum() == pytest.approx(1)
     assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
 
@@ -157,9 +157,9 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64, where, bad):
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
     found, told = one_round(algorithm, schedule, rule)
-    expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
+    expected, expected_metrics = one_round(algorithm, without(schedule, [position]), rule)
     worlds.assert_close(found, expected, 1e-12)
-    np.testing.assert_allclose(told.weights, expected_told.weights, rtol=1e-12)
+    np.testing.assert_allclose(told.weights, expected_metrics.weights, rtol=1e-12)
     assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
 
 
@@ -355,7 +355,7 @@ def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, 
 def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
     optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
-    algorithm, hyper = worlds.busybody(), worlds.hyper(lr_decay=0.5)
+    algorithm, hyper = worlds.full_algorithm(), worlds.hyper(lr_decay=0.5)
     step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
     moved = []
     for number in range(2):

@@ -18,7 +18,7 @@ from fedvg_jax.weightings import rules as weighting
 from fedvg_jax.weightings import signals
 
 WORLD = worlds.small()
-ALGORITHMS = [*simulation.ALGORITHMS, "busybody"]
+ALGORITHMS = [*simulation.ALGORITHMS, "full_algorithm"]
 HEARD = np.array([True, False, True, True, False])
 
 
@@ -40,7 +40,7 @@ WITH_FEDAVG = [
 
 
 def make(algorithm):
-    return worlds.busybody() if algorithm == "busybody" else worlds.algorithm(algorithm)
+    return worlds.full_algorithm() if algorithm == "full_algorithm" else worlds.algorithm(algorithm)
 
 
 def menu(rules, algorithm):
@@ -102,9 +102,11 @@ def assert_rounds_agree(algorithm, step, number, rule, plan, tolerance):
     for schedule in plan:
         state, told = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
         told = told._replace(scores=told.detail.get(str(number), told.scores), detail={})
-        expected, expected_told = oracle.round_step(expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule)
+        expected, expected_metrics = oracle.round_step(
+            expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
+        )
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
-        worlds.assert_close(told._asdict(), expected_told._asdict(), tolerance)
+        worlds.assert_close(told._asdict(), expected_metrics._asdict(), tolerance)
 
 
 def schedule_of(number):

@@ -107,7 +107,7 @@ RUN_BY = {
 @pytest.mark.parametrize("way", RUN_BY)
 def test_a_client_without_a_step_has_weight_0_on_every_executor(x64, way):
     executor, size = RUN_BY[way]
-    algorithm, world = worlds.busybody(), make_world()
+    algorithm, world = worlds.full_algorithm(), make_world()
     rule = worlds.weighting("samples+fedvg", algorithm)
 
     def after(executor, size):
@@ -167,9 +167,9 @@ def test_three_rounds_as_published_equal_the_oracle(x64):
         assert not schedule.num_steps.all()
         state, told = step(state, schedule, world.data(), hyper)
         arguments = schedule, world.pool, world.scoring, plain, mine, *how
-        expected, expected_told = oracle.round_step(expected, *arguments, weigh_untrained=True)
+        expected, expected_metrics = oracle.round_step(expected, *arguments, weigh_untrained=True)
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
-        worlds.assert_close(told.weights, expected_told.weights, 1e-9)
+        worlds.assert_close(told.weights, expected_metrics.weights, 1e-9)
 
 
 def test_fidelity_official_weighs_clients_without_a_step():

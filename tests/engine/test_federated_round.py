@@ -255,8 +255,12 @@ def test_rounds_with_present_clients_give_no_warning(tmp_path):
 # --- the clients' optimisers
 
 
-@pytest.mark.parametrize("lr_schedule", local_training.LR_SCHEDULES)
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.125), (0.5, 0.125)])
+SGD_SETTINGS = [(0.5, 0.125, name) for name in local_training.LR_SCHEDULES]
+SGD_SETTINGS += [(0.0, 0.0, "constant"), (0.5, 0.0, "constant"), (0.0, 0.125, "constant")]
+"""The schedule multiplies the rate only, so it is crossed with one momentum and decay."""
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay", "lr_schedule"), SGD_SETTINGS)
 def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x64, momentum, weight_decay, lr_schedule):
     """v <- momentum v + g + decay x and x <- x - lr_r v, with v = 0 at the start of every round r."""
     settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)

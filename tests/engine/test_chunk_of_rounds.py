@@ -100,7 +100,9 @@ import hashlib, sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from fedvg_jax import Config, build, schedule
+from fedvg_jax import Config
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import simulation as build
 sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=Path(sys.argv[1])))
 rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
 chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
@@ -110,7 +112,7 @@ print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (c
 
 
 def test_processes_share_programs_in_the_compilation_cache(tmp_path):
-    """Whatever Python hashes strings by."""
+    """Under different seeds of Python's string hashes."""
     command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
     first, second = (
         subprocess.run(

@@ -170,7 +170,7 @@ QUADRATIC = worlds.uneven()
 
 
 def of_quadratics(horizon=None, executor=None, num_rounds=2):
-    """(lr, x) -> the models after two rounds of FedAvg with uniform weights, where every loss is sum a x^2 / 2 - b x."""
+    """(lr, x) -> the models after two rounds of FedAvg with uniform weights; losses are sum a x^2 / 2 - b x."""
     plans = [QUADRATIC.schedule(number) for number in range(num_rounds)]
     executor = executor or differentiable.unrolled(differentiable.most_steps(plans))
     algorithm = worlds.algorithm("fedavg")
@@ -204,7 +204,7 @@ def contraction(lr):
 
 @pytest.mark.parametrize(("horizon", "through"), [(None, (0, 1)), (5, (0, 1)), (1, ())])
 def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
-    """The derivative of a quadratic's model with respect to the initial one is the product of the rounds' contractions; a
+    """The derivative of a quadratic's model with respect to the initial one is the product of the rounds' factors. A
     horizon of one round leaves no path to it."""
     f, plans = of_quadratics(horizon)
     start = worlds.QUADRATIC.init(None).params
@@ -214,8 +214,8 @@ def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
 
 
 def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
-    """With a horizon of one step, the initial model has a derivative through the clients with a single step, 1 - lr a each,
-    and through no other. The values are unchanged."""
+    """With a horizon of one step, the derivative with respect to the initial model passes through clients with a single
+    step only, 1 - lr a each. The values are unchanged."""
     plans = [QUADRATIC.schedule(0)]
     most = differentiable.most_steps(plans)
     f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)

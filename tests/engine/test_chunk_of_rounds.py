@@ -43,15 +43,15 @@ def schedule_of(number, **changes):
 
 def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
-    state, told, done = worlds.state(WORLD, ALGORITHM), [], 0
+    state, results, done = worlds.state(WORLD, ALGORITHM), [], 0
     for size in sizes:
         rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
         leaves = jax.tree.leaves(metrics)
         assert not any(leaf[size:].any() for leaf in leaves)
-        told.append([np.asarray(leaf[:size]) for leaf in leaves])
+        results.append([np.asarray(leaf[:size]) for leaf in leaves])
         done += size
-    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*told, strict=True)]))
+    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)]))
 
 
 @pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
@@ -63,11 +63,11 @@ def test_rounds_are_bit_identical_in_chunks_of_any_size(chunk, sizes):
 
 def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
     step = worlds.jit(round_step)
-    state, told = worlds.state(WORLD, ALGORITHM), []
+    state, results = worlds.state(WORLD, ALGORITHM), []
     for number in range(3):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
-        told.append(jax.tree.leaves(metrics))
-    expected = state, [np.stack(leaf) for leaf in zip(*told, strict=True)]
+        results.append(jax.tree.leaves(metrics))
+    expected = state, [np.stack(leaf) for leaf in zip(*results, strict=True)]
     worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
 
 

@@ -68,11 +68,11 @@ def menu(algorithm, rules):
 
 
 def after_two_rounds(step, state, size, hyper):
-    told = []
+    results = []
     for number in range(2):
         state, metrics = step(state, schedule_of(number, size), world().data(), hyper)
-        told.append(metrics)
-    return state, told
+        results.append(metrics)
+    return state, results
 
 
 def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3, K)):

@@ -48,12 +48,12 @@ def schedule_of(number, executor):
 def after(round_step, num_rounds, executor):
     """State and metrics of every round from the same start."""
     state, data, hyper = worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
-    told = []
+    results = []
     for number in range(num_rounds):
         schedule = jax.tree.map(jnp.asarray, schedule_of(number, executor))
         state, metrics = round_step(state, schedule, data, hyper)
-        told.append((state, metrics))
-    return jax.tree.map(np.asarray, told)
+        results.append((state, metrics))
+    return jax.tree.map(np.asarray, results)
 
 
 @functools.cache

@@ -97,10 +97,10 @@ def test_the_probe_of_a_client_that_drops_out_is_ignored(x64, sensitivity):
 def test_a_round_in_which_all_clients_drop_out_keeps_the_model(x64, name):
     algorithm = worlds.algorithm(name)
     before = worlds.state(WORLD, algorithm, TASK)
-    after, told = one_round(algorithm, without(schedule_of(0), range(5)))
+    after, metrics = one_round(algorithm, without(schedule_of(0), range(5)))
     worlds.assert_close(after.variables, before.variables, 1e-12)
     assert_same(after.clients, before.clients)
-    assert not told.weights.any()
+    assert not metrics.weights.any()
 
 
 # --- clients that diverge
@@ -120,11 +120,11 @@ def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
     expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
-    found, told = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
+    found, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
     assert_same(found, expected)
-    assert_same(told.weights, expected_metrics.weights)
-    assert told.weights[bad] == 0 and told.weights.sum() == pytest.approx(1)
-    assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
+    assert_same(metrics.weights, expected_metrics.weights)
+    assert metrics.weights[bad] == 0 and metrics.weights.sum() == pytest.approx(1)
+    assert metrics.finite.tolist() == [k != bad for k in range(5)] and np.isnan(metrics.train_loss[bad])
 
 
 def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model():
@@ -134,8 +134,8 @@ def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model():
     state = worlds.state(world, algorithm, TASK)
     far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
     step, schedule = worlds.make_round(world, algorithm), world.schedule(0, 2)
-    _, told = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
-    assert told.finite.tolist() == [client != 0 for client in schedule.clients]
+    _, metrics = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
+    assert metrics.finite.tolist() == [client != 0 for client in schedule.clients]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -156,11 +156,11 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64, where, bad):
         return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=weighting.no_detail)
-    found, told = one_round(algorithm, schedule, rule)
+    found, metrics = one_round(algorithm, schedule, rule)
     expected, expected_metrics = one_round(algorithm, without(schedule, [position]), rule)
     worlds.assert_close(found, expected, 1e-12)
-    np.testing.assert_allclose(told.weights, expected_metrics.weights, rtol=1e-12)
-    assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
+    np.testing.assert_allclose(metrics.weights, expected_metrics.weights, rtol=1e-12)
+    assert metrics.finite.tolist() == [k != position for k in range(5)] and metrics.weights[position] == 0
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +188,14 @@ def poisoned(tmp_path_factory):
 
 def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, tmp_path):
     """The record of the round reaches callbacks before the run stops."""
-    (simulation, who), told = poisoned, []
+    (simulation, who), records = poisoned, []
     out = tmp_path / "run"
     made = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
+        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=records.extend)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
-    assert [record["diverged"] for record in told] == [[who]] and error.value.history.records == told
+    assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
 

@@ -100,13 +100,13 @@ def assert_rounds_agree(algorithm, step, number, rule, plan, tolerance):
     mine = oracle.ALGORITHMS[algorithm]
     expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(WORLD.train))
     for schedule in plan:
-        state, told = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
-        told = told._replace(scores=told.detail.get(str(number), told.scores), detail={})
+        state, metrics = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
+        metrics = metrics._replace(scores=metrics.detail.get(str(number), metrics.scores), detail={})
         expected, expected_metrics = oracle.round_step(
             expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
         )
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
-        worlds.assert_close(told._asdict(), expected_metrics._asdict(), tolerance)
+        worlds.assert_close(metrics._asdict(), expected_metrics._asdict(), tolerance)
 
 
 def schedule_of(number):

@@ -1,7 +1,7 @@
 """A federated round in NumPy float64 and Python loops, without jax: what the engine is tested against.
 
 It replays the engine's own schedule on one small network, dense -> BatchNorm -> ReLU -> dense under softmax
-cross-entropy, with backward passes by hand. It never sees a padded row: it takes the rows that are there.
+cross-entropy, with backward passes by hand. It removes padded rows first.
 
 Trees are flat dicts, path -> array.
 """
@@ -33,7 +33,7 @@ def relu(x):
 
 
 def batch_norm(params: Tree, stats: Tree, name: str, x, train: bool):
-    """torch's BatchNorm: normalised by the batch's biased variance, the running one moved by the unbiased."""
+    """torch's BatchNorm: the batch's biased variance normalises, its unbiased variance updates the running one."""
     running = {key: stats[f"{name}/{key}"] for key in ("mean", "var")}
     n, scale = len(x), params[f"{name}/scale"]
     mean, var = (x.mean(0), x.var(0)) if train else (running["mean"], running["var"])
@@ -64,7 +64,7 @@ def logits(params: Tree, stats: Tree, x, train: bool):
 
 
 def cross_entropy(logits, y):
-    """Loss of every row, and its gradient."""
+    """Returns the loss of every row, and its gradient."""
     shifted = logits - logits.max(1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     rows = np.arange(len(y))
@@ -73,12 +73,12 @@ def cross_entropy(logits, y):
     return -log_p[rows, y], gradient
 
 
-def pulled_back(backwards, upstream) -> Tree:
+def backpropagate(backwards, upstream) -> Tree:
     """Gradients of the parameters from the gradient of the logits."""
     gradients: Tree = {}
     for backward in reversed(backwards):
-        upstream, found = backward(upstream)
-        gradients |= found
+        upstream, of_layer = backward(upstream)
+        gradients |= of_layer
     return gradients
 
 
@@ -87,20 +87,20 @@ def loss_and_gradients(params: Tree, stats: Tree, batch, train: bool):
     x, y = batch
     outputs, backwards, stats = logits(params, stats, x, train)
     losses, upstream = cross_entropy(outputs, y)
-    return losses.mean(), pulled_back(backwards, upstream / len(y)), stats
+    return losses.mean(), backpropagate(backwards, upstream / len(y)), stats
 
 
 def output_gradients(params: Tree, stats: Tree, x) -> Tree:
     """Gradients of the batch's mean ||logits||^2, with running statistics."""
     outputs, backwards, _ = logits(params, stats, x, train=False)
-    return pulled_back(backwards, 2 * outputs / len(x))
+    return backpropagate(backwards, 2 * outputs / len(x))
 
 
 # --- data and its evaluation ---------------------------------------------------------------------------------------
 
 
 def batches(pool, table):
-    """The real rows of every batch that has any."""
+    """Yields the real rows of every nonempty minibatch."""
     for rows in np.asarray(table):
         rows = rows[rows >= 0]
         if len(rows):
@@ -121,7 +121,7 @@ def evaluate(params: Tree, stats: Tree, pool, rows):
 
 
 class Cohort(NamedTuple):
-    """What the server holds of the clients that are there."""
+    """What the server holds of the present clients."""
 
     update: Tree
     """u = sum_k s_k (theta_g - theta_k)"""
@@ -145,7 +145,7 @@ def mean(trees: list[Tree]) -> Tree:
 
 
 class Algorithm:
-    """FedAvg, and what every other algorithm does where it says nothing else."""
+    """FedAvg, which the other algorithms change in parts."""
 
     native = "samples"
 
@@ -174,7 +174,7 @@ class FedProx(Algorithm):
 
 
 class Scaffold(Algorithm):
-    """c is the mean of all c_k, taken anew."""
+    """c is computed as the mean of all c_k, without a running update."""
 
     native = "uniform"
 
@@ -194,7 +194,7 @@ class Scaffold(Algorithm):
 
 
 class FedDyn(Algorithm):
-    """The mean of all lambda is taken anew."""
+    """The mean of all lambda is computed without a running update."""
 
     native = "uniform"
 
@@ -243,9 +243,9 @@ class FedNova(Algorithm):
 
     def residual(self, hyper, server, theta, cohort):
         def rest(path, u):
-            told = list(zip(cohort.weights[path], cohort.messages, strict=True))
-            mean_displacement = sum(s * displacement for s, (_, displacement) in told)
-            return u - mean_displacement * sum(s * direction[path] for s, (direction, _) in told)
+            weighted = list(zip(cohort.weights[path], cohort.messages, strict=True))
+            mean_displacement = sum(s * displacement for s, (_, displacement) in weighted)
+            return u - mean_displacement * sum(s * direction[path] for s, (direction, _) in weighted)
 
         return {path: rest(path, u) for path, u in cohort.update.items()}, server
 
@@ -307,8 +307,8 @@ def adam(beta_2, v, squared):
     return beta_2 * v + (1 - beta_2) * squared
 
 
-class Busybody(Algorithm):
-    """Of no use but to the tests: it has every memory, probes, sends a message and reads every argument."""
+class FullAlgorithm(Algorithm):
+    """Uses every part of the contract: all memories, a probe, messages and every argument. For tests only."""
 
     native = "uniform"
 
@@ -331,8 +331,8 @@ class Busybody(Algorithm):
         added, moved = {}, {}
         for path in theta:
             messages, probes = [message[path] for message in cohort.messages], cohort.probes
-            told = sum(w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True))
-            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["eps"] * told
+            message = sum(w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True))
+            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["eps"] * message
             moved[path] = server[path] + sum(messages) / len(cohort.memories)
         return added, moved
 
@@ -348,7 +348,7 @@ ALGORITHMS = {
     "fedyogi": Adaptive(yogi),
     "fedadagrad": Adaptive(adagrad, first_decay=0.0),
     "fednova": FedNova(),
-    "busybody": Busybody(),
+    "full_algorithm": FullAlgorithm(),
 }
 
 PUBLISHED = {
@@ -356,14 +356,14 @@ PUBLISHED = {
     "fedyogi": Adaptive(yogi, start=0.0),
     "fedadagrad": Adaptive(adagrad, start=0.0),
 }
-"""The adaptive servers of the published FedVG code: v_{-1} = 0, and beta_1 is that of the setting for all three."""
+"""The adaptive servers of the published FedVG code: v_{-1} = 0, and all three use the setting beta_1."""
 
 
 # --- weightings: a score per client and tensor, and what the history shows -----------------------------------------
 
 
 class Return(NamedTuple):
-    """What a client brings back."""
+    """What a client returns."""
 
     params: Tree
     stats: Tree
@@ -442,8 +442,8 @@ WEIGHTINGS = {"samples": by_samples, "uniform": by_uniform, "fedvg": by_fedvg}
 
 def weigh(name: str, *args):
     """Weights of every tensor, and scores; "a+b" is the mean of two, with the second's scores."""
-    found = [WEIGHTINGS[part](*args) for part in name.split("+")]
-    return {path: np.mean([weights[path] for weights, _ in found], 0) for path in found[0][0]}, found[-1][1]
+    parts = [WEIGHTINGS[part](*args) for part in name.split("+")]
+    return {path: np.mean([weights[path] for weights, _ in parts], 0) for path in parts[0][0]}, parts[-1][1]
 
 
 # --- the round -----------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class State(NamedTuple):
     """every client's memory"""
 
 
-class Told(NamedTuple):
+class Metrics(NamedTuple):
     weights: np.ndarray
     scores: np.ndarray
     train_loss: np.ndarray
@@ -471,10 +471,10 @@ def init(algorithm: Algorithm, hyper, params: Tree, stats: Tree, num_clients: in
 
 
 def probe(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm):
-    """What the client at position k measures of the global model, on the minibatches behind those it trains on."""
+    """What the client at position k measures of the global model, on the minibatches after its training ones."""
     first = schedule.start[k] + schedule.num_steps[k]
-    found = list(batches(pool, schedule.rows[first : first + schedule.probe_steps[k]]))
-    return algorithm.probe(hyper, state.params, state.stats, found, k)
+    probed = list(batches(pool, schedule.rows[first : first + schedule.probe_steps[k]]))
+    return algorithm.probe(hyper, state.params, state.stats, probed, k)
 
 
 def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> Return:
@@ -491,7 +491,7 @@ def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> 
 
 
 def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
-    """The weighted mean; the old where there is nobody."""
+    """Returns the weighted mean, or `old` without any client."""
     return {
         path: sum(w * n[path] for w, n in zip(weights[path], new, strict=True)) if new else old[path] for path in old
     }
@@ -508,43 +508,53 @@ def round_step(
     scoring: Scoring,
     weigh_untrained: bool = False,
 ):
-    """One round: (state, what is told of it). Who drops out trains, and is then left out of everything; so is who takes
-    no step, unless `weigh_untrained`, as published. With nobody left, nothing changes."""
+    """Returns the state after one round, and its metrics.
+
+    Clients that drop out train, and are then left out of everything. So are clients without a step, unless
+    `weigh_untrained`, as published. Without present clients, nothing changes.
+    """
     cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["eps"])
     probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
-    here = [k for k in cohort if schedule.heard[k] and (schedule.num_steps[k] > 0 or weigh_untrained)]
-    returned = [trained[k] for k in here]
+    present = [k for k in cohort if schedule.heard[k] and (schedule.num_steps[k] > 0 or weigh_untrained)]
+    returned = [trained[k] for k in present]
     weighting = weighting.replace("native", algorithm.native)
     weights = dict.fromkeys((*state.params, *state.stats), np.zeros(0))
-    if here:
+    if present:
         weights, _ = weigh(weighting, returned, pool, table, scoring)
 
     clients, messages = list(state.clients), []
-    for k, back in zip(here, returned, strict=True):
-        who, displacement = schedule.clients[k], hyper["lr"] * schedule.num_steps[k]
-        memory = state.clients[who]
-        clients[who], message = algorithm.report(hyper, back.params, state.params, state.server, memory, displacement)
+    for k, back in zip(present, returned, strict=True):
+        client, displacement = schedule.clients[k], hyper["lr"] * schedule.num_steps[k]
+        memory = state.clients[client]
+        clients[client], message = algorithm.report(
+            hyper, back.params, state.params, state.server, memory, displacement
+        )
         messages.append(message)
 
-    if not here:
-        return state, shown(state, trained, here, weights, weighting, pool, table, scoring)
+    if not present:
+        return state, metrics_of(state, trained, present, weights, weighting, pool, table, scoring)
     params = averaged(state.params, [back.params for back in returned], weights)
     stats = averaged(state.stats, [back.stats for back in returned], weights)
     update = each(np.subtract, state.params, params)
-    told = Cohort(update, messages, weights, [probes[k] for k in here], clients)
-    residual, server = algorithm.residual(hyper, state.server, state.params, told)
+    summary = Cohort(update, messages, weights, [probes[k] for k in present], clients)
+    residual, server = algorithm.residual(hyper, state.server, state.params, summary)
     moved = each(np.add, params, residual)
-    return State(moved, stats, server, clients), shown(state, trained, here, weights, weighting, pool, table, scoring)
+    return State(moved, stats, server, clients), metrics_of(
+        state, trained, present, weights, weighting, pool, table, scoring
+    )
 
 
-def shown(state: State, trained: list, here: list, weights: Tree, weighting: str, pool, table, scoring) -> Told:
-    """Who is not heard of has weight 0 and the global model's score."""
+def metrics_of(
+    state: State, trained: list, present: list, weights: Tree, weighting: str, pool, table, scoring
+) -> Metrics:
+    """Returns the metrics; absent clients have weight 0 and the global model's score."""
     all_weights = np.zeros(len(trained))
-    all_weights[here] = np.mean([weights[path] for path in state.params], 0)
-    seen = [
-        back if k in here else back._replace(params=state.params, stats=state.stats) for k, back in enumerate(trained)
+    all_weights[present] = np.mean([weights[path] for path in state.params], 0)
+    shown_models = [
+        back if k in present else back._replace(params=state.params, stats=state.stats)
+        for k, back in enumerate(trained)
     ]
-    scores = np.array(weigh(weighting, seen, pool, table, scoring)[1])
+    scores = np.array(weigh(weighting, shown_models, pool, table, scoring)[1])
     losses = np.array([back.loss for back in trained])
-    return Told(all_weights, scores, losses, np.ones(len(trained), bool), {})
+    return Metrics(all_weights, scores, losses, np.ones(len(trained), bool), {})

@@ -1,4 +1,4 @@
-"""Worlds to run rounds in: a network of 44 parameters, a small pool, ragged clients; and a set of quadratics."""
+"""Small federations for tests: a network of 44 parameters on ragged clients, and quadratics."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
 
 
 class Net(nn.Module):
-    """dense 6 -> 5, BatchNorm, ReLU, dense 5 -> 3; the network of the oracle."""
+    """Dense 6 -> 5, BatchNorm, ReLU, dense 5 -> 3: the network of the oracle."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -38,14 +38,14 @@ TASK = tasks.classification(Net(), CLASSES, IMAGE)
 
 
 class World(NamedTuple):
-    """Who holds what; NumPy."""
+    """The data and settings of a federation, in NumPy."""
 
     pool: Tree
     train: Sequence[np.ndarray]
-    """rows of every client"""
+    """Rows of every client."""
     scoring: np.ndarray
     test: np.ndarray
-    """rows, not a table"""
+    """Rows, not a table."""
     batch_size: int
     cohort_size: int
     local_epochs: int
@@ -62,7 +62,7 @@ class World(NamedTuple):
         return schedule.make(number, self.train, **settings | changes)
 
     def most_steps(self) -> int:
-        """Minibatches of the largest client, at least."""
+        """Returns an upper bound on the local steps of a client."""
         return self.local_epochs * -(-max(map(len, self.train)) // self.batch_size)
 
     def data(self) -> Data:
@@ -71,8 +71,8 @@ class World(NamedTuple):
 
 
 def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0) -> World:
-    """Clients of the given sizes; D_val is 10 rows, so that with batches of 4 its last group is partial, and its table
-    has an empty group besides."""
+    """Returns clients of the given sizes. D_val is 10 rows, so its last batch of 4 is partial; its table also has an
+    empty batch."""
     rng = np.random.default_rng(seed)
     val, test = 10, 13
     size = sum(sizes) + val + test
@@ -93,7 +93,7 @@ def ragged() -> World:
 
 
 def variables(seed: int = 0, task: Task = TASK) -> Variables:
-    """The network's arrays, none of them at a special value, in the precision of the moment."""
+    """Returns the network's arrays, none at a special value, in the current precision."""
     with jax.enable_x64(False):
         start = jax.tree.map(np.asarray, jit(task.init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def variables(seed: int = 0, task: Task = TASK) -> Variables:
 
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
-    """The state before the first round, from `variables`; `changes` are hyper-parameters."""
+    """Returns the state before the first round, from `variables`; `changes` are hyperparameters."""
     arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too
     return federated_round.init_state(*arguments, variables=variables(task=task))
 
@@ -121,11 +121,11 @@ HYPER = {
     "clip": 1.2,
     "sensitivity_decay": 0.7,
 }
-"""None is at a value that leaves its algorithm without effect."""
+"""Every value has an effect on its algorithm."""
 
 
 def hyper(**changes: float) -> Hyper:
-    """Like `build.make_hyper`, in the precision of the moment."""
+    """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
     defaults = simulation.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
@@ -133,12 +133,12 @@ def hyper(**changes: float) -> Hyper:
 
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
-    """A registered algorithm; `settings` are the config's."""
+    """Returns a registered algorithm; `settings` are the config's."""
     return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
-def busybody() -> Algorithm:
-    """Of no use but to the tests: it has every memory, probes, sends a message and reads every argument."""
+def full_algorithm() -> Algorithm:
+    """Uses every part of the contract: all memories, a probe, both kinds of messages and every argument."""
 
     def init(hyper, params):
         own = {"c": tree.zeros_like(params), "moved": jnp.zeros((), float), "rounds": jnp.zeros((), jnp.int32)}
@@ -166,8 +166,8 @@ def busybody() -> Algorithm:
 
     def residual(hyper, server, params, cohort):
         def one(p, u, total, mean, w, c):
-            told = mean + w @ cohort.probes
-            return 0.1 * p - 0.25 * u + hyper["eps"] * told, c + total / cohort.num_clients
+            message = mean + w @ cohort.probes
+            return 0.1 * p - 0.25 * u + hyper["eps"] * message, c + total / cohort.num_clients
 
         both = jax.tree.map(one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"])
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
@@ -179,23 +179,23 @@ def busybody() -> Algorithm:
 # --- compiled cheaply
 
 
-def known(*options: dict) -> dict:
-    """The first options that this XLA has."""
-    for found in options:
+def supported(*options: dict) -> dict:
+    """Returns the first compiler options that this XLA accepts."""
+    for chosen in options:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda: 1, compiler_options=found).lower().compile()
-            return found
+            jax.jit(lambda: 1, compiler_options=chosen).lower().compile()
+            return chosen
     return {}
 
 
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PLAIN_KERNELS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-HASTE = known(CHEAP | PLAIN_KERNELS, CHEAP)
-"""Compiler options for programs that run once: a quarter of the default's processor time to compile. Not for slopes of
-LeNet-5, of which XLA without optimisation makes NaN."""
+HASTE = supported(CHEAP | PLAIN_KERNELS, CHEAP)
+"""Compiler options for programs that run once: they compile in a quarter of the default's processor time. Not for
+gradients of LeNet-5, which are NaN without XLA's optimisation."""
 
 jit = functools.partial(jax.jit, compiler_options=HASTE)
-"""`jax.jit` in haste."""
+"""`jax.jit` with these options."""
 
 
 # --- quadratics: neither images nor classes
@@ -223,12 +223,12 @@ QUADRATIC = Task(
     metrics=lambda sums: {"loss": float(sums["loss"] / sums["rows"]), "accuracy": 0.0},
     block_of=lambda path: path.split("/")[0],
 )
-"""Every row of the pool is a pair (a, b) for the loss sum a x^2 / 2 - b x over three numbers x in two tensors."""
+"""Rows (a, b) have the loss sum (a x^2 / 2 - b x) over three numbers x in two tensors."""
 
 
 def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
-    """Clients with `a`, `b` [N, 3] of their own, of which they hold `sizes` equal rows: in batches of 2, as many steps
-    as pairs. D_val and the test set are two rows more, with a = b = 1."""
+    """Returns clients with own `a`, `b` [N, 3], who hold `sizes` equal rows in minibatches of 2. D_val, which is also
+    the test set, is two further rows with a = b = 1."""
     owner = np.repeat(np.arange(len(sizes) + 1), [*sizes, 2])
     known = [np.concatenate([np.broadcast_to(x, (len(sizes), 3)), np.ones((1, 3))])[owner] for x in (a, b)]
     pool = tuple({"left": {"x": x[:, :2].copy()}, "right": {"x": x[:, 2:].copy()}} for x in known)
@@ -237,13 +237,13 @@ def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
 
 
 def uneven(cohort_size: int = 3, seed: int = 0) -> World:
-    """Five quadratics, 1 to 4 steps a round."""
+    """Returns five quadratics with 1 to 4 steps a round."""
     rng = np.random.default_rng(seed)
     return quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size)
 
 
 def any_of(weightings: Sequence[Weighting]) -> Weighting:
-    """The weights of the one whose number is `hyper["rule"]`: one program for all."""
+    """Returns a weighting that uses the rule with number `hyper["rule"]`: one program for all rules."""
 
     def weigh(hyper, measured, returns):
         found = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
@@ -272,7 +272,7 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
 
 @functools.cache
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
-    """A named weighting; `settings` are FedVG's."""
+    """Returns a named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
     return simulation.make_weighting(settings, task, algorithm)
 
@@ -281,19 +281,19 @@ def round_step(
     world: World, algorithm: Algorithm, rule: Weighting | str = "native", task: Task = QUADRATIC,
     optimiser: local_training.Optimiser = local_training.sgd, **options,
 ):  # fmt: skip
-    """The round of an algorithm and weights, on two lanes."""
+    """Returns the round of an algorithm and weighting, on two lanes."""
     if isinstance(rule, str):
         rule = weighting(rule, algorithm, task, world.batch_size)
     return federated_round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
 
 
 def make_round(world: World, *args, **options):
-    """`round_step`, jitted; the same one for the same arguments, whichever test asks."""
+    """Returns `round_step`, jitted; equal arguments share one program across tests."""
     return _jitted(_Sizes(range(len(world.train)), world.batch_size), *args, **options)
 
 
 class _Sizes(NamedTuple):
-    """What of a world is no data but part of a round's program."""
+    """The parts of a world that a round's program depends on."""
 
     train: range
     batch_size: int
@@ -305,14 +305,14 @@ def _jitted(sizes: _Sizes, *args, **options):
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:
-    """A tree as the oracle wants it, path -> float64."""
+    """Returns a tree as the oracle takes it, path -> float64."""
     return dict(
         zip(tree.paths(variables_part), (np.asarray(x, float) for x in jax.tree.leaves(variables_part)), strict=True)
     )
 
 
 def assert_close(actual, expected, tolerance: float) -> None:
-    """Equal up to `tolerance` of max(1, |expected|), entry by entry, with the leaf named."""
+    """Asserts equality up to `tolerance` of max(1, |expected|), entry by entry; failures name the leaf."""
     jax.tree.map_with_path(
         lambda path, a, e: np.testing.assert_allclose(
             a, e, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)

@@ -1,6 +1,6 @@
-"""What may be wrong with pytrees that a user hands in, each in one line that names the leaf and what is expected.
+"""Checks of pytrees from users. Each raises a one-line UsageError that names the leaf and what is expected.
 
-Structures, shapes and dtypes are known while a program is traced, values are not: only `distributions` reads any.
+All checks except `distributions` use structures, shapes and dtypes only, so they also work while a program is traced.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from fedvg_jax.core.types import Tree, UsageError
 
 
 def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:
-    """K, if every leaf is of floats and begins with it.
+    """Returns K, the leading axis of every leaf.
 
     Args:
-        num_clients: K, where it is known; by default the first leaf's.
-        per_tensor: whether leaves are [K], not [K, ...].
+        pytree: leaves [K, ...] of floats.
+        what: its name in messages.
+        num_clients: K; None takes it from the first leaf.
+        per_tensor: whether leaves must be [K].
 
     Raises:
-        UsageError: naming the first leaf that is not.
+        UsageError: for the first leaf of another shape or dtype.
 
     >>> stacked({"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "client_params")
     3
@@ -37,20 +39,19 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
         return num_clients
     floating(pytree, what)
     first = next(iter(leaves))
-    known = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {leaves[first].shape}"
+    source = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {leaves[first].shape}"
     shape = jnp.shape(leaves[first])
     expected = num_clients or (shape[0] if shape else 0)
     for path, leaf in leaves.items():
         shape = jnp.shape(leaf)
         if shape[:1] != (expected,) or (per_tensor and len(shape) != 1) or not expected:
-            rest = "" if per_tensor else ", ..."
-            wanted = f"({expected or 'K'}{rest or ','})"
-            raise UsageError(f"{what} leaf '{path}' has shape {shape}; expected {wanted}, from {known}")
+            allowed = f"({expected or 'K'}{',' if per_tensor else ', ...'})"
+            raise UsageError(f"{what} leaf '{path}' has shape {shape}; expected {allowed}, from {source}")
     return expected
 
 
 def floating(pytree: Tree, what: str) -> None:
-    """UsageError for the first leaf that is not of floats: it could be neither differentiated nor averaged.
+    """Raises UsageError for the first leaf that is not of floats, which can be neither differentiated nor averaged.
 
     >>> floating({"w": jnp.ones(2)}, "params")
     """
@@ -62,23 +63,29 @@ def floating(pytree: Tree, what: str) -> None:
 
 
 def same_structure(pytree: Tree, like: Tree, what: str, whose: str) -> None:
-    """UsageError naming a leaf that only one of the two has.
+    """Raises UsageError unless two pytrees have the same structure, naming a leaf that only one of them has.
+
+    Args:
+        pytree: the pytree to check.
+        like: the pytree with the expected structure.
+        what: name of `pytree` in messages.
+        whose: name of `like` in messages.
 
     >>> same_structure({"w": 1.0}, {"w": jnp.ones(2)}, "weights", "params")
     """
     if jax.tree.structure(pytree) == jax.tree.structure(like):
         return
-    have, want = tree.paths(pytree), tree.paths(like)
-    lacking, extra = [p for p in want if p not in have], [p for p in have if p not in want]
-    if lacking:
-        raise UsageError(f"{what} has no leaf '{lacking[0]}'; expected the structure of {whose}: {', '.join(want)}")
+    paths, expected = tree.paths(pytree), tree.paths(like)
+    missing, extra = [p for p in expected if p not in paths], [p for p in paths if p not in expected]
+    if missing:
+        raise UsageError(f"{what} has no leaf '{missing[0]}'; expected the structure of {whose}: {', '.join(expected)}")
     if extra:
-        raise UsageError(f"{what} has a leaf '{extra[0]}' that {whose} has not; expected {', '.join(want)}")
+        raise UsageError(f"{what} has a leaf '{extra[0]}' that {whose} has not; expected {', '.join(expected)}")
     raise UsageError(f"{what} is {jax.tree.structure(pytree)}; expected the structure of {whose}, as it is")
 
 
 def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
-    """UsageError naming the first leaf that has another shape.
+    """Raises UsageError for the first leaf of another shape; arguments as in `same_structure`.
 
     >>> shaped_like({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
     """
@@ -91,7 +98,13 @@ def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
 
 
 def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:
-    """UsageError for the first leaf that is not K numbers >= 0 which sum to 1. For concrete arrays.
+    """Raises UsageError for the first leaf that is not K numbers >= 0 with sum 1.
+
+    Args:
+        weights: concrete arrays [K].
+        num_clients: K.
+        what: name of `weights` in messages.
+        tolerance: largest deviation of the sum from 1.
 
     >>> distributions({"w": jnp.array([0.75, 0.25])}, 2)
     """
@@ -123,7 +136,15 @@ def takes_key(loss: Callable) -> bool:
 
 
 def named(known: Mapping[str, Any], name: str, what: str) -> Any:
-    """What `name` stands for, or a UsageError with the names there are.
+    """Returns the entry of `known` under a name.
+
+    Args:
+        known: name -> entry.
+        name: the name to look up.
+        what: what it names, for messages.
+
+    Raises:
+        UsageError: for an unknown name; it lists the allowed names.
 
     >>> named({"l1": 1, "l2": 2}, "l2", "norm")
     2
@@ -134,4 +155,5 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def _short(values: np.ndarray) -> str:
+    """Returns an array as one line of text, abbreviated from 8 numbers on."""
     return np.array2string(values, precision=3, threshold=8).replace("\n", " ")

@@ -171,7 +171,7 @@ def read_json(path: Path) -> Any:
     """Returns the value in a JSON file.
 
     Raises:
-        UsageError: it cannot be read, or is no JSON (not UTF-8, cut short, nested too deeply).
+        UsageError: if the file cannot be read, or is not complete JSON.
     """
     refuse_special(path)
     try:
@@ -254,6 +254,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
 
 
 def _refuse_shared(folder: Path) -> None:
+    """Raises UsageError for a folder that another user owns or may write to."""
     status, own = folder.stat(), os.geteuid()
     if status.st_uid != own:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Pytree algebra: what the equations need and optax.tree does not name."""
+"""Pytree algebra: the operations of the equations that `optax.tree` does not have."""
 
 from __future__ import annotations
 
@@ -17,43 +17,50 @@ zeros_like = optax.tree.zeros_like
 
 
 def take(tree: Tree, index) -> Tree:
-    """Entry `index` of every leaf's leading axis."""
+    """Returns entry `index` of every leaf's leading axis."""
     return jax.tree.map(lambda x: x[index], tree)
 
 
 def put(tree: Tree, index, entry: Tree) -> Tree:
-    """`tree` with `entry` at `index` of every leaf's leading axis; an index past the end changes nothing."""
+    """Returns `tree` with `entry` at `index` of every leaf's leading axis; writes past the end are dropped."""
     return jax.tree.map(lambda x, e: x.at[index].set(e, mode="drop"), tree, entry)
 
 
 def where(mask, new: Tree, old: Tree) -> Tree:
-    """`new` where `mask` holds; the mask's axes are the leading axes of every leaf."""
+    """Returns `new` where `mask` is True, else `old`; the mask's axes are the leading axes of every leaf."""
     return jax.tree.map(lambda n, o: jnp.where(mask.reshape(mask.shape + (1,) * (n.ndim - mask.ndim)), n, o), new, old)
 
 
 def repeat(tree: Tree, count: int) -> Tree:
-    """Every leaf `count` times along a new leading axis."""
+    """Returns every leaf repeated `count` times along a new leading axis."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
 def total(tree: Tree) -> Tree:
-    """The sum over every leaf's leading axis."""
+    """Returns the sum over every leaf's leading axis."""
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
 @jax.custom_jvp
 def weighted_sum(weights: Array, stack: Array, origin: Array) -> Array:
-    """sum_k w_k (x_k - origin), one after the other; weights [K], stack [K, ...], origin [...] or [].
+    """Returns sum_k w_k (x_k - origin), added up in the order of k.
 
-    Every x_k is read once, where a matrix-vector product has all differences written first. It gives the slopes, which
-    would take a loop K times as long.
+    The loop reads every x_k once; a matrix-vector product would first write all differences. Derivatives use the
+    product, because differentiating the loop would take K times as long.
+
+    Args:
+        weights: [K].
+        stack: [K, ...], the x_k.
+        origin: [...] or [].
+
+    >>> weighted_sum(jnp.array([0.5, 0.25]), jnp.array([[3.0], [5.0]]), jnp.ones(1)).tolist()
+    [2.0]
     """
-
-    return _added_up(weights, stack, origin)
+    return _loop_sum(weights, stack, origin)
 
 
 @jax.jit  # traced once for all tensors of a shape
-def _added_up(weights: Array, stack: Array, origin: Array) -> Array:
+def _loop_sum(weights: Array, stack: Array, origin: Array) -> Array:
     def add_one(k, total):
         return total + weights[k] * (stack[k] - origin)
 
@@ -61,64 +68,64 @@ def _added_up(weights: Array, stack: Array, origin: Array) -> Array:
 
 
 @weighted_sum.defjvp
-def _weighted_sum_slope(at, along):
-    (weights, stack, origin), (d_weights, d_stack, d_origin) = at, along
+def _weighted_sum_jvp(primals, tangents):
+    (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
 
     def product(w, x, start):
         return jnp.tensordot(w, x - (start[None] if start.ndim else start), 1, precision=lax.Precision.HIGHEST)
 
-    return weighted_sum(*at), product(d_weights, stack, origin) + product(weights, d_stack, d_origin)
+    return weighted_sum(*primals), product(d_weights, stack, origin) + product(weights, d_stack, d_origin)
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
-    """The rows of a minibatch and the mask of the real ones; rows [B] int32, -1 where there is none."""
+    """Returns the rows of a minibatch and their mask, bool [B]; `rows` is int32 [B], -1 for padding."""
     return take(pool, jnp.maximum(rows, 0)), rows >= 0
 
 
 def params_of(memory: Tree) -> Tree:
-    """The memory of trained tensors only: every `Variables` in it gives way to its params."""
+    """Returns the memory of trained tensors only: every `Variables` in it is replaced by its params."""
     return jax.tree.map(_params, memory, is_leaf=lambda node: isinstance(node, Variables))
 
 
 def is_finite(tree: Tree) -> Array:
-    """Whether all entries of stacked trees are finite, [K] bool."""
-    # a maximum is NaN where an entry is, and XLA's loops for it are faster than those of a conjunction
+    """Returns bool [K], whether all entries of leaves [K, ...] are finite."""
+    # the maximum is NaN if any entry is; XLA reduces it faster than a conjunction
     flags = [jnp.isfinite(jnp.abs(x).reshape(len(x), -1).max(1, initial=0)) for x in jax.tree.leaves(tree)]
     return jnp.stack(flags).all(0)
 
 
 def dtype(tree: Tree):
-    """The floating type of a model."""
+    """Returns the floating dtype of a model."""
     return jax.tree.leaves(tree)[0].dtype
 
 
 def paths(tree: Tree) -> list[str]:
-    """Names of the leaves, "a/b/kernel", in leaf order."""
+    """Returns the paths of the leaves, e.g. "a/b/kernel", in leaf order."""
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 def wide(x: Array) -> Array:
-    """At least float32: half-precision numbers overflow at 65,504, and sums of inverses reach that."""
+    """Returns x in at least float32. Half precision overflows at 65,504, which sums of inverses reach."""
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def arrays(tree: Tree, dtype=None) -> Tree:
-    """Every leaf as a JAX array; numbers without a type of their own, as Python's and NumPy's, take `dtype` if given.
+    """Returns every leaf as a JAX array; Python and NumPy floats and Python ints take `dtype` if it is given.
 
     >>> arrays({"lr": 1, "rows": np.arange(2)}, jnp.bfloat16)
     {'lr': Array(1, dtype=bfloat16), 'rows': Array([0, 1], dtype=int32)}
     """
 
-    def one(leaf) -> Array:
+    def as_array(leaf) -> Array:
         is_plain = isinstance(leaf, (int, float, np.floating)) and not isinstance(leaf, bool)
         is_plain |= getattr(leaf, "weak_type", False)  # a Python number inside jit
         return jnp.asarray(leaf, dtype if is_plain else None)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(as_array, tree)
 
 
 def size(tree: Tree) -> int:
-    """Number of scalars."""
+    """Returns the number of scalars."""
     return sum(x.size for x in jax.tree.leaves(tree))
 
 

@@ -197,7 +197,7 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
     (3, 2, 4)
     """
     if not schedules:
-        raise UsageError("no schedule to stack; give at least one")
+        raise UsageError("no schedule to stack; give at least one schedule")
     most = max(1, *(int(s.num_steps.sum() + s.probe_steps.sum()) for s in schedules))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules))
 

@@ -218,7 +218,7 @@ def _draws_random_numbers(apply: Apply, init: Callable[[Array], Variables], exam
     """Returns whether a Linen module draws random numbers in training, tracing it on three examples without any key."""
     variables, x = _abstract_inputs(init, example)
     try:
-        jax.eval_shape(lambda v, x: apply(*v, x, jnp.ones(3, bool), True, None)[0], variables, x)
+        jax.eval_shape(lambda v, x: apply(v.params, v.stats, x, jnp.ones(3, bool), True, None)[0], variables, x)
     except flax.errors.InvalidRngError:
         return True
     return False

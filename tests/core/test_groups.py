@@ -57,11 +57,11 @@ def concatenated(grads, module):
 # --- layers
 
 
-def test_the_modules_of_tensors():
+def test_the_module_of_a_tensor_is_its_parent_path():
     assert [groups.module_of(path) for path in ("a/b/kernel", "fc/bias", "token")] == ["a/b", "fc", "token"]
 
 
-def test_by_default_every_tensor_is_a_layer():
+def test_every_tensor_is_a_layer_by_default():
     assert [layer.tensors for layer in groups.layers(MODEL.params)] == [(path,) for path in PATHS]
 
 
@@ -69,7 +69,7 @@ def test_by_default_every_tensor_is_a_layer():
     ("norm", "of"), [("l1", lambda x: np.abs(x).sum(1)), ("l2", lambda x: np.linalg.norm(x, axis=1))]
 )
 @pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
-def test_a_module_s_norm_is_that_of_its_tensors_put_together(x64, norm, of, granularity):
+def test_a_module_s_norm_equals_that_of_its_concatenated_tensors(x64, norm, of, granularity):
     """Modelwise the mean over modules is inverted, layerwise each module's own norm, for kernel and bias alike."""
     grads = tensors()
     weights, _ = weigh(make(norm=norm, layer="module", granularity=granularity), measured(grads, norm))
@@ -105,7 +105,7 @@ def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
 # --- which count
 
 
-def test_only_tensors_that_the_expression_is_found_in_count(x64):
+def test_only_tensors_that_match_the_expression_count(x64):
     """Modelwise the others take the client's weight all the same; layerwise and blockwise they are uniform."""
     found = measured(tensors())
     head = (found["classifier"]["kernel"] + found["classifier"]["bias"]) / 2
@@ -145,7 +145,7 @@ def test_a_group_without_a_matrix_is_refused_when_built(options):
         make(norm="spectral", **options)
 
 
-def test_what_the_published_code_calls_spectral_has_a_weight_for_every_tensor(x64):
+def test_the_published_spectral_norm_gives_a_weight_for_every_tensor(x64):
     grads = tensors()
     weights, _ = weigh(make(norm="spectral_l2", granularity="layerwise"), measured(grads, "spectral_l2"))
     np.testing.assert_allclose(weights["fc1/bias"], inverse(np.linalg.norm(grads["fc1"]["bias"], axis=1)), rtol=1e-12)
@@ -166,7 +166,7 @@ def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_
 
 
 @pytest.mark.parametrize("granularity", ["modelwise", "blockwise"])
-def test_with_a_weight_for_all_of_their_layer_statistics_follow_it_either_way(x64, granularity):
+def test_statistics_follow_a_weight_shared_by_their_layer(x64, granularity):
     found = measured(tensors())
     uniform, layer = (weigh(make(granularity=granularity, stats=stats), found)[1] for stats in ("uniform", "layer"))
     worlds.assert_close(layer, uniform, 1e-12)
@@ -200,7 +200,7 @@ def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     assert even == {"fc1/bias"}
 
 
-def test_noise_has_no_slope_and_nothing_is_nan():
+def test_noise_has_zero_gradient_without_nan():
     def f(bias):
         weights = inverse_norm_weights({"a": jnp.ones(3), "b": bias}, "layerwise", eps=0.0)
         return weights["b"][0]

@@ -35,14 +35,14 @@ def test_single_precision_is_precise_to_a_few_units():
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-10, 1e30])
-def test_entries_may_be_tiny_or_huge(size):
+def test_the_spectral_norm_takes_tiny_and_huge_entries(size):
     """Their squares are not numbers of single precision."""
     x = jnp.asarray(size * drawn((4, 3)), jnp.float32)
     np.testing.assert_allclose(norms.spectral(x), np.linalg.norm(np.asarray(x, float), 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_spectral_norm_s_gradient_is_its_slope(x64, shape):
+def test_the_spectral_norm_s_gradient_equals_finite_differences(x64, shape):
     x = jnp.asarray(drawn(shape))
     check_grads(norms.spectral, (x,), order=1, modes=["fwd", "rev"], atol=1e-7, rtol=1e-7, eps=1e-5)
 
@@ -60,7 +60,7 @@ def test_the_gradient_at_zero_is_zero_also_among_others_in_a_vmap():
     np.testing.assert_allclose(found[1], np.full((3, 2), 6**-0.5), rtol=1e-6)
 
 
-def test_of_a_repeated_singular_value_one_pair_gives_a_subgradient(x64):
+def test_a_repeated_singular_value_gives_a_subgradient(x64):
     """G is a subgradient of the spectral norm at X if <G, X> = ||X|| and the singular values of G sum to 1."""
     x = jnp.diag(jnp.array([2.0, 2.0, 1.0]))
     slope = jax.grad(norms.spectral)(x)
@@ -68,7 +68,7 @@ def test_of_a_repeated_singular_value_one_pair_gives_a_subgradient(x64):
     np.testing.assert_allclose(np.linalg.svd(slope, compute_uv=False), [1, 0, 0], atol=1e-12)
 
 
-def test_a_vector_has_no_spectral_norm_and_the_published_code_s_is_its_length():
+def test_a_vector_has_spectral_norm_0_and_its_l2_norm_in_the_published_code():
     x = jnp.array([3.0, 4.0])
     assert norms.spectral(x) == 0 and norms.spectral_l2(x) == 5
     matrix = jnp.asarray(drawn((4, 3)))
@@ -76,7 +76,7 @@ def test_a_vector_has_no_spectral_norm_and_the_published_code_s_is_its_length():
 
 
 @pytest.mark.parametrize("name", ["l1", "l2"])
-def test_joined_norms_are_those_of_the_tensors_put_together(x64, name):
+def test_joined_norms_equal_those_of_the_concatenated_tensors(x64, name):
     parts = [jnp.asarray(drawn(shape, seed)) for seed, shape in enumerate([(3, 2), (5,), (2, 2, 2)])]
     norm, joined = norms.BY_NAME[name], norms.JOINED[name](jnp.stack([norms.BY_NAME[name](x) for x in parts]))
     np.testing.assert_allclose(joined, norm(jnp.concatenate([x.reshape(-1) for x in parts])), rtol=1e-12)

@@ -10,7 +10,7 @@ from fedvg_jax.core import tree
 
 
 @pytest.mark.parametrize("cohort", [1, 3, 16, 37])  # any number of them
-def test_a_weighted_sum_has_the_value_and_the_slopes_of_its_equation(cohort, x64):
+def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(cohort, x64):
     rng = np.random.default_rng(cohort)
     weights, stack, origin = (jnp.asarray(rng.normal(size=shape)) for shape in ((cohort,), (cohort, 2, 3), (2, 3)))
 
@@ -26,7 +26,7 @@ def test_a_weighted_sum_has_the_value_and_the_slopes_of_its_equation(cohort, x64
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_client_with_one_number_that_is_not_finite_is_found_wherever_it_stands(size, bad):
+def test_one_nonfinite_number_marks_its_client_at_any_position(size, bad):
     places = sorted({0, size // 2, size - 1})
     leaf = np.random.default_rng(0).normal(size=(1 + len(places), size)).astype(np.float32)
     leaf[1 + np.arange(len(places)), places] = bad

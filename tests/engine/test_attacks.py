@@ -34,7 +34,7 @@ def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
 
 
 @pytest.mark.parametrize("kind", attacks.BY_KIND)
-def test_honest_clients_and_statistics_stay_as_they_are(kind):
+def test_honest_clients_and_statistics_are_unchanged(kind):
     model, clients = returns()
     found = disturbed(kind, model, clients)
     honest = [k for k in range(len(IDS)) if k not in BAD]
@@ -45,7 +45,7 @@ def test_honest_clients_and_statistics_stay_as_they_are(kind):
 
 
 @pytest.mark.parametrize(("kind", "c"), [("sign_flip", -1.5), ("scaling", 1.5)])
-def test_a_corrupt_client_returns_the_model_less_c_times_its_update(x64, kind, c):
+def test_a_corrupt_client_returns_theta_minus_c_times_its_update(x64, kind, c):
     model, clients = returns()
     found = disturbed(kind, model, clients)
     for theta, client, after in zip(*(jax.tree.leaves(v.params) for v in (model, clients, found)), strict=True):
@@ -53,7 +53,7 @@ def test_a_corrupt_client_returns_the_model_less_c_times_its_update(x64, kind, c
             np.testing.assert_allclose(after[k], theta - c * (theta - client[k]), rtol=0, atol=1e-12)
 
 
-def test_noise_is_about_as_long_as_the_update_and_has_nothing_to_do_with_it(x64):
+def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
     """Of n normal numbers the mean of squares is within 5 sqrt(2 / n) of the variance, but for once in a million; so is
     the cosine of two independent directions within 5 / sqrt(n) of 0."""
     model, clients = returns((500, 40))
@@ -71,7 +71,7 @@ def test_noise_is_about_as_long_as_the_update_and_has_nothing_to_do_with_it(x64)
     assert abs(made[0] @ made[1]) < 5 / math.sqrt(n) * np.linalg.norm(made[0]) * np.linalg.norm(made[1])
 
 
-def test_a_clients_noise_depends_on_its_id_and_not_on_its_place():
+def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
     model, clients = returns()
     order = jnp.array([3, 5, 0, 1, 2, 4])
     found = disturbed("noise", model, clients)
@@ -80,7 +80,7 @@ def test_a_clients_noise_depends_on_its_id_and_not_on_its_place():
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_a_client_that_learned_nothing_has_nothing_to_attack_with(attack):
+def test_an_attack_on_a_zero_update_changes_nothing(attack):
     model, _ = returns()
     found = attack(jnp.float32(2.0), KEY, model.params, jax.tree.map(jnp.zeros_like, model.params))
     jax.tree.map(np.testing.assert_array_equal, found, model.params)
@@ -89,7 +89,7 @@ def test_a_client_that_learned_nothing_has_nothing_to_attack_with(attack):
 # --- who
 
 
-def test_the_corrupt_are_a_fixed_choice_of_the_seed():
+def test_corrupt_clients_depend_on_the_seed_alone():
     drawn = [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
     assert drawn == [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
     assert all(len(set(ids)) == 4 and ids == sorted(ids) and set(ids) <= set(range(20)) for ids in drawn)
@@ -100,7 +100,7 @@ def test_the_corrupt_are_a_fixed_choice_of_the_seed():
 @pytest.mark.parametrize(
     ("share", "kind", "count"), [(0.2, "noise", 4), (0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)]
 )
-def test_their_number_is_the_share_of_all_clients(share, kind, count):
+def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, count):
     settings = config.apply(config.Config(), {"attack.kind": kind, "attack.clients": share}, "test")
     assert config.num_corrupt(config.check(settings)) == count
 
@@ -114,12 +114,12 @@ def test_their_number_is_the_share_of_all_clients(share, kind, count):
         ({"attack.scale": -1.0}, "attack.scale must be >= 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(settings, reason):
+def test_invalid_settings_are_refused_with_the_reason(settings, reason):
     with pytest.raises(UsageError, match=reason):
         config.check(config.apply(config.Config(), settings, "test"))
 
 
-def test_every_kind_of_the_settings_is_built():
+def test_every_kind_in_the_settings_has_an_attack():
     assert set(config.ATTACKS) == set(attacks.BY_KIND)
 
 
@@ -151,7 +151,7 @@ def after(seed=0, scale=1.0, **hooks):
 EVERYONE = np.arange(len(WORLD.train))
 
 
-def test_where_all_turn_round_the_model_goes_the_other_way(x64):
+def test_if_all_clients_flip_signs_the_model_moves_in_the_opposite_direction(x64):
     start = worlds.variables().params
     honest, turned = after(), after(disturb=attacks.by(attacks.sign_flip, EVERYONE, len(EVERYONE)))
     forth, back = (jax.tree.map(jnp.subtract, state.variables.params, start) for state, _ in (honest, turned))
@@ -162,18 +162,18 @@ def test_where_all_turn_round_the_model_goes_the_other_way(x64):
 @pytest.mark.parametrize(
     "hooks", [{"disturb": attacks.none}, {"disturb": attacks.by(attacks.noise, [], len(EVERYONE))}]
 )
-def test_without_corrupt_clients_a_round_is_as_it_was_to_the_bit(hooks):
+def test_a_round_without_corrupt_clients_is_bit_identical(hooks):
     jax.tree.map(np.testing.assert_array_equal, after(), after(**hooks))
 
 
-def test_the_same_seed_gives_the_same_noise_and_another_seed_another():
+def test_noise_is_reproduced_by_the_same_seed_only():
     hooks = {"disturb": attacks.by(attacks.noise, EVERYONE, len(EVERYONE))}
     first, again, other = (after(seed, **hooks) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(*(s.variables.params["fc1"]["kernel"] for s, _ in (first, other)))
 
 
-def test_an_update_past_all_numbers_is_screened_like_any_diverged_client():
+def test_a_client_whose_attack_overflows_counts_as_diverged():
     schedule = WORLD.schedule(0)
     bad = schedule.num_steps.argmax()
     disturb = attacks.by(attacks.scaling, schedule.clients[[bad]], len(EVERYONE))

@@ -21,7 +21,7 @@ from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.small()
 MAX_ROUNDS = 5
-ALGORITHM = worlds.busybody()
+ALGORITHM = worlds.full_algorithm()
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +44,31 @@ def schedule_of(number, **changes):
 
 def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
-    state, told, done = worlds.state(WORLD, ALGORITHM), [], 0
+    state, results, done = worlds.state(WORLD, ALGORITHM), [], 0
     for size in sizes:
         rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
         leaves = jax.tree.leaves(metrics)
         assert not any(leaf[size:].any() for leaf in leaves)
-        told.append([np.asarray(leaf[:size]) for leaf in leaves])
+        results.append([np.asarray(leaf[:size]) for leaf in leaves])
         done += size
-    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*told, strict=True)]))
+    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)]))
 
 
 @pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
-def test_rounds_are_bit_identical_in_any_chunks(chunk, sizes):
+def test_rounds_are_bit_identical_in_chunks_of_any_size(chunk, sizes):
     found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
     assert found[0].round == 4
     jax.tree.map(np.testing.assert_array_equal, found, alone)
 
 
-def test_a_chunk_is_its_rounds_one_by_one(x64, chunk, round_step):
+def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
     step = worlds.jit(round_step)
-    state, told = worlds.state(WORLD, ALGORITHM), []
+    state, results = worlds.state(WORLD, ALGORITHM), []
     for number in range(3):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
-        told.append(jax.tree.leaves(metrics))
-    expected = state, [np.stack(leaf) for leaf in zip(*told, strict=True)]
+        results.append(jax.tree.leaves(metrics))
+    expected = state, [np.stack(leaf) for leaf in zip(*results, strict=True)]
     worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
 
 
@@ -101,7 +101,9 @@ import hashlib, sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from fedvg_jax import Config, build, schedule
+from fedvg_jax import Config
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import simulation as build
 sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=Path(sys.argv[1])))
 rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
 chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
@@ -110,8 +112,8 @@ print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (c
 """
 
 
-def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compilation_cache(tmp_path):
-    """Whatever Python hashes strings by."""
+def test_processes_share_programs_in_the_compilation_cache(tmp_path):
+    """Under different seeds of Python's string hashes."""
     command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
     first, second = (
         subprocess.run(
@@ -123,7 +125,7 @@ def test_another_process_writes_the_same_programs_and_so_finds_them_in_the_compi
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
-def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_clients, width):
+def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path, num_clients, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
     arrays = simulation.load_data(config)
@@ -137,7 +139,7 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_in_fours(tmp_path, num_
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
 
 
-def test_two_simulations_live_in_one_process(tmp_path):
+def test_two_simulations_run_in_one_process(tmp_path):
     """Both built at the same place of the same program, as a sweep or a notebook does."""
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
     for seed in range(2):

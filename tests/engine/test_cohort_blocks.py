@@ -68,11 +68,11 @@ def menu(algorithm, rules):
 
 
 def after_two_rounds(step, state, size, hyper):
-    told = []
+    results = []
     for number in range(2):
         state, metrics = step(state, schedule_of(number, size), world().data(), hyper)
-        told.append(metrics)
-    return state, told
+        results.append(metrics)
+    return state, results
 
 
 def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3, K)):
@@ -92,19 +92,19 @@ def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3, K)):
             worlds.assert_close(after_two_rounds(step, start, size, hyper), expected, 1e-9)
 
 
-def test_blocks_of_any_size_are_the_whole_cohort(x64):
+def test_cohort_blocks_of_any_size_equal_the_whole_cohort(x64):
     """Of an algorithm that remembers, probes, and sends both kinds of messages."""
-    assert_blocks_are_whole(worlds.busybody(), QUICK)
+    assert_blocks_are_whole(worlds.full_algorithm(), QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", simulation.ALGORITHMS)
-def test_blocks_are_the_whole_cohort_for_every_algorithm_under_every_rule(x64, name):
+def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
     assert_blocks_are_whole(worlds.algorithm(name), RULES)
 
 
 @pytest.mark.parametrize(("norms_of", "first"), [(falls, True), (rises, False)])
-def test_a_group_changes_sides_between_blocks(norms_of, first):
+def test_a_group_crosses_the_noise_floor_between_blocks(norms_of, first):
     """The world has the corner it is there for."""
     counts = schedule_of(0).num_samples
     assert counts[:3].max() < 8 and schedule_of(0).heard[np.argmax(counts == 8)]
@@ -123,7 +123,7 @@ ON_EXECUTORS = [
 
 
 @pytest.mark.parametrize(("executor", "stats_too"), ON_EXECUTORS)
-def test_blocks_are_the_whole_cohort_on_any_executor_with_running_statistics(x64, executor, stats_too):
+def test_cohort_blocks_equal_the_whole_cohort_on_any_executor_with_running_statistics(x64, executor, stats_too):
     """Corrupt clients return noise of their own in both; FedVG by tensor leaves statistics uniform weights."""
     net, algorithm = worlds.small(), worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, worlds.TASK, net.batch_size, granularity="layerwise", norm="delta")
@@ -139,7 +139,7 @@ def test_blocks_are_the_whole_cohort_on_any_executor_with_running_statistics(x64
 
 
 @pytest.mark.slow
-def test_slopes_through_blocks_are_those_through_the_whole_cohort(x64):
+def test_gradients_through_cohort_blocks_equal_those_through_the_whole_cohort(x64):
     net, algorithm = worlds.uneven(cohort_size=5), worlds.algorithm("scaffold")
     executor = differentiable.unrolled(net.most_steps())
     rule = worlds.weighting("samples+fedvg", algorithm)
@@ -173,7 +173,7 @@ def scratch(cohort, size, algorithm="fedavg"):
     return compiled.memory_analysis().temp_size_in_bytes / (4 * tree.size(state.variables))
 
 
-def test_memory_is_that_of_a_block_and_not_of_the_cohort():
+def test_memory_depends_on_the_block_and_not_on_the_cohort():
     """A block of five takes two models a client, and a few more; a cohort of a hundred would take two hundred."""
     ten, hundred = scratch(10, 5), scratch(100, 5)
     assert hundred == pytest.approx(ten, rel=0.1)
@@ -200,7 +200,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_all_models_at_once_is_refused_in_one_line(name):
+def test_rules_that_need_all_models_are_refused_in_one_line(name):
     changes, said = REFUSED[name]
     with pytest.raises(UsageError) as found:
         config.check(run_config(**changes))
@@ -212,14 +212,14 @@ def test_what_needs_all_models_at_once_is_refused_in_one_line(name):
 
 @pytest.mark.parametrize("name", config.WEIGHTINGS)
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
-def test_the_names_allowed_are_the_rules_with_terms(name, granularity):
+def test_streamable_names_are_the_rules_with_terms(name, granularity):
     made = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
     assert bool(made.terms) == config.streams(name)
     assert bool(basic.mix(basic.samples(), made).terms) == config.streams(f"samples+{name}")
     assert not baselines.permuted(made).terms and not basic.with_own_statistics(made).terms
 
 
-def test_a_round_of_one_s_own_is_refused_as_it_is_traced():
+def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     for options, said in (
         ({"rule": baselines.permuted(basic.samples())}, "this weighting has no terms"),
@@ -256,7 +256,7 @@ def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_has_terms_passes():
+def test_weightings_with_terms_pass_the_check():
     rule = worlds.any_of([worlds.weighting(rule, worlds.algorithm("fedavg")) for rule in RULES])
     contracts.check_terms(rule, TASK, world().data(), worlds.hyper())
 
@@ -268,11 +268,11 @@ def test_what_has_terms_passes():
     ("cohort", "hold", "size"),
     [(10, 0, 10), (10, 10, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1), (7, 3, 3)],
 )
-def test_blocks_are_as_few_and_as_even_as_can_be(cohort, hold, size):
+def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
 
 
-def test_a_run_in_blocks_is_a_run(tmp_path):
+def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
     """Its records name the cohort and nobody else, with the weights n_k / n."""
     flags = "--clients 5 --join-ratio 1 --rounds 2 --local-epochs 1 --alpha 1 --weighting samples --hold 2 --keep 0"
     assert sim.main([*flags.split(), "--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]) == 0
@@ -284,13 +284,13 @@ def test_a_run_in_blocks_is_a_run(tmp_path):
         assert record["train_loss"] > 0
 
 
-def test_the_command_line_refuses_in_one_line(capsys):
+def test_the_command_line_refuses_hold_with_fltrust_in_one_line(capsys):
     assert sim.main(["--hold", "3", "--weighting", "fltrust"]) == 2
     said = capsys.readouterr().err.strip()
     assert "--hold 0" in said and "hold 3 of a cohort of 10" in said.replace("\n", " ")
 
 
-def test_a_dry_run_cuts_the_plans_of_blocks():
+def test_a_dry_run_shortens_the_plans_of_cohort_blocks():
     schedule = schedule_of(0, 3)
     cut = dry_run._Sample(None, None, schedule).cut(1)
     assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes

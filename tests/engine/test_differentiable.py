@@ -87,7 +87,7 @@ def unrolled(**options):
 
 
 def chosen(f):
-    """Value and slopes of the mean of f's numbers with the given weights, compiled once for all of them."""
+    """Value and gradients of the mean of f's numbers with the given weights, compiled once for all of them."""
 
     def run(at, which):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its own counters in
@@ -102,26 +102,26 @@ def direction(at):
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)) * jnp.where(jnp.abs(x) > 0, 0.1, 0), at)
 
 
-def along(slopes, direction):
-    return sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), slopes, direction)))
+def along(gradients, direction):
+    return sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), gradients, direction)))
 
 
 QUICK = ("scaffold",)
-"""With memories on both sides, messages and a displacement."""
+"""Algorithms with memories on both sides, messages and a displacement."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ALGORITHMS])
-def test_slopes_through_one_and_three_rounds_are_those_of_finite_differences(x64, name):
-    """Along a random direction of all hyper-parameters and the initial model; nothing is NaN although a client has no
-    rows; and the rounds are those of the fast executor."""
+def test_gradients_through_rounds_equal_finite_differences(x64, name):
+    """Along a random direction of all hyperparameters and the initial model. Nothing is NaN although a client has no
+    rows, and the rounds equal the fast executor's."""
     at = worlds.hyper(), model()
     f, d, step = chosen(numbers(name, unrolled(epochs=2, num_lanes=2))), direction(at), 1e-5
     there, back = (jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d) for sign in (1, -1))
     for which in (jnp.array([1.0, 0, 0]), jnp.array([0, 0, 1.0])):
-        _, slopes = f(at, which)
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
+        _, gradients = f(at, which)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
         expected = (f(there, which)[0] - f(back, which)[0]) / (2 * step)
-        np.testing.assert_allclose(along(slopes, d), expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(along(gradients, d), expected, rtol=1e-6, atol=1e-8)
 
 
 def fast_equals_unrolled(name, weighting="fedvg"):
@@ -133,36 +133,36 @@ def fast_equals_unrolled(name, weighting="fedvg"):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_the_rounds_are_those_of_the_fast_executor(x64):
-    """With Elastic, which probes; that any algorithm trains alike is the law of executors."""
+def test_unrolled_rounds_equal_the_fast_executor(x64):
+    """Elastic, which probes; for other algorithms the law of executors holds."""
     fast_equals_unrolled("elastic")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_s_rounds_are_those_of_the_fast_executor(x64, name):
+def test_unrolled_rounds_equal_the_fast_executor_for_every_algorithm(x64, name):
     fast_equals_unrolled(name)
 
 
 @functools.cache
 def scalar_rounds(**options):
-    """The loop alone: x <- a x, as often as it is told."""
+    """The loop alone: x <- a x + i, for a given number of steps."""
     loop = differentiable.unrolled(8, **options).loop
     return lambda a, count, x: loop(count, lambda i, x: a * x + i.astype(x.dtype), x)
 
 
 @pytest.mark.parametrize("options", [{}, {"epochs": 3}, {"epochs": 8, "remat": False}, {"epochs": 100}], ids=str)
 @pytest.mark.parametrize("count", [0, 1, 5, 8])
-def test_the_loop_takes_as_many_steps_as_it_is_told(x64, options, count):
+def test_the_loop_takes_the_given_number_of_steps(x64, options, count):
     f = scalar_rounds(**options)
-    expected, slope, x = 0.7, 0.0, 0.7
+    expected, derivative, x = 0.7, 0.0, 0.7
     for i in range(count):
-        slope, x = x + 1.1 * slope, 1.1 * x + i
+        derivative, x = x + 1.1 * derivative, 1.1 * x + i
     value, found = jax.value_and_grad(f)(1.1, jnp.int32(count), 0.7)
-    np.testing.assert_allclose((value, found), (x if count else expected, slope), rtol=1e-12)
+    np.testing.assert_allclose((value, found), (x if count else expected, derivative), rtol=1e-12)
 
 
-def test_a_loop_too_short_says_nan(x64):
+def test_a_loop_that_is_too_short_returns_nan(x64):
     assert np.isnan(scalar_rounds()(1.1, jnp.int32(9), 0.7))
 
 
@@ -170,7 +170,7 @@ QUADRATIC = worlds.uneven()
 
 
 def of_quadratics(horizon=None, executor=None, num_rounds=2):
-    """(lr, x) -> the models after two rounds of FedAvg by equal weights, where every loss is sum a x^2 / 2 - b x."""
+    """(lr, x) -> the models after two rounds of FedAvg with uniform weights; losses are sum a x^2 / 2 - b x."""
     plans = [QUADRATIC.schedule(number) for number in range(num_rounds)]
     executor = executor or differentiable.unrolled(differentiable.most_steps(plans))
     algorithm = worlds.algorithm("fedavg")
@@ -192,7 +192,7 @@ def of_quadratics(horizon=None, executor=None, num_rounds=2):
 
 
 def contraction(lr):
-    """schedule -> [3] what a round multiplies the model by: the mean over its clients of (1 - lr a)^steps."""
+    """schedule -> [3] the factor of the model in a round: the mean over its clients of (1 - lr a)^steps."""
     a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
     own = np.stack([a[rows[0]] for rows in QUADRATIC.train])
 
@@ -203,29 +203,29 @@ def contraction(lr):
 
 
 @pytest.mark.parametrize(("horizon", "through"), [(None, (0, 1)), (5, (0, 1)), (1, ())])
-def test_a_horizon_cuts_what_came_before(x64, horizon, through):
-    """The slope of a quadratic's model with respect to the initial one is the product of the rounds' contractions; a
+def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
+    """The derivative of a quadratic's model with respect to the initial one is the product of the rounds' factors. A
     horizon of one round leaves no path to it."""
     f, plans = of_quadratics(horizon)
     start = worlds.QUADRATIC.init(None).params
-    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
+    gradients = worlds.jit(jax.grad(f, 1))(0.3, start)
     expected = np.prod([contraction(0.3)(plans[i]) for i in through], 0) if through else np.zeros(3)
-    np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, rtol=1e-12)
+    np.testing.assert_allclose(np.concatenate([gradients["left"]["x"], gradients["right"]["x"]]), expected, rtol=1e-12)
 
 
-def test_a_client_s_horizon_keeps_its_last_steps(x64):
-    """With a horizon of one step, the initial model has a slope through the clients with a single step, 1 - lr a each,
-    and through no other; the values are as ever."""
+def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
+    """With a horizon of one step, the derivative with respect to the initial model passes through clients with a single
+    step only, 1 - lr a each. The values are unchanged."""
     plans = [QUADRATIC.schedule(0)]
     most = differentiable.most_steps(plans)
     f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)
     whole, _ = of_quadratics(executor=differentiable.unrolled(most), num_rounds=1)
     start = worlds.QUADRATIC.init(None).params
-    slopes = worlds.jit(jax.grad(f, 1))(0.3, start)
+    gradients = worlds.jit(jax.grad(f, 1))(0.3, start)
     a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
     single = [c for c, n in zip(plans[0].clients, plans[0].num_steps, strict=True) if n <= 1]
     expected = sum((1 - 0.3 * a[QUADRATIC.train[c][0]] for c in single), np.zeros(3)) / 3
-    np.testing.assert_allclose(np.concatenate([slopes["left"]["x"], slopes["right"]["x"]]), expected, atol=1e-12)
+    np.testing.assert_allclose(np.concatenate([gradients["left"]["x"], gradients["right"]["x"]]), expected, atol=1e-12)
     np.testing.assert_allclose(f(0.3, start), whole(0.3, start), rtol=1e-12)
 
 
@@ -241,7 +241,7 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
     assert set(found[0][1]) == {"lr", "eps"} and abs(found[0][1]["lr"]) > 1e-3
 
 
-def test_no_hyper_parameter_forces_a_recompile():
+def test_no_hyperparameter_recompiles_the_program():
     f = worlds.jit(of_quadratics()[0])
     start = worlds.QUADRATIC.init(None).params
     for lr in (0.1, 0.2, 0.0):
@@ -264,7 +264,7 @@ def test_no_hyper_parameter_forces_a_recompile():
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(make, said):
+def test_invalid_arguments_are_refused_in_one_line(make, said):
     with pytest.raises(UsageError, match=said):
         make()
 
@@ -291,7 +291,7 @@ def scored(num_clients=3):
     return clients, Batch(jnp.asarray(rng.normal(size=(2, 2, IN))), jnp.array([[0, 1], [3, 1]], jnp.int32))
 
 
-def test_slopes_from_validation_gradients_to_the_model_are_those_of_finite_differences(x64):
+def test_gradients_of_fedvg_weights_equal_finite_differences(x64):
     """For every norm and granularity at once: forward mode against central differences along one direction, reverse
     mode against forward mode; with respect to the clients, the validation images and eps."""
     clients, val = scored()
@@ -322,7 +322,7 @@ CORNERS = {
 
 
 @functools.cache
-def slopes():
+def gradients():
     def f(clients, x, eps, y):
         return aggregated(clients, Batch(x, y), eps).sum()
 
@@ -330,9 +330,9 @@ def slopes():
 
 
 @pytest.mark.parametrize("corner", CORNERS)
-def test_no_slope_is_nan_at_a_corner(corner):
+def test_no_gradient_is_nan_at_a_special_value(corner):
     """Images of zeros leave the weights of the network without a gradient."""
     clients, val = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype != jnp.int32 else x, scored())
     clients, val = CORNERS[corner](clients, val)
-    found = slopes()(clients, val.x, jnp.float32(1e-8), val.y)
+    found = gradients()(clients, val.x, jnp.float32(1e-8), val.y)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))

@@ -42,7 +42,7 @@ def one_round(lr, as_array):
 
 
 @pytest.mark.parametrize("lr", [0.5, np.float64(0.5), np.float32(0.5), np.array(0.5), jnp.asarray(0.5)], ids=repr)
-def test_a_round_takes_numbers_and_tables_of_python_and_numpy(lr):
+def test_a_round_takes_python_and_numpy_numbers_and_tables(lr):
     expected = one_round(jnp.float32(0.5), jnp.asarray)
     worlds.assert_close(one_round(lr, np.asarray), expected, 1e-6)
 
@@ -73,7 +73,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_numpy_arrays_give_what_jax_arrays_give(name):
+def test_numpy_arrays_give_the_same_results_as_jax_arrays(name):
     function, plain = FUNCTIONS[name]
     worlds.assert_close(function(plain), function(jax.tree.map(jnp.asarray, plain)), 1e-6)
 

@@ -31,7 +31,7 @@ def test_evaluation_equals_a_loop_over_rows_for_any_batch_size(x64, run, batch_s
     np.testing.assert_array_equal(sums["confusion"], confusion.reshape(-1))
 
 
-def test_padding_may_stand_anywhere_in_a_batch(run):
+def test_padding_may_be_anywhere_in_a_batch(run):
     """Row 0 stands in for a missing row; it must not be counted."""
     rows = np.full((2, 4), -1, np.int32)
     rows[0, 1], rows[1, 3] = WORLD.test[:2]
@@ -41,6 +41,6 @@ def test_padding_may_stand_anywhere_in_a_batch(run):
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
 
 
-def test_no_rows_sum_to_nothing(run):
+def test_a_table_without_rows_sums_to_zero(run):
     found, _ = summed(run, np.full((2, 4), -1, np.int32))
     assert found["loss"] == 0 and not found["confusion"].any()

@@ -37,7 +37,7 @@ def with_momentum(hyper, round):
 
 def make_round(executor, task, signal):
     rule = basic.mix(basic.samples(), fedvg(signal, groups.layerwise, task.block_of))
-    return round.make_round(task, worlds.busybody(), rule, executor, with_momentum, len(WORLD.train))
+    return round.make_round(task, worlds.full_algorithm(), rule, executor, with_momentum, len(WORLD.train))
 
 
 def schedule_of(number, executor):
@@ -48,13 +48,13 @@ def schedule_of(number, executor):
 
 def after(round_step, num_rounds, executor):
     """State and metrics of every round from the same start."""
-    state, data, hyper = worlds.state(WORLD, worlds.busybody()), WORLD.data(), worlds.hyper()
-    told = []
+    state, data, hyper = worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
+    results = []
     for number in range(num_rounds):
         schedule = jax.tree.map(jnp.asarray, schedule_of(number, executor))
         state, metrics = round_step(state, schedule, data, hyper)
-        told.append((state, metrics))
-    return jax.tree.map(np.asarray, told)
+        results.append((state, metrics))
+    return jax.tree.map(np.asarray, results)
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
 
 
-def test_devices_share_what_the_cohort_has_trained():
+def test_each_device_keeps_its_part_of_the_trained_cohort():
     """Each keeps its part of the carries, not all of them."""
     world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
     schedule = jax.tree.map(jnp.asarray, world.schedule(0, 2))
@@ -122,7 +122,7 @@ def test_devices_share_what_the_cohort_has_trained():
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
 
 
-def test_a_single_lane_holds_its_model_and_the_result_and_no_further_copy():
+def test_a_single_lane_holds_two_models():
     """A step reads the model in a matmul and writes it. Between steps: the live model and the trained one."""
     world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)
     inputs = jnp.ones((16, 300))
@@ -138,7 +138,7 @@ def test_a_single_lane_holds_its_model_and_the_result_and_no_further_copy():
 
 
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
-def test_map_is_the_function_of_every_client_in_cohort_order(executor):
+def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
     found = executor.map(lambda shared, x: shared * x["a"] * x["b"].sum(), jnp.int32(3), xs)
     assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
@@ -159,13 +159,13 @@ FEW = Config(clients=6, join_ratio=0.5)
         ({"model": "mlp", "devices": "1"}, True, 1),
     ],
 )
-def test_auto_takes_the_devices_that_pay(changes, double, expected):
+def test_auto_uses_the_devices_that_are_faster(changes, double, expected):
     with jax.enable_x64(double):
         assert simulation.num_devices(dataclasses.replace(FEW, **changes)) == expected
 
 
 @pytest.mark.parametrize(("gibibytes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, 3)])
-def test_vision_transformers_train_on_as_many_cpu_devices_as_half_of_the_memory_holds(gibibytes, expected):
+def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(gibibytes, expected):
     """A client of ViT-S/16 takes 640 MiB, so each needs 1.25 GiB of the host's memory."""
     machine = hardware.current()._replace(memory_bytes=gibibytes * 2**30)
     assert simulation.num_devices(dataclasses.replace(FEW, model="vit_s16"), machine) == expected
@@ -181,6 +181,6 @@ def test_vision_transformers_train_on_as_many_cpu_devices_as_half_of_the_memory_
         ({"devices": "2"}, True, "in double precision.*use --devices 1"),
     ],
 )
-def test_devices_that_cannot_be_had_are_refused(changes, double, said):
+def test_unavailable_devices_are_refused(changes, double, said):
     with jax.enable_x64(double), pytest.raises(UsageError, match=said):
         simulation.num_devices(dataclasses.replace(FEW, **changes))

@@ -49,23 +49,25 @@ def assert_same(found, expected):
 # --- clients that drop out
 
 
-@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
-@pytest.mark.parametrize("rule", RULES)
-def test_who_drops_out_counts_as_if_it_had_not_played(x64, rule, granularity):
-    algorithm, schedule = worlds.algorithm("fedavg"), schedule_of(0)
-    present = [0, 2, 3]
-    rules = worlds.weighting(rule, algorithm, granularity=granularity)
-    found, told = one_round(algorithm, without(schedule, [1, 4]), rules)
-    others = schedule_of(0, clients=schedule.clients[present], cohort_size=3)
-    expected, expected_told = one_round(algorithm, others, rules)
-    worlds.assert_close(found.variables, expected.variables, 1e-12)
-    np.testing.assert_allclose(told.weights[jnp.array(present)], expected_told.weights, rtol=1e-12)
-    assert told.weights[1] == told.weights[4] == 0 and told.finite.all()
+def test_a_client_that_drops_out_counts_as_not_sampled(x64):
+    """Under every rule and granularity; one program computes them all."""
+    algorithm, schedule, present = worlds.algorithm("fedavg"), schedule_of(0), [0, 2, 3]
+    chosen = [(rule, granularity) for rule in RULES for granularity in ("modelwise", "layerwise")]
+    weightings = [worlds.weighting(rule, algorithm, granularity=granularity) for rule, granularity in chosen]
+    step, start = worlds.make_round(WORLD, algorithm, worlds.any_of(weightings)), worlds.state(WORLD, algorithm, TASK)
+    dropped, others = without(schedule, [1, 4]), schedule_of(0, clients=schedule.clients[present], cohort_size=3)
+    for number in range(len(chosen)):
+        hyper = worlds.hyper() | {"rule": jnp.int32(number)}
+        state, metrics = step(start, dropped, WORLD.data(), hyper)
+        expected, expected_metrics = step(start, others, WORLD.data(), hyper)
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
+        np.testing.assert_allclose(metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12)
+        assert metrics.weights[1] == metrics.weights[4] == 0 and metrics.finite.all(), chosen[number]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
-    """Of all that the server knows, the others' part is as if N stayed the same and they alone had played."""
+def test_a_client_that_drops_out_keeps_its_memory_and_sends_nothing(x64, name):
+    """The round equals that of the other clients alone, with N unchanged."""
     algorithm, schedule = worlds.algorithm(name), schedule_of(1)
     state, _ = one_round(algorithm, schedule_of(0))
     found, _ = one_round(algorithm, without(schedule, [1, 4]), "uniform", state)
@@ -79,7 +81,7 @@ def test_who_drops_out_keeps_its_memory_and_tells_nothing(x64, name):
 
 
 @pytest.mark.parametrize("sensitivity", ["output", "official"])
-def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
+def test_the_probe_of_a_client_that_drops_out_is_ignored(x64, sensitivity):
     """Elastic's sensitivities are relative to the largest."""
     algorithm, schedule = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity=sensitivity)), schedule_of(0)
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
@@ -92,13 +94,13 @@ def test_what_who_drops_out_probed_is_left_out_too(x64, sensitivity):
 
 
 @every_algorithm
-def test_a_round_nobody_is_heard_of_leaves_the_model_where_it_is(x64, name):
+def test_a_round_in_which_all_clients_drop_out_keeps_the_model(x64, name):
     algorithm = worlds.algorithm(name)
     before = worlds.state(WORLD, algorithm, TASK)
-    after, told = one_round(algorithm, without(schedule_of(0), range(5)))
+    after, metrics = one_round(algorithm, without(schedule_of(0), range(5)))
     worlds.assert_close(after.variables, before.variables, 1e-12)
     assert_same(after.clients, before.clients)
-    assert not told.weights.any()
+    assert not metrics.weights.any()
 
 
 # --- clients that diverge
@@ -113,33 +115,33 @@ def with_nan(client):
 
 
 @every_algorithm
-def test_who_diverges_counts_as_if_it_had_dropped_out(x64, name):
-    """In every bit, the memories included; and it is told of."""
+def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
+    """In every bit, including the memories; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0), 2
     step, start = worlds.make_round(WORLD, algorithm), worlds.state(WORLD, algorithm, TASK)
-    expected, expected_told = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
-    found, told = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
+    expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), worlds.hyper())
+    found, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), worlds.hyper())
     assert_same(found, expected)
-    assert_same(told.weights, expected_told.weights)
-    assert told.weights[bad] == 0 and told.weights.sum() == pytest.approx(1)
-    assert told.finite.tolist() == [k != bad for k in range(5)] and np.isnan(told.train_loss[bad])
+    assert_same(metrics.weights, expected_metrics.weights)
+    assert metrics.weights[bad] == 0 and metrics.weights.sum() == pytest.approx(1)
+    assert metrics.finite.tolist() == [k != bad for k in range(5)] and np.isnan(metrics.train_loss[bad])
 
 
-def test_a_loss_that_overflows_is_not_finite_even_where_the_model_is():
-    """Of a loss -b x with b = 1e30 at x = 1e10, in single precision."""
+def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model():
+    """The loss -b x with b = 1e30 at x = 1e10, in single precision."""
     world = worlds.quadratics(np.zeros((2, 3)), np.array([[1e30] * 3, [1.0] * 3]), [2, 2], 2)
     algorithm = worlds.algorithm("fedavg")
     state = worlds.state(world, algorithm, TASK)
     far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
     step, schedule = worlds.make_round(world, algorithm), world.schedule(0, 2)
-    _, told = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
-    assert told.finite.tolist() == [client != 0 for client in schedule.clients]
+    _, metrics = step(state._replace(variables=far), schedule, world.data(), worlds.hyper(lr=1e-9))
+    assert metrics.finite.tolist() == [client != 0 for client in schedule.clients]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["signal", "weight"])
-def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x64, where, bad):
-    """The one of most rows, whose model and loss are finite; in every bit as if it had dropped out."""
+def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64, where, bad):
+    """The client with the most rows, whose model and loss are finite; the round equals one in which it drops out."""
     schedule, algorithm = schedule_of(0), worlds.algorithm("scaffold")
     position = int(np.argmax(schedule.num_samples))
     most = int(schedule.num_samples[position])
@@ -154,11 +156,11 @@ def test_a_score_or_weight_that_is_not_finite_counts_as_a_client_that_diverged(x
         return jax.tree.map(lambda w: jnp.where(spoilt, bad, w), found)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
-    found, told = one_round(algorithm, schedule, rule)
-    expected, expected_told = one_round(algorithm, without(schedule, [position]), rule)
+    found, metrics = one_round(algorithm, schedule, rule)
+    expected, expected_metrics = one_round(algorithm, without(schedule, [position]), rule)
     worlds.assert_close(found, expected, 1e-12)
-    np.testing.assert_allclose(told.weights, expected_told.weights, rtol=1e-12)
-    assert told.finite.tolist() == [k != position for k in range(5)] and told.weights[position] == 0
+    np.testing.assert_allclose(metrics.weights, expected_metrics.weights, rtol=1e-12)
+    assert metrics.finite.tolist() == [k != position for k in range(5)] and metrics.weights[position] == 0
 
 
 @pytest.fixture(scope="module")
@@ -184,21 +186,21 @@ def poisoned(tmp_path_factory):
     return simulation, int(who)
 
 
-def test_a_run_stops_at_a_client_that_diverges_and_names_round_and_client(poisoned, tmp_path):
-    """And what went wrong is told before it stops."""
-    (simulation, who), told = poisoned, []
+def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, tmp_path):
+    """The record of the round reaches callbacks before the run stops."""
+    (simulation, who), records = poisoned, []
     out = tmp_path / "run"
     made = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=told.extend)
+        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=records.extend)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
-    assert [record["diverged"] for record in told] == [[who]] and error.value.history.records == told
+    assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
     said = str(error.value)
     assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
 
 
-def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
+def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     simulation, who = poisoned
     records = loop.drive(simulation("skip")).records
     assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
@@ -208,7 +210,7 @@ def test_a_run_goes_on_without_it_where_it_is_to_be_skipped(poisoned):
 
 
 NAN_ROW = 41
-"""Of D_val."""
+"""A row of D_val."""
 
 
 def run_with_a_nan_validation_row(cache_dir, **changes):
@@ -224,7 +226,7 @@ def run_with_a_nan_validation_row(cache_dir, **changes):
     return loop.drive(sim, tell=lines.append).records, lines
 
 
-def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate(tmp_path):
+def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(tmp_path):
     with pytest.raises(UsageError) as error:
         run_with_a_nan_validation_row(tmp_path)
     said = str(error.value)
@@ -232,30 +234,34 @@ def test_a_validation_row_that_is_not_finite_is_blamed_and_not_the_learning_rate
     assert "--lr" not in said and "\n" not in said
 
 
-def test_a_learning_rate_that_is_too_large_is_still_blamed_with_such_a_row(tmp_path):
+def test_an_error_names_the_learning_rate_if_scores_do_not_depend_on_that_row(tmp_path):
     """The scores of sample counts do not depend on D_val."""
     with pytest.raises(UsageError, match="smaller --lr"):
         run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
 
 
-def test_rounds_that_average_no_client_are_warned_of_once_and_counted_at_the_end(tmp_path):
+def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
     assert len(records) == 3 and not any(any(r["weights"]) for r in records)
     assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
     assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
 
 
-def test_rounds_that_average_somebody_are_not_warned_of(tmp_path):
+def test_rounds_with_present_clients_give_no_warning(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
     assert len(records) == 2 and lines == []
 
 
-# --- the clients' optimiser
+# --- the clients' optimisers
 
 
-@pytest.mark.parametrize("lr_schedule", local_training.LR_SCHEDULES)
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.125), (0.5, 0.125)])
-def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64, momentum, weight_decay, lr_schedule):
+SGD_SETTINGS = [(0.5, 0.125, name) for name in local_training.LR_SCHEDULES]
+SGD_SETTINGS += [(0.0, 0.0, "constant"), (0.5, 0.0, "constant"), (0.0, 0.125, "constant")]
+"""The schedule multiplies the rate only, so it is crossed with one momentum and decay."""
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay", "lr_schedule"), SGD_SETTINGS)
+def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x64, momentum, weight_decay, lr_schedule):
     """v <- momentum v + g + decay x and x <- x - lr_r v, with v = 0 at the start of every round r."""
     settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)
     rates = {
@@ -279,7 +285,7 @@ def test_momentum_weight_decay_and_the_schedule_of_rates_are_those_of_a_loop(x64
 
 
 @pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
-def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
+def test_adam_equals_its_paper_and_restarts_every_round(x64, optimiser, decay):
     """m <- .9 m + .1 g, v <- .999 v + .001 g^2, x <- x - lr m^ / (sqrt v^ + 1e-8), corrected by 1 - b^t; adam adds the
     decay d x to g, adamw (Loshchilov and Hutter 2019) lr d x to the step."""
     settings = Config(optimiser=optimiser, weight_decay=decay)
@@ -299,8 +305,8 @@ def test_adam_is_that_of_its_paper_and_fresh_every_round(x64, optimiser, decay):
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
 
 
-def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
-    """v <- v / 2 + g over all of a client's rounds; it stays as it was for who is not in the cohort, or drops out."""
+def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
+    """v <- v / 2 + g over all of a client's rounds; absent and unsampled clients keep theirs."""
     settings = Config(momentum=0.5, optimiser_state="kept")
     a, b = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
     world, algorithm, optimiser = (
@@ -334,7 +340,7 @@ def test_momentum_is_kept_for_every_client_until_it_plays_again(x64):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
+def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, steps):
     """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
     for plain SGD steps x lr."""
 
@@ -350,10 +356,10 @@ def test_the_displacement_is_that_of_a_constant_unit_gradient(x64, beta, steps):
         np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
 
 
-def test_algorithms_are_told_the_displacement_of_their_round(x64):
+def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
     optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
-    algorithm, hyper = worlds.busybody(), worlds.hyper(lr_decay=0.5)
+    algorithm, hyper = worlds.full_algorithm(), worlds.hyper(lr_decay=0.5)
     step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
     moved = []
     for number in range(2):
@@ -367,7 +373,7 @@ def test_algorithms_are_told_the_displacement_of_their_round(x64):
 # --- what the server does with the average
 
 
-def test_an_algorithm_works_on_whatever_average_is_taken(x64):
+def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     """u is the distance to it: FedAvgM's first step is (1 + beta) u at rate 1."""
 
     def median(hyper, key, variables, clients, weights):
@@ -386,7 +392,7 @@ def test_an_algorithm_works_on_whatever_average_is_taken(x64):
 
 
 @every_algorithm
-def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x64, name):
+def test_acting_on_running_statistics_does_not_change_models_without_them(x64, name):
     """Elastic has a sensitivity for statistics in the published form only."""
     settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
     algorithm, found = worlds.algorithm(name, **settings), []
@@ -399,14 +405,14 @@ def test_acting_on_running_statistics_changes_nothing_of_a_model_without_them(x6
     worlds.assert_close(*found, 1e-12)
 
 
-def test_elastic_without_a_sensitivity_for_running_statistics_is_not_to_act_on_them():
+def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():
     with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
         config.check(Config(algorithm="elastic", server_stats="official"))
     config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
 
 
 @pytest.mark.parametrize("stats_too", [False, True])
-def test_running_statistics_are_averaged_or_take_the_server_s_step_like_parameters(x64, stats_too):
+def test_running_statistics_are_averaged_or_take_the_server_step(x64, stats_too):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
     world, task = worlds.small(), worlds.TASK
 

@@ -18,7 +18,7 @@ from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.small()
-ALGORITHMS = [*simulation.ALGORITHMS, "busybody"]
+ALGORITHMS = [*simulation.ALGORITHMS, "full_algorithm"]
 HEARD = np.array([True, False, True, True, False])
 
 
@@ -40,7 +40,7 @@ WITH_FEDAVG = [
 
 
 def make(algorithm):
-    return worlds.busybody() if algorithm == "busybody" else worlds.algorithm(algorithm)
+    return worlds.full_algorithm() if algorithm == "full_algorithm" else worlds.algorithm(algorithm)
 
 
 def menu(rules, algorithm):
@@ -100,11 +100,13 @@ def assert_rounds_agree(algorithm, step, number, rule, plan, tolerance):
     mine = oracle.ALGORITHMS[algorithm]
     expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(WORLD.train))
     for schedule in plan:
-        state, told = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
-        told = told._replace(scores=told.detail.get(str(number), told.scores), detail={})
-        expected, expected_told = oracle.round_step(expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule)
+        state, metrics = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
+        metrics = metrics._replace(scores=metrics.detail.get(str(number), metrics.scores), detail={})
+        expected, expected_metrics = oracle.round_step(
+            expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
+        )
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
-        worlds.assert_close(told._asdict(), expected_told._asdict(), tolerance)
+        worlds.assert_close(metrics._asdict(), expected_metrics._asdict(), tolerance)
 
 
 def schedule_of(number):
@@ -126,7 +128,7 @@ def test_three_rounds_equal_the_oracle_under_any_weighting(x64, algorithm):
     assert_three_rounds_agree(algorithm, WITH_EVERY_ALGORITHM)
 
 
-def test_three_rounds_equal_the_oracle_however_fedvg_scores(x64):
+def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
     assert_three_rounds_agree("fedavg", WITH_FEDAVG)
 
 
@@ -136,7 +138,7 @@ def test_a_round_in_single_precision_equals_the_oracle():
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_the_oracle_s_gradients_are_the_slopes_of_its_loss(train):
+def test_the_oracle_s_gradients_equal_finite_differences(train):
     """(loss(p + h d) - loss(p - h d)) / 2h = slope + O(h^2), and rounding leaves 1e-16 / h."""
     params, stats = map(worlds.by_path, worlds.variables())
     batch, h = tuple(part[:7] for part in WORLD.pool), 1e-5
@@ -152,7 +154,7 @@ def test_the_oracle_s_gradients_are_the_slopes_of_its_loss(train):
     np.testing.assert_allclose((loss(h) - loss(-h)) / (2 * h), slope, rtol=0, atol=1e-8)
 
 
-def test_the_world_has_the_corners_it_is_there_for():
+def test_the_world_has_its_special_cases():
     rng = np.random.default_rng(0)
     steps = [len(schedules.minibatches(rows, WORLD.local_epochs, WORLD.batch_size, rng)) for rows in WORLD.train]
     assert steps == [6, 0, 2, 0, 2, 4, 2]  # 2 epochs of ceil(n / 4), less the last batch if it is a single row

@@ -104,7 +104,7 @@ NUMPY = {
 
 @pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
 @pytest.mark.parametrize("name", NUMPY)
-def test_a_rule_is_what_numpy_makes_of_the_clients_that_are_there(x64, name, absent):
+def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
     model, clients = returns()
     weights = weights_of(model, absent)
     found = joined(RULES[name], model, clients, weights, clip_norm=2.0)
@@ -112,7 +112,7 @@ def test_a_rule_is_what_numpy_makes_of_the_clients_that_are_there(x64, name, abs
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_what_an_absent_client_returns_counts_for_nothing(x64, name):
+def test_an_absent_client_s_model_is_ignored(x64, name):
     """Rounds hand rules the global model in its place; for the rule any value does."""
     model, clients = returns()
     weights = weights_of(model, [2, 5])
@@ -121,14 +121,14 @@ def test_what_an_absent_client_returns_counts_for_nothing(x64, name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_with_nobody_there_the_model_stays_as_it_is(x64, name):
+def test_without_present_clients_the_model_is_unchanged(x64, name):
     model, clients = returns()
     found = joined(RULES[name], model, clients, weights_of(model, range(K)))
     jax.tree.map(np.testing.assert_array_equal, found, model)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_order_of_the_clients_is_of_no_account(x64, name):
+def test_the_order_of_clients_does_not_matter(x64, name):
     model, clients = returns()
     weights = weights_of(model, [3])
     order = jnp.asarray(np.random.default_rng(0).permutation(K))
@@ -147,7 +147,7 @@ def test_equal_clients_are_their_own_average(x64, name):
 
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
-def test_one_absurd_client_moves_the_mean_and_no_robust_rule(name, sign):
+def test_one_outlier_moves_the_mean_and_no_robust_rule(name, sign):
     """In float32, where the square of 1e30 is infinite."""
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
     clients = jax.tree.map(lambda x: x.at[4].set(sign * 1e30), clients)
@@ -158,13 +158,13 @@ def test_one_absurd_client_moves_the_mean_and_no_robust_rule(name, sign):
     jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), found.params, model.params)
 
 
-def test_trimming_nothing_is_the_plain_mean(x64):
+def test_trimming_nothing_equals_the_mean(x64):
     model, clients = returns()
     found = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
     worlds.assert_close(found, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
 
 
-def test_the_cut_is_the_floor_of_the_exact_product_and_leaves_somebody():
+def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     for hundredths in range(50):
         cuts = robust._cuts(hundredths / 100, 200)
         assert cuts.tolist() == [n * hundredths // 100 for n in range(201)]
@@ -288,7 +288,7 @@ def test_every_rule_of_the_settings_is_built():
         *(({f"robust.{name}": value}, name) for name, value in (("noise", -1.0), ("num_bad", -1), ("num_kept", 0))),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(settings, reason):
+def test_invalid_settings_are_refused_with_the_reason(settings, reason):
     with pytest.raises(UsageError, match=reason):
         config.check(config.apply(config.Config(), settings, "test"))
 

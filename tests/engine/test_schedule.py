@@ -43,7 +43,7 @@ def same(a, b):
 # --- streams
 
 
-def test_a_cohort_is_drawn_without_replacement_in_an_order_of_its_own():
+def test_a_cohort_is_sampled_without_replacement_in_random_order():
     drawn = [schedules.cohort(0, number, 20, 10)[0] for number in range(50)]
     assert all(len(set(c)) == 10 and set(c) <= set(range(20)) for c in drawn)
     assert len({tuple(c) for c in drawn}) == 50 and any(np.any(np.diff(c) < 0) for c in drawn)
@@ -83,7 +83,7 @@ def test_another_round_or_seed_draws_other_minibatches(other):
     assert not np.array_equal(*(minibatches_of(schedule, list(schedule.clients).index(6)) for schedule in (a, b)))
 
 
-def test_the_same_round_is_the_same_again():
+def test_the_same_round_is_reproduced():
     assert same(make(5), make(5))
 
 
@@ -94,19 +94,19 @@ def test_clients_drop_out_with_their_probability(probability):
     assert abs(np.sum(~np.array(heard)) - 2000 * probability) <= (5 * 20 if probability else 0)
 
 
-def test_whom_is_heard_of_does_not_change_who_plays_or_what_they_do():
+def test_dropout_changes_neither_the_cohort_nor_its_minibatches():
     plain, ragged = make(), make(dropout=0.9)
     assert plain.heard.all() and not ragged.heard.all()
     assert same(ragged._replace(heard=plain.heard), plain)
 
 
-def test_the_shuffle_is_a_permutation_of_the_cohort_and_every_round_has_its_own():
+def test_every_round_has_its_own_permutation_of_the_cohort():
     drawn = [schedules.cohort(0, number, 20, 10)[2] for number in range(50)]
     assert all(sorted(order) == list(range(10)) for order in drawn)
     assert len({tuple(order) for order in drawn}) == 50
 
 
-def test_every_round_and_seed_has_a_key_of_its_own():
+def test_every_round_and_seed_has_its_own_key():
     keys = [tuple(make(number, seed=seed).key) for number in range(20) for seed in range(3)]
     assert len(set(keys)) == 60
 
@@ -142,7 +142,7 @@ def probes_of(schedule, position):
 
 
 @given(SIZES.map(lambda sizes: [*sizes, *[0] * 4]), st.floats(0, 1), st.booleans())
-def test_a_probe_is_a_share_of_a_client_s_rows_and_may_be_kept_apart(sizes, ratio, apart):
+def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_training(sizes, ratio, apart):
     schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000)
     for k, client in enumerate(schedule.clients):
         mine, probed = clients_of(sizes)[client], int(ratio * sizes[client])
@@ -152,7 +152,7 @@ def test_a_probe_is_a_share_of_a_client_s_rows_and_may_be_kept_apart(sizes, rati
         assert trained <= set(mine) and not (apart and trained & seen)
 
 
-def test_a_probe_that_is_not_kept_apart_changes_nothing_of_training():
+def test_a_probe_that_shares_rows_does_not_change_training():
     plain, probing = make(capacity=128), make(capacity=128, probe_ratio=0.5)
     assert probing.probe_steps.any() and not plain.probe_steps.any()
     for k in range(len(plain.clients)):
@@ -182,7 +182,7 @@ def test_the_published_cohorts_are_reproduced(seed, first):
     assert cohorts[0].tolist() == first and [len(set(c)) for c in cohorts] == [10, 10, 10]
 
 
-def test_a_given_cohort_plays():
+def test_a_given_cohort_is_used():
     schedule = make(clients=np.array([6, 0, 2, 1], np.int32))
     assert schedule.clients.tolist() == [6, 0, 2, 1] and schedule.num_samples.tolist() == [30, 9, 13, 4]
 
@@ -191,7 +191,7 @@ def test_a_given_cohort_plays():
 
 
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 9), st.integers(0, 99))
-def test_every_row_is_used_once_per_epoch_but_a_last_single_one(size, epochs, batch_size, seed):
+def test_every_row_is_used_once_per_epoch_except_a_last_single_row(size, epochs, batch_size, seed):
     rows = np.arange(100, 100 + size, dtype=np.int32)
     table = schedules.minibatches(rows, epochs, batch_size, np.random.default_rng(seed))
     skipped = int(size % batch_size == 1)
@@ -203,13 +203,13 @@ def test_every_row_is_used_once_per_epoch_but_a_last_single_one(size, epochs, ba
         assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
 
 
-def test_epochs_are_shuffled_anew():
+def test_every_epoch_has_its_own_order():
     epochs = np.split(schedules.minibatches(np.arange(40), 5, 8, np.random.default_rng(0)), 5)
     assert len({tuple(epoch.reshape(-1)) for epoch in epochs}) == 5
 
 
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
-def test_a_table_holds_its_rows_in_order_whatever_its_capacity(size, batch_size, spare, keep_single):
+def test_a_table_holds_its_rows_in_order_for_any_capacity(size, batch_size, spare, keep_single):
     needed = -(-size // batch_size)
     table = schedules.table(np.arange(size), batch_size, needed + spare, keep_single)
     kept = size - (size % batch_size == 1 and not keep_single)
@@ -232,7 +232,7 @@ def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_si
 
 
 @given(SIZES, st.integers(0, 99))
-def test_shapes_say_nothing_of_partition_or_seed(sizes, seed):
+def test_shapes_do_not_depend_on_partition_or_seed(sizes, seed):
     sizes = [*sizes, *[0] * (12 - len(sizes))]
     settings = {**SETTINGS, "capacity": schedules.capacity(12 * 40, 4, 3, 4)}
     shapes = [
@@ -251,7 +251,7 @@ def test_a_round_that_does_not_fit_is_refused():
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
-def test_a_stacked_round_is_the_round_itself(numbers):
+def test_a_round_of_a_stack_equals_the_round(numbers):
     rounds = [make(number, capacity=256) for number in numbers]
     stacked = schedules.stack(rounds, 6)
     assert all(len(leaf) == 6 for leaf in leaves(stacked._replace(rows=np.zeros(6))))
@@ -319,7 +319,7 @@ def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
 
 
 @given(STEPS, LANES)
-def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_steps, lanes):
+def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes):
     num_lanes, together = lanes
     plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
     used = int(plan.num_segments)
@@ -330,7 +330,7 @@ def test_segments_are_as_many_as_there_is_room_for_and_the_rest_is_empty(num_ste
 
 
 @given(STEPS, st.integers(1, 14))
-def test_lanes_together_take_as_long_as_they_must(num_steps, num_lanes):
+def test_lanes_of_one_device_reach_the_optimal_makespan(num_steps, num_lanes):
     """No client can be on two lanes at once, and no lane does more than one step at a time."""
     longest, share = num_steps.max(), -(-num_steps.sum() // num_lanes)
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes, num_lanes)) == max(longest, share)
@@ -346,7 +346,7 @@ def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
-def test_the_longest_lane_is_within_4_thirds_of_the_best_there_is(num_steps, num_lanes):
+def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes):
     """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here found by trying everything."""
     loads = (
         np.bincount(lanes, num_steps, num_lanes).max()
@@ -355,5 +355,5 @@ def test_the_longest_lane_is_within_4_thirds_of_the_best_there_is(num_steps, num
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
 
 
-def test_one_lane_wastes_nothing():
+def test_one_lane_takes_the_sum_of_all_steps():
     assert makespan(lane_plan.plan_lanes(np.array([3, 0, 5, 1]), 1)) == 9

@@ -42,7 +42,7 @@ def loss(variables):
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_it_is_plain_sgd_over_the_minibatches_in_turn(x64, number):
+def test_server_tuning_equals_plain_sgd_over_the_minibatches_in_turn(x64, number):
     model, data = worlds.variables(), WORLD.data()
     for i in range(number * 4, number * 4 + 4):
         grads, stats = slope_of(model, data.scoring[i % USED])
@@ -51,13 +51,13 @@ def test_it_is_plain_sgd_over_the_minibatches_in_turn(x64, number):
     worlds.assert_close(refined(4, number), model, 1e-12)
 
 
-def test_it_lowers_the_loss_on_the_validation_set():
+def test_server_tuning_lowers_the_validation_loss():
     before = loss(worlds.variables())
     after = [loss(refined(num_steps)) for num_steps in (3, 30, 300)]
     assert before > after[0] > after[1] > after[2]
 
 
-def test_without_steps_or_without_rows_the_model_stays_as_it_is():
+def test_server_tuning_without_steps_or_rows_keeps_the_model():
     data = WORLD.data()
     empty = data._replace(scoring=jnp.full_like(data.scoring, -1))
     for found in (refined(0), refined(5, data=empty)):
@@ -88,11 +88,11 @@ def after(**hooks):
 
 
 @pytest.mark.parametrize("refine", [server_tuning.none, server_tuning.sgd(worlds.TASK, 0)])
-def test_a_round_without_steps_is_as_it_was_to_the_bit(refine):
+def test_a_round_without_tuning_steps_is_bit_identical(refine):
     jax.tree.map(np.testing.assert_array_equal, after(), after(refine=refine))
 
 
-def test_in_a_round_it_comes_last():
+def test_server_tuning_is_the_last_phase_of_a_round():
     plain, tuned = after()[0].variables, after(refine=server_tuning.sgd(worlds.TASK, 100))[0].variables
     assert loss(tuned) < loss(plain)
 

@@ -51,11 +51,11 @@ def start(algorithm):
 
 
 def rounds(step, state, plan, world=WORLD, **hyper):
-    told = []
+    all_metrics = []
     for schedule in plan:
         state, metrics = step(state, schedule, world.data(), worlds.hyper() | hyper)
-        told.append(metrics)
-    return state, told
+        all_metrics.append(metrics)
+    return state, all_metrics
 
 
 def assert_same(found, expected):
@@ -66,7 +66,7 @@ def assert_same(found, expected):
 
 
 @every_algorithm
-def test_a_client_without_a_step_counts_as_one_that_dropped_out(x64, name):
+def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
     step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
     plan = [schedule_of(number) for number in range(2)]
@@ -82,9 +82,9 @@ def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64, fedvg):
     untrained = schedule.num_steps == 0
     assert untrained.sum() == 2
     for number, rule in enumerate(RULES):
-        state, (told,) = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule], rule=jnp.int32(number))
-        assert not told.weights[untrained].any(), rule
-        np.testing.assert_allclose(told.weights.sum(), 1, rtol=1e-12, err_msg=rule)
+        state, (metrics,) = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule], rule=jnp.int32(number))
+        assert not metrics.weights[untrained].any(), rule
+        np.testing.assert_allclose(metrics.weights.sum(), 1, rtol=1e-12, err_msg=rule)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.variables)), rule
 
 
@@ -105,9 +105,9 @@ RUN_BY = {
 
 
 @pytest.mark.parametrize("way", RUN_BY)
-def test_a_client_without_a_step_has_weight_0_however_the_cohort_is_run(x64, way):
+def test_a_client_without_a_step_has_weight_0_on_every_executor(x64, way):
     executor, size = RUN_BY[way]
-    algorithm, world = worlds.busybody(), make_world()
+    algorithm, world = worlds.full_algorithm(), make_world()
     rule = worlds.weighting("samples+fedvg", algorithm)
 
     def after(executor, size):
@@ -118,7 +118,7 @@ def test_a_client_without_a_step_has_weight_0_however_the_cohort_is_run(x64, way
 
     found, expected = after(executor, size), after(executors.vmapped(), None)
     worlds.assert_close(found, expected, 1e-9)
-    assert [(told.weights == 0).sum() for told in found[1]] == [2, 2]
+    assert [(metrics.weights == 0).sum() for metrics in found[1]] == [2, 2]
 
 
 # --- where nobody is left
@@ -135,9 +135,9 @@ def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64
     changes = {"dropped out": {"heard": np.zeros(5, bool)}, "untrained": {"num_steps": np.zeros(5, np.int32)}}[why]
     if why == "untrained":
         changes |= {"plan": WORLD._replace(train=[rows[:0] for rows in WORLD.train]).schedule(2, 2).plan}
-    after, (told,) = rounds(step, before, [schedule._replace(**changes)])
+    after, (metrics,) = rounds(step, before, [schedule._replace(**changes)])
     assert_same(after._replace(round=before.round), before)
-    assert after.round == before.round + 1 and not told.weights.any()
+    assert after.round == before.round + 1 and not metrics.weights.any()
 
 
 # --- as published
@@ -148,14 +148,14 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
     algorithm = worlds.algorithm("fedavg")
     step = worlds.make_round(WORLD, algorithm, "uniform", weigh_untrained=True)
     state = worlds.state(WORLD, algorithm, TASK)
-    found, (told,) = rounds(step, state, [schedule_of(0)])
-    np.testing.assert_allclose(told.weights, 0.2, rtol=1e-12)
+    found, (metrics,) = rounds(step, state, [schedule_of(0)])
+    np.testing.assert_allclose(metrics.weights, 0.2, rtol=1e-12)
     trained, _ = rounds(worlds.make_round(WORLD, algorithm, "uniform"), state, [schedule_of(0)])
     expected = jax.tree.map(lambda old, new: old + 0.6 * (new - old), state.variables, trained.variables)
     worlds.assert_close(found.variables, expected, 1e-12)
 
 
-def test_three_published_rounds_equal_the_oracle_s(x64):
+def test_three_rounds_as_published_equal_the_oracle(x64):
     world, algorithm = worlds.small(), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
     state, hyper = worlds.state(world, algorithm), worlds.hyper()
@@ -165,11 +165,11 @@ def test_three_published_rounds_equal_the_oracle_s(x64):
     for number in range(3):
         schedule = world.schedule(number, 2)
         assert not schedule.num_steps.all()
-        state, told = step(state, schedule, world.data(), hyper)
+        state, metrics = step(state, schedule, world.data(), hyper)
         arguments = schedule, world.pool, world.scoring, plain, mine, *how
-        expected, expected_told = oracle.round_step(expected, *arguments, weigh_untrained=True)
+        expected, expected_metrics = oracle.round_step(expected, *arguments, weigh_untrained=True)
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
-        worlds.assert_close(told.weights, expected_told.weights, 1e-9)
+        worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
 
 
 def test_fidelity_official_weighs_clients_without_a_step():
@@ -179,7 +179,7 @@ def test_fidelity_official_weighs_clients_without_a_step():
 # --- the history
 
 
-def told(loss, finite=None):
+def metrics_of(loss, finite=None):
     loss = np.array(loss)
     finite = np.isfinite(loss) if finite is None else np.array(finite)
     ones = np.ones(len(loss))
@@ -190,22 +190,22 @@ def test_a_record_s_train_loss_is_the_mean_over_clients_that_trained():
     """Clients of 2, 4, 0, 3 and 0 steps, in sampling order; a loss of 0 stands for no step, NaN for divergence."""
     schedule = schedule_of(0)
     loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
-    assert history.record(1, schedule, told(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
+    assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
     loss[schedule.num_steps == 4] = np.nan
-    assert history.record(1, schedule, told(loss), 0.0)["train_loss"] == 3.5
+    assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 3.5
     nobody = schedule._replace(num_steps=np.zeros(5, np.int32))
-    assert history.record(1, nobody, told(np.zeros(5)), 0.0)["train_loss"] is None
+    assert history.record(1, nobody, metrics_of(np.zeros(5)), 0.0)["train_loss"] is None
 
 
 def test_a_record_names_the_clients_without_a_step():
     schedule = schedule_of(0)
-    record = history.record(1, schedule, told(np.ones(5)), 0.0)
+    record = history.record(1, schedule, metrics_of(np.ones(5)), 0.0)
     assert sorted(record["untrained"]) == [2, 4] and "dropped" not in record
-    assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), told(np.ones(5)), 0.0)
+    assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
 
 
 @pytest.mark.parametrize("untrained", ["absent", "weighed"])
-def test_a_run_takes_the_setting(tmp_path, untrained):
+def test_a_run_applies_the_setting(tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax
 

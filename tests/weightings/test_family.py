@@ -163,7 +163,7 @@ def test_a_client_that_is_not_there_changes_nothing(x64):
     """However small or large the norms, or not finite."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
     for link in family.LINKS.values():
-        of_mean = family.by_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
+        of_mean = family.make_weights_of_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
         found = [of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)]
         for weights in found:
             np.testing.assert_array_equal(weights, found[0])

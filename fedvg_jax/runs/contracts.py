@@ -46,9 +46,11 @@ def check_task(task: Task, pool: Any) -> None:
     checks.floating(model.params, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
     batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
-    loss, stats = jax.eval_shape(
-        lambda model, *rows: _pair(task.loss(model.params, model.stats, *rows, True)), model, batch, mask
-    )
+
+    def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
+        return _pair(task.loss(model.params, model.stats, batch, mask, True))
+
+    loss, stats = jax.eval_shape(trial, model, batch, mask)
     if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UsageError(
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"

@@ -56,9 +56,9 @@ def check_task(task: Task, pool: Any) -> None:
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
         )
     checks.shaped_like(stats, model.stats, "task.loss: stats", "task.init's stats")
-    found = jax.eval_shape(task.predict, *model, batch)
-    if found is not None:
-        _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
+    outputs = jax.eval_shape(task.predict, *model, batch)
+    if outputs is not None:
+        _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")
 
 
 def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
@@ -160,16 +160,18 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
         measured, weights = _weighed(weighting, model, few, hyper)
         # terms read neither the clients' models nor the permutation
         everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
-        fewer = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
-        found, left = ([t.weigh(hyper, measured, there) for t in weighting.terms] for there in (everyone, fewer))
+        without_first = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
+        of_all, of_two = (
+            [term.weigh(hyper, measured, returns) for term in weighting.terms] for returns in (everyone, without_first)
+        )
         shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
-        return weights, streaming.combine_terms(shares, found), found, left
+        return weights, streaming.combine_terms(shares, of_all), of_all, of_two
 
-    weights, total, found, left = jax.device_get(jax.jit(trial)(model))
+    weights, total, of_all, of_two = jax.device_get(jax.jit(trial)(model))
     for path, whole, added in _leaves(weights, total):
         if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
             raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
-    for path, all_three, two in (leaf for both in zip(found, left, strict=True) for leaf in _leaves(*both)):
+    for path, all_three, two in (leaf for both in zip(of_all, of_two, strict=True) for leaf in _leaves(*both)):
         if two[0] or not np.allclose(all_three[1] * two[2], all_three[2] * two[1], rtol=1e-3, atol=1e-5):
             raise UsageError(
                 f"weighting.terms: leaf '{path}' is {all_three.round(2)}, and {two.round(2)} without the first client;"

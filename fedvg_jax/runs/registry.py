@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ def make_live(config: Config, task: Task) -> GradientSupport:
     return EVERYTHING if has_decay or config.optimiser_state == "kept" else task.support or EVERYTHING
 
 
-def make_hooks(config: Config, task: Task) -> dict[str, Callable | None]:
+def make_hooks(config: Config, task: Task) -> dict[str, Any]:
     """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # The Fisher view, client by client, round by round
-# FedVG's score is a norm of the MEAN gradient over D_val. The trace of the Fisher information is a mean of squared
-# norms of the gradients of SINGLE examples. Examples that pull apart cancel in the first and add up in the second, so
-# one is no stand-in for the other. Here every client of every round is measured by all, under FedVG's weights:
+# # Fisher information of every client in every round
+# FedVG's score is a norm of the MEAN gradient over D_val. The trace of the Fisher information is a mean of the squared
+# norms of the gradients of SINGLE examples. Opposite gradients cancel in the first and add up in the second, so neither
+# replaces the other. This example computes four measurements of every client of every round, under FedVG's weights:
 #
 # - the L1 norm that FedVG inverts, and the squared L2 norm of the same mean gradient,
 # - the empirical trace, with the labels of D_val,
@@ -24,12 +24,12 @@ from fedvg_jax.runs import simulation
 from fedvg_jax.weightings import signals
 
 # %% [markdown]
-# A weighting may tell the history more than it weighs by: the measurements ride along in the signal, and `detail` names
-# them. The weights are FedVG's own.
+# A weighting may record more than it needs for its weights: the signal includes the measurements, and `detail` names
+# them. The weights are FedVG's.
 
 
 # %%
-def watched(fedvg: Weighting, model) -> Weighting:
+def with_traces(fedvg: Weighting, model) -> Weighting:
     def signal(hyper, report, data):
         mean = signals.validation_gradient(model, False, 1)(hyper, report, data)
         pool = jax.tree.map(lambda x: x[jnp.maximum(data.val.reshape(-1), 0)], data.pool)
@@ -64,12 +64,12 @@ def watched(fedvg: Weighting, model) -> Weighting:
 def records(num_rounds: int, hidden):
     config = fedvg_jax.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
     model = task.classification(mlp.MLP(10, hidden=hidden), 10, (8, 8, 1))
-    rule = watched(simulation.make_fedvg(config, model), model)
+    rule = with_traces(simulation.make_fedvg(config, model), model)
     return fedvg_jax.run(config, task=model, weighting=rule).records
 
 
 def table(found):
-    """name -> [rounds, clients], clients in order of their ids."""
+    """Name -> [rounds, clients], clients in order of their ids."""
     order = [np.argsort(r["clients"]) for r in found]
     named = {"L1 norm of the mean gradient": [r["scores"] for r in found]}
     named |= {
@@ -86,7 +86,7 @@ def table(found):
 
 
 def rank_correlation(a, b):
-    """Spearman's, over the clients of a round."""
+    """Spearman's rank correlation over the clients of a round."""
     a, b = (np.argsort(np.argsort(x)) for x in (a, b))
     return np.corrcoef(a, b)[0, 1]
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Hypergradients
-# The slope of the validation loss after several federated rounds with respect to the clients' learning rate, the
-# server's learning rate and FedProx's mu, through every local step, every score and every average. Reverse mode and
-# forward mode give the same slopes, and both are checked against central differences, in double precision.
+# The gradient of the validation loss after several federated rounds with respect to the clients' learning rate, the
+# server's learning rate and FedProx's mu. It passes through every local step, every score and every average. Reverse
+# mode and forward mode agree, and both are compared with central differences in double precision.
 
 # %%
 import sys
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvg_jax import Config
 from fedvg_jax.algorithms import fedprox
-from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training
@@ -21,7 +21,7 @@ from fedvg_jax.models import mlp, task
 from fedvg_jax.runs import simulation
 
 # %% [markdown]
-# FedProx with a server learning rate: an algorithm is a value, so one function of it can be replaced.
+# FedProx with a server learning rate. An algorithm is a named tuple, so one of its functions can be replaced.
 # theta <- theta_g - eta_g u is the general rule with R = (1 - eta_g) u.
 
 
@@ -35,7 +35,7 @@ def fedprox_with_server_rate() -> Algorithm:
 
 # %%
 def problem(num_rounds: int):
-    """(hyper -> validation loss after the rounds) in reverse mode's form and in the fast one, and where to begin."""
+    """The objective hyper -> validation loss after the rounds, for reverse mode and for the fast executor; hyper."""
     config = Config(weighting="fedvg", local_epochs=2, alpha=0.05, clients=10, rounds=num_rounds)
     sim = simulation.simulation(config, task=task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1)))
     planned = [sim.schedule(r) for r in range(num_rounds)]
@@ -67,12 +67,12 @@ NAMES = {"lr": "client learning rate", "eta_g": "server learning rate", "mu": "p
 
 
 # %% [markdown]
-# A sweep of each, with its slope at every point: one compiled program, for values are arguments.
+# A sweep of each hyperparameter with the gradient at every point. Values are arguments, so one program is compiled.
 
 
 # %%
 def sweep(slow, fast, hyper, points: int):
-    """name -> (values, losses, reverse slopes, forward slopes, central differences)"""
+    """Name -> (values, losses, gradients in reverse mode, in forward mode, central differences)."""
     reverse = jax.jit(lambda hyper: differentiable.hypergradient(slow, hyper, list(NAMES)))
     forward = jax.jit(lambda hyper: differentiable.hypergradient(fast, hyper, list(NAMES), mode="forward"))
     grids = {
@@ -100,7 +100,7 @@ def sweep(slow, fast, hyper, points: int):
 
 
 def error(found) -> float:
-    """Largest difference of a slope and its central difference, over the largest slope of that sweep."""
+    """Largest error of a gradient against its central difference, relative to the largest gradient of the sweep."""
     pairs = [(slopes, f[4]) for f in found.values() for slopes in (f[2], f[3])]
     return max(float(np.abs(s - c).max() / np.abs(c).max()) for s, c in pairs)
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Learned weighting
 # FedVG weighs a client by the inverse of its validation-gradient norm. That is one point of a family with an exponent,
-# a temperature, an eps, a share of sample counts and a factor for every tensor's norm. Here gradient descent learns
-# those numbers *through* several federated rounds, at Dirichlet alpha 0.05 on scikit-learn's digits, and the rule it
-# finds is compared on fresh rounds with plain FedVG, FedAvg and uniform weights.
+# a temperature, an eps, a part from sample counts and a factor for every tensor's norm. This example learns those
+# numbers by gradient descent *through* several federated rounds, at Dirichlet alpha 0.05 on scikit-learn's digits. It
+# compares the learned weighting with FedVG, FedAvg and uniform weights on other seeds.
 #
-# What is learned on: the loss on D_val after each unrolled run. What is reported: the loss on the test set, on
-# cohorts and minibatches (seeds) that were not trained on. The partition is the same.
+# The training objective is the loss on D_val after each unrolled run. The reported number is the loss on the test set
+# for cohorts and minibatches (seeds) that were not used in training. The partition is the same.
 
 # %%
 import sys
@@ -27,12 +27,12 @@ RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned":
 
 
 # %% [markdown]
-# A world: digits over 20 very unequal clients, 10 a round, logistic regression.
+# The simulation: digits over 20 clients of very unequal size, 10 a round, logistic regression.
 
 
 # %%
 def simulation(weighting: str, seed: int):
-    """Everything of a run, by a config; `train` seeds differ from those of the report."""
+    """The simulation of a weighting and a seed."""
     config = fedvg_jax.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, model="mlp", alpha=0.05)
     config = replace(config, fedvg=replace(config.fedvg, granularity="modelwise"))
     return build.simulation(config, task=logistic())
@@ -46,7 +46,7 @@ def logistic():
 
 
 def mean_loss(sim, model, rows):
-    """Cross-entropy on a table of rows, from the functions an evaluation is made of."""
+    """Mean cross-entropy on a table of rows."""
 
     def one(total, batch):
         sums = sim.task.measure(*model, *_gather(sim.data.pool, batch))
@@ -61,13 +61,13 @@ def _gather(pool, rows):
 
 
 # %% [markdown]
-# A run of `num_rounds` rounds as one differentiable function of the hyper-parameters. Its schedule is an argument, so
+# A run of `num_rounds` rounds as one differentiable function of the hyperparameters. The schedule is an argument, so
 # every seed uses the same program.
 
 
 # %%
 def unrolled_run(sim, num_rounds: int, most: int):
-    """(hyper, state, schedules) -> (state, metrics)"""
+    """The function (state, schedules, data, hyper) -> (state, metrics)."""
     algorithm = build.ALGORITHMS["fedavg"](sim.config)
     rule = build.make_weighting(sim.config, sim.task, algorithm)
     executor = differentiable.unrolled(most, epochs=2)
@@ -76,7 +76,7 @@ def unrolled_run(sim, num_rounds: int, most: int):
 
 
 def plans(seed: int, num_rounds: int, capacity: int):
-    """The schedules of a seed; tables of minibatches of one size, so that seeds share a program."""
+    """The schedules of a seed, with tables of minibatches padded to one size, so that seeds share a program."""
     sim = simulation("uniform", seed)
     stacked = differentiable.stack([sim.schedule(r) for r in range(num_rounds)])
     spare = capacity - stacked.rows.shape[1]
@@ -84,8 +84,8 @@ def plans(seed: int, num_rounds: int, capacity: int):
 
 
 # %% [markdown]
-# Positive numbers are learned by their logarithms, the mix by its logit. At the start they stand for FedVG itself,
-# but for a mix of 2 % rather than 0, whose logit would be infinite.
+# Positive numbers are learned as logarithms, the mix as its logit. The initial values are FedVG's, except for a mix of
+# 2 %, because the logit of 0 is infinite.
 
 
 # %%
@@ -110,7 +110,7 @@ def as_hyper(learned):
 
 
 def learn(sim, runs, schedules, num_updates: int):
-    """Adam on the mean D_val loss over the rounds of one training seed after the other."""
+    """Adam on the D_val loss, with one training seed per update."""
 
     def objective(learned, plan):
         state, _ = runs(sim.state, plan, sim.data, {**sim.hyper, **as_hyper(learned)})
@@ -133,34 +133,34 @@ def learn(sim, runs, schedules, num_updates: int):
 
 
 # %% [markdown]
-# All rules on fresh seeds.
+# All weightings on fresh seeds.
 
 
 # %%
 def curves(sims, learned, schedules, most: int):
-    """rule -> test loss after every round [seeds, rounds]"""
+    """Weighting -> test loss after every round, [seeds, rounds]."""
     found = {}
     for name, sim in sims.items():
-        step = _told(sim, most)
+        step = _with_test_loss(sim, most)
         hyper = {**sim.hyper, **(as_hyper(learned) if name == "learned" else {})}
         run = jax.jit(lambda plan, step=step, sim=sim, hyper=hyper: step(sim.state, plan, sim.data, hyper)[1])
         found[name] = np.stack([run(plan) for plan in schedules])
     return found
 
 
-def _told(sim, most: int):
-    """Rounds that tell the test loss of every round."""
+def _with_test_loss(sim, most: int):
+    """Rounds whose metrics are the test loss of every round."""
     algorithm = build.ALGORITHMS["fedavg"](sim.config)
     rule = build.make_weighting(sim.config, sim.task, algorithm)
     step = federated_round.make_round(
         sim.task, algorithm, rule, differentiable.unrolled(most, epochs=2), local_training.sgd, sim.config.clients
     )
 
-    def told(state: SimState, schedule, data: Data, hyper):
+    def step_and_loss(state: SimState, schedule, data: Data, hyper):
         state, _ = step(state, schedule, data, hyper)
         return state, mean_loss(sim, state.variables, sim.data.test)
 
-    return differentiable.over_rounds(told, remat=False)
+    return differentiable.over_rounds(step_and_loss, remat=False)
 
 
 # %%
@@ -194,8 +194,8 @@ def picture(values, found, learned, num_train: int, path: Path):
     right.barh(list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55)
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
-    told = f"part of n_k/N: {shown['mix']:.2f} (FedAvg: 1)"
-    right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{told}", title="what was learned")
+    part = f"part of n_k/N: {shown['mix']:.2f} (FedAvg: 1)"
+    right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{part}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("A weighting rule learned through federated rounds (digits, alpha 0.05, softmax regression)")

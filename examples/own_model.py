@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Your own model, your own weighting
-# A model is a `Task`, a few pure functions; a weighting is a `Weighting`, a measurement of one client and a rule over
-# the cohort. Here are three models, a Flax Linen module, a Flax NNX module and a plain JAX function, and a weighting
-# that no config knows: clients by the inverse of how *unsure* their models are on D_val. Each takes under 30 lines, and
-# mistakes in them are named before anything is trained.
+# A model is a `Task`: a few pure functions. A weighting is a `Weighting`: a measurement of one client and a rule over
+# the cohort. This example defines three models (a Flax Linen module, a Flax NNX module and a plain JAX function) and
+# one weighting: the inverse mean entropy of a client's predictions on D_val. Each takes under 30 lines. Mistakes in
+# them are reported before training.
 
 # %%
 import sys
@@ -20,10 +20,10 @@ import fedvg_jax
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Task, Variables, Weighting
 from fedvg_jax.models import task as tasks
-from fedvg_jax.weightings import basic, signals
+from fedvg_jax.weightings import broadcast_weights, no_detail, shares, signals
 
 # %% [markdown]
-# Without Flax, any `apply(params, images) -> logits` is a classifier; `metrics` makes numbers of sums over batches.
+# Without Flax, any `apply(params, images) -> logits` is a classifier. `metrics` turns sums over batches into numbers.
 
 
 # %%
@@ -51,7 +51,7 @@ def classifier(init, apply) -> Task:
 
 
 # %% [markdown]
-# A model of nothing but arrays: random features of the pixels, and a linear head that is trained with them.
+# A model of arrays only: random features of the pixels and a linear head, trained together.
 
 
 # %%
@@ -72,12 +72,12 @@ def plain() -> Task:
 
 
 # %% [markdown]
-# Flax modules, as they come: `linen_task` and `nnx_task` need the loss of one example and an example to see its shape.
+# Flax modules: `linen_task` and `nnx_task` take the loss of one example, and an example for its shape.
 
 
 # %%
 class Mixer(nn.Module):
-    """Rows talk to rows, columns to columns."""
+    """Dense layers over columns and rows in turn."""
 
     @nn.compact
     def __call__(self, x):
@@ -127,13 +127,13 @@ def by_certainty(task: Task) -> Weighting:
         return signals.mean_over(summed, data.val)
 
     def weigh(hyper, entropies, returns):
-        return basic.broadcast_weights(basic.shares(1 / (entropies + hyper["eps"]), returns.present), returns)
+        return broadcast_weights(shares(1 / (entropies + hyper["eps"]), returns.present), returns)
 
-    return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=basic.no_detail)
+    return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=no_detail)
 
 
 # %% [markdown]
-# All models under four rules. A metric of one's own, `confidence`, is recorded at every evaluation.
+# All models under four weightings. The run records a user's own metric, `confidence`, at every evaluation.
 
 
 # %%
@@ -165,11 +165,11 @@ def picture(found, path: Path):
     for column, (model, by_rule) in enumerate(found.items()):
         top, bottom = axes[:, column]
         for rule, records in by_rule.items():
-            told = [r for r in records if "test_accuracy" in r]
-            rounds = [r["round"] for r in told]
+            evaluated = [r for r in records if "test_accuracy" in r]
+            rounds = [r["round"] for r in evaluated]
             label = {"samples": "samples (FedAvg)", "certainty": "certainty (own)"}.get(rule, rule)
-            top.plot(rounds, [100 * r["test_accuracy"] for r in told], color=COLOURS[rule], label=label, lw=1.8)
-            bottom.plot(rounds, [100 * r["confidence"] for r in told], color=COLOURS[rule], lw=1.8)
+            top.plot(rounds, [100 * r["test_accuracy"] for r in evaluated], color=COLOURS[rule], label=label, lw=1.8)
+            bottom.plot(rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8)
         top.set(title=model, ylim=(0, 100))
         bottom.set(xlabel="round", ylim=(0, 100))
         for ax in (top, bottom):

@@ -2,9 +2,9 @@
 
     python examples/regression.py
 
-The 442 diabetes patients that come with scikit-learn (Efron et al. 2004): ten measurements, and how far the disease
-went in a year. Every clinic sees patients of another severity, so none can learn the trend alone. A small network is
-trained under three weightings, and compared with what one server could do that had all the rows: least squares.
+scikit-learn's 442 diabetes patients (Efron et al. 2004): ten measurements, and the progression of the disease after a
+year. Every clinic has patients of a different severity, so none can learn the trend alone. A small network is trained
+under three weightings and compared with least squares on all rows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
 
 
 def clinics(y: np.ndarray, num_clients: int, seed: int) -> tuple[list, list, list]:
-    """(train, val, test) rows of every clinic: patients in order of severity, cut into clinics; of each a tenth and a
-    quarter are held out."""
+    """(train, val, test) rows of every clinic: patients sorted by severity and split into clinics.
+
+    A tenth of each clinic is for validation, a quarter for testing.
+    """
     rng = np.random.default_rng(seed)
     parts = [rng.permutation(rows) for rows in np.array_split(np.argsort(y), num_clients)]
     cuts = [np.split(rows, [len(rows) // 10 + 1, len(rows) // 10 + 1 + len(rows) // 4]) for rows in parts]
@@ -55,12 +57,12 @@ def least_squares(x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndar
 
 
 def squared_error(output, y):
-    """Of one patient."""
+    """Squared error of one patient."""
     return (output - y) ** 2
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
-    """Prints, and returns, the mean squared error on all clinics' test patients, by weighting."""
+    """Prints and returns the mean squared error on all clinics' test patients, by weighting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=200)

@@ -1,8 +1,9 @@
 # %% [markdown]
-# # Who moves the model, and which images decide
-# Two Jacobians of one aggregation. First, how the loss of the aggregated model answers to every client's score in every
-# tensor, K x G, under layerwise weights. Second, how every client's weight answers to every validation example, K x V:
-# D_val's examples get a weight of their own in the mean loss, and the slope at equal weights is their influence.
+# # Sensitivity of an aggregation to clients and validation examples
+# Two Jacobians of one aggregation. The first, K x G, is the derivative of the aggregated model's loss by every client's
+# score in every tensor, under layerwise weights. The second, K x V, is the derivative of every client's weight by every
+# validation example: each example of D_val has a weight in the mean loss, and the gradient at equal weights is its
+# influence.
 
 # %%
 import sys
@@ -13,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.runs import simulation
 
 # %% [markdown]
-# Clients that a few ordinary rounds produced. The hook `disturb` of a round sees all that clients return, which is how
-# their stacked models are taken out here, unchanged.
+# The clients' models after a few rounds. A round's hook `disturb` receives the models that clients return; this one
+# stores them and returns them unchanged.
 
 
 # %%
@@ -46,12 +47,12 @@ def returned_clients(num_rounds: int):
 
 
 # %% [markdown]
-# The four functions of the library are all there is to it: gradients, norms, weights, aggregate.
+# FedVG is four functions of the library: gradients, norms, weights, aggregate.
 
 
 # %%
 def score_sensitivity(loss, theta, clients, val):
-    """(d loss(aggregated) / d log G) of every client and tensor, [K, G]: what 1 % more of a norm does, times 100."""
+    """(d loss(aggregated) / d log G) of every client and tensor, [K, G]: the effect of a 1 % larger norm, times 100."""
     norms = fedvg_jax.gradient_norms(fedvg_jax.validation_gradients(loss, clients, val))
 
     def aggregated_loss(logs, clients):
@@ -63,7 +64,7 @@ def score_sensitivity(loss, theta, clients, val):
 
 
 def example_influence(loss, clients, val):
-    """(weights [K], V d s_k / d omega_i [K, V]): what doubling an example's part in D_val does to a client's weight."""
+    """(weights [K], V d s_k / d omega_i [K, V]): the effect on a client's weight of counting an example twice."""
     count = len(val["x"][0])
 
     def weights(omega, clients, val):  # data is an argument, not a constant to fold into the program

@@ -156,9 +156,9 @@ def adaptive(
         def init(params: Tree) -> Moments:
             return Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params))
 
-        def update(u: Tree, state: Moments, params: Tree | None = None) -> tuple[Tree, Moments]:
-            first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, u)
-            second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), state.second, u)
+        def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
+            first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, updates)
+            second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), state.second, updates)
             step = jax.tree.map(lambda m, v: -hyper["server_lr"] * m / (_root(v) + hyper["server_eps"]), first, second)
             return step, Moments(first, second)
 

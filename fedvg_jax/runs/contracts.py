@@ -1,4 +1,4 @@
-"""Whether a user's own model or weighting keeps its contract, before anything is trained: a trial on a few rows."""
+"""Checks of a user's own model or weighting before training: a trial on a few rows of the validation set."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _CLIENTS = 3
 
 
 def check_task(task: Task, pool: Any) -> None:
-    """A model's functions against `types.Task`, by shapes alone: nothing is computed.
+    """Checks the shapes and dtypes of a task's functions against `types.Task`, without computing anything.
 
     Args:
-        pool: what its batches are rows of, leaves [T, ...].
+        task: the model and its loss.
+        pool: the examples, leaves [T, ...].
 
     Raises:
-        UsageError: naming the function and the leaf, what was got and what is expected.
+        UsageError: a function returns another shape, dtype or structure. The message names the function and the leaf.
 
     >>> from fedvg_jax.core.types import Batch
     >>> halves = Task(lambda key: Variables({"w": jnp.ones(2, int)}, {}), *[None] * 5)
@@ -46,15 +47,19 @@ def check_task(task: Task, pool: Any) -> None:
     checks.floating(model.stats, "task.init: stats")
     batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
     checks.takes_key(task.loss)
-    loss, stats = jax.eval_shape(lambda *args: _pair(task.loss(*args, True)), *model, batch, mask)
+
+    def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
+        return _pair(task.loss(model.params, model.stats, batch, mask, True))
+
+    loss, stats = jax.eval_shape(trial, model, batch, mask)
     if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UsageError(
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
         )
     checks.shaped_like(stats, model.stats, "task.loss: stats", "task.init's stats")
-    found = jax.eval_shape(task.predict, *model, batch)
-    if found is not None:
-        _leading(found, _CLIENTS, "task.predict: output", "rows of the batch")
+    outputs = jax.eval_shape(task.predict, *model, batch)
+    if outputs is not None:
+        _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")
 
 
 def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
@@ -80,15 +85,21 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
 
 
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
-    """A weighting against `types.Weighting`, by weighing three clients near the initial model on a few rows of D_val.
+    """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
-    The weights are computed with all three clients present and with one absent, and a record of the history is made of
-    them, the score and the detail, so that a run can do all it will do with the weighting.
+    Weights are computed with all three clients present and with one absent. A record of the history is made from the
+    score and the detail.
+
+    Args:
+        weighting: the weighting to check.
+        task: the model and its loss.
+        data: the pool and the tables of rows.
+        hyper: the hyperparameters of the run.
 
     Raises:
-        UsageError: naming the leaf, what was got and what is expected: weights [K] of floats >= 0 which sum to 1, in a
-            pytree like the variables; a score [K] and details [K, ...] of real numbers or booleans, details by a name
-            that the history does not use itself.
+        UsageError: the weights are not floats >= 0 [K] that sum to 1, in a pytree like the variables; or the score is
+            not [K] and the details not [K, ...], of real numbers or booleans; or a detail has a name of the history's
+            own. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -105,10 +116,12 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
     checks.same_structure(weights, model, "weighting.weigh: weights", "the model's variables")
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
-    fewer = jnp.arange(_CLIENTS) > 0
-    left = jax.jit(lambda model: _weighed(weighting, model, few, hyper, fewer)[1])(model)
+    present = jnp.arange(_CLIENTS) > 0
+    of_present = jax.jit(lambda model: _weighed(weighting, model, few, hyper, present)[1])(model)
     checks.distributions(
-        basic.renormalise_over_present(fewer, left), _CLIENTS, "weighting.weigh: with the first client absent, weights"
+        basic.renormalise_over_present(present, of_present),
+        _CLIENTS,
+        "weighting.weigh: with the first client absent, weights",
     )
     score = jax.eval_shape(weighting.score, measured)
     if jnp.shape(score) != (_CLIENTS,):
@@ -120,11 +133,11 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
 
 
 def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
-    """The terms that a round in blocks goes by against `types.Weighting`, on the clients of `check_weighting`.
+    """Checks the terms of a weighting, which a round in cohort blocks uses, on the clients of `check_weighting`.
 
     Raises:
-        UsageError: without terms; naming the leaf where they do not add up to the weights, or where one of them changes
-            its ratios when a client is left out.
+        UsageError: there are no terms, they do not add up to the weights, or the ratios of a term's weights change when
+            a client is left out. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -146,26 +159,29 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
 
     def trial(model: Variables) -> tuple[Variables, Variables, list[Variables], list[Variables]]:
         measured, weights = _weighed(weighting, model, few, hyper)
-        everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # terms read neither of the two
-        fewer = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
-        found, left = ([t.weigh(hyper, measured, there) for t in weighting.terms] for there in (everyone, fewer))
+        # terms read neither the clients' models nor the permutation
+        everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
+        without_first = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
+        of_all, of_two = (
+            [term.weigh(hyper, measured, returns) for term in weighting.terms] for returns in (everyone, without_first)
+        )
         shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
-        return weights, streaming.combine_terms(shares, found), found, left
+        return weights, streaming.combine_terms(shares, of_all), of_all, of_two
 
-    weights, total, found, left = jax.device_get(jax.jit(trial)(model))
+    weights, total, of_all, of_two = jax.device_get(jax.jit(trial)(model))
     for path, whole, added in _leaves(weights, total):
         if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
             raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
-    for path, all_three, two in (leaf for both in zip(found, left, strict=True) for leaf in _leaves(*both)):
+    for path, all_three, two in (leaf for both in zip(of_all, of_two, strict=True) for leaf in _leaves(*both)):
         if two[0] or not np.allclose(all_three[1] * two[2], all_three[2] * two[1], rtol=1e-3, atol=1e-5):
             raise UsageError(
                 f"weighting.terms: leaf '{path}' is {all_three.round(2)}, and {two.round(2)} without the first client;"
-                " expected the same ratios, and 0 for who is not present"
+                " expected the same ratios, and 0 for the absent client"
             )
 
 
 def _check_detail(detail: Any) -> None:
-    """UsageError for what a record cannot hold."""
+    """Raises UsageError for details that a record of the history cannot hold."""
     if not isinstance(detail, dict):
         raise UsageError(
             f"weighting.detail returned {type(detail).__name__}; expected a dict, name -> array ({_CLIENTS}, ...), for"
@@ -183,21 +199,22 @@ def _check_detail(detail: Any) -> None:
 
 
 def _recordable(leaf: Any, what: str) -> None:
-    """UsageError unless JSON can hold the leaf's numbers."""
+    """Raises UsageError unless the leaf holds real numbers or booleans."""
     if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
         raise UsageError(f"{what} is {leaf.dtype}; expected real numbers or booleans, for the history")
 
 
 def _record(score: Any, detail: dict[str, Any]) -> None:
-    """Writes a record of three clients, as a run does."""
+    """Serialises a record of three clients, as a run does."""
     ones = np.ones(_CLIENTS)
     batches = [np.zeros((1, 1), np.int32)] * _CLIENTS
     planned = schedule.pack(np.arange(_CLIENTS), batches, [1] * _CLIENTS, num_lanes=1, capacity=_CLIENTS)
-    json.dumps(history.record(1, planned, Metrics(ones, score, ones, ones > 0, detail), 0.0))
+    metrics = Metrics(ones, score, ones, ones > 0, detail)  # pyright: ignore[reportArgumentType]  # NumPy, as on the host
+    json.dumps(history.record(1, planned, metrics, 0.0))
 
 
 def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper, present=None) -> tuple[Any, Any]:
-    """The signals and weights of clients that each moved a little."""
+    """The signals and weights of clients whose models are the global one plus noise."""
     keys = jax.random.split(jax.random.key(1), _CLIENTS)
 
     def moved(key: jax.Array, theta: jax.Array) -> jax.Array:

@@ -56,7 +56,7 @@ def merge_hyperparameters(
         if name not in settable:
             raise UsageError(_unknown(name, settable, values))
         new[name] = value
-    return values | {name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}
+    return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:

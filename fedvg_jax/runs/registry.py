@@ -1,10 +1,11 @@
-"""Where names become objects: the only place that knows which algorithms, models and weightings exist."""
+"""Builds algorithms, models, optimisers and hooks from their names in the config."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,20 +54,20 @@ MODELS: dict[str, Callable] = {
     "vit_s16": lambda classes, name: vit.vit_s16(classes),
     "vit_b16": lambda classes, name: vit.vit_b16(classes),
 }
-"""name -> (number of classes, name of the convolution; for a ResNet stem and norm) -> module"""
+"""Name -> function (number of classes, name of the convolution; for a ResNet also stem and norm) -> Flax module."""
 
 SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
-"""Pixels a side below which a model has nothing left to flatten."""
+"""Smallest height and width of images that a model can take."""
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
-    """The named model for this data set's images and classes."""
+    """The config's model for the images and classes of a data set."""
     check_images(config, arrays)
     return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
 
 
 def check_images(config: Config, arrays: Arrays) -> None:
-    """UsageError where the named model cannot take these images."""
+    """Raises UsageError if the config's model cannot take these images."""
     user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
     if min(shape[:2]) < least:
@@ -78,7 +79,11 @@ def check_images(config: Config, arrays: Arrays) -> None:
 
 
 def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
-    """The model that the config names, for images [H, W, D] = `shape`."""
+    """The config's model as a task.
+
+    Args:
+        shape: [H, W, D] of the images.
+    """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, **options)
     task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
@@ -88,7 +93,7 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
 
 
 def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
-    """Where the first round starts: drawn from the seed, with the weights of a file under a fresh head.
+    """The initial model: random from the seed, or a file's weights with a random head.
 
     Args:
         init: key -> variables, e.g. a jitted `Task.init`.
@@ -102,21 +107,24 @@ def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Va
 
 
 def block_of(config: Config) -> Callable[[str], str]:
-    """Path of a tensor -> its block, of the named model."""
+    """The function path of a tensor -> name of its block, for the config's model."""
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
 
 def make_live(config: Config, task: Task) -> GradientSupport:
-    """What clients carry of the parameters: all where weights decay, which moves those without a gradient, and where
-    their optimiser remembers."""
-    moves = config.weight_decay or config.optimiser == "adamw"
-    return FULL_SUPPORT if moves or config.optimiser_state == "kept" else task.support or FULL_SUPPORT
+    """The entries of the parameters that clients store.
+
+    All entries with weight decay, which changes entries without a gradient, and with optimiser state kept between
+    rounds; otherwise those that can have a gradient.
+    """
+    has_decay = config.weight_decay or config.optimiser == "adamw"
+    return FULL_SUPPORT if has_decay or config.optimiser_state == "kept" else task.support or FULL_SUPPORT
 
 
-def make_hooks(config: Config, task: Task) -> dict[str, Callable]:
-    """Keywords of `round.make_round`: the rule of averaging, corrupt clients, the server's own steps, augmentation."""
+def make_hooks(config: Config, task: Task) -> dict[str, Any]:
+    """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
@@ -180,7 +188,7 @@ def built_in_hyperparameters() -> frozenset[Hyperparameter]:
 
 
 def make_optimiser(config: Config) -> local_training.Optimiser:
-    """The clients' optimiser, with momentum, weight decay and a schedule over rounds where they are asked for."""
+    """The clients' optimiser with the config's momentum, weight decay and learning rate schedule over rounds."""
     factor = local_training.LR_SCHEDULES[config.lr_schedule]
 
     def optimiser(hyper: Hyper, round):

@@ -1,4 +1,4 @@
-"""Where the names of weightings, norms, signals and granularities become objects."""
+"""Builds weightings, signals and groupings from their names in the config."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FACTORS: dict[str, Callable[[int], float]] = {
     "spectral": lambda size: 1 / math.sqrt(size),
     "spectral_l2": lambda size: 1 / math.sqrt(size),
 }
-"""norm -> entries of a layer -> what makes its norm one per element"""
+"""Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
 
 
 def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
-    """The rule that `config.weighting` spells."""
+    """The weighting that `config.weighting` names."""
     named = {
         "samples": basic.samples,
         "uniform": basic.uniform,
@@ -40,32 +40,32 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weightin
         "generalised": lambda: make_generalised(config, task),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
     }
-    return _made(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
+    return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
 
 def make_fedvg(config: Config, task: Task) -> Weighting:
-    """FedVG with its signal, norm, layers, granularity and scoring mode.
+    """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
 
     Raises:
-        UsageError: where no tensor counts, or where a group has no matrix for the spectral norm.
+        UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _of_fedvg(config, task, fedvg)
+    return _build_fedvg(config, task, fedvg)
 
 
 def make_generalised(config: Config, task: Task) -> Weighting:
-    """The family FedVG belongs to, with the same options; `make_multipliers` is for its hyper-parameters.
+    """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
 
     Raises:
-        UsageError: as `make_fedvg`.
+        UsageError: see `make_fedvg`.
     """
-    return _of_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link))
+    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link))
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
-    """The factors of tensors' norms as a hyper-parameter, where the weighting reads any.
+    """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
 
     Raises:
-        UsageError: for a pattern that matches no tensor.
+        UsageError: a pattern matches no tensor.
     """
     if "generalised" not in config.weighting:
         return {}
@@ -78,23 +78,23 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
     return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
 
 
-def _of_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Weighting:
-    """`rule` of FedVG's signal, groups and layers."""
+def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Weighting:
+    """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
-    made = rule(
+    weighting = rule(
         signals.normed(make_signal(config, task), norms.BY_NAME[norm]),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),
         norms.JOINED[norm],
-        # what fisher measures is squared
+        # the Fisher signal is a squared gradient
         floor=FLOOR ** (2 if options.signal == "fisher" else 1),
     )
-    return {"uniform": made, "layer": basic.with_own_statistics(made)}[options.stats]
+    return {"uniform": weighting, "layer": basic.with_own_statistics(weighting)}[options.stats]
 
 
 def make_signal(config: Config, task: Task) -> Signal:
-    """What is measured, tensors like the client's own."""
+    """The signal before norms: tensors like the client's parameters."""
     options = config.fedvg
     groups_per_pass = hardware.groups_per_scoring_pass(config.batch_size)
     named = {
@@ -106,15 +106,15 @@ def make_signal(config: Config, task: Task) -> Signal:
 
 
 def norm_name(options: FedVG) -> str:
-    """The norm; `delta`, the paper's name, is the L1 norm of what the signal of that name measures."""
+    """Name of the norm. `delta`, the paper's name, is the L1 norm of the signal `delta`."""
     return "l1" if options.norm == "delta" else options.norm
 
 
 def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
-    """What FedVG's means are over, in the order of the history's `layer_shares`.
+    """The layers that FedVG's G_k averages over, in the order of the history's `layer_shares`.
 
     Raises:
-        UsageError: as `make_fedvg`.
+        UsageError: see `make_fedvg`.
     """
     shapes = _shapes(task)
     paths = tree.paths(shapes.params)
@@ -122,7 +122,7 @@ def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
     if not included:
         raise UsageError(f"fedvg.include {options.include} matches no tensor; there are {', '.join(paths)}")
     counted = included & _measurable(options, shapes)
-    _refuse_groups_without(counted, included, _grouping(options)(shapes, task.block_of))
+    _check_groups(counted, included, _grouping(options)(shapes, task.block_of))
     return groups.layers(
         shapes.params,
         counted.__contains__,
@@ -132,7 +132,7 @@ def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
 
 
 def layer_names(config: Config, task: Task) -> list[str]:
-    """Of the columns of the history's `layer_shares`; none where the weighting is not of FedVG's family."""
+    """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
         [layer.name for layer in fedvg_layers(config.fedvg, task)]
         if re.search("fedvg|generalised", config.weighting)
@@ -140,12 +140,12 @@ def layer_names(config: Config, task: Task) -> list[str]:
     )
 
 
-def _made(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
+def _build_rule(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weighting:
     match rule:
         case Permuted(of):
-            return baselines.permuted(_made(of, named))
+            return baselines.permuted(_build_rule(of, named))
         case Mean(first, second):
-            return basic.mix(_made(first, named), _made(second, named))
+            return basic.mix(_build_rule(first, named), _build_rule(second, named))
     return named[rule]()
 
 
@@ -155,23 +155,23 @@ def _shapes(task: Task) -> Variables:
 
 
 def _grouping(options: FedVG) -> Grouping:
-    """A vector has no spectral norm: layerwise it takes the weight of its module's matrix."""
+    """The config's grouping. A vector has no spectral norm, so layerwise it takes the weight of its module's matrix."""
     by_module = options.layer == "module" or options.norm == "spectral"
     return (groups.BY_NAME | ({"layerwise": groups.modulewise} if by_module else {}))[options.granularity]
 
 
 def _measurable(options: FedVG, shapes: Variables) -> set[str]:
-    """Paths of the tensors that the norm is defined for."""
+    """Paths of the tensors for which the norm is defined."""
     leaves = zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True)
     return {path for path, leaf in leaves if leaf.ndim > 1 or options.norm != "spectral"}
 
 
-def _refuse_groups_without(counted: set[str], included: set[str], by_group: Variables) -> None:
+def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
     group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    known = {group_of[path] for path in counted}
-    lacking = sorted(path for path in included if group_of[path] not in known)
-    if lacking:
+    measured = {group_of[path] for path in counted}
+    missing = sorted(path for path in included if group_of[path] not in measured)
+    if missing:
         raise UsageError(
-            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(lacking)};"
+            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
             " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
         )

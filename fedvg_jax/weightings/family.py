@@ -1,10 +1,10 @@
-"""The generalised inverse-norm family: FedVG's weights with continuous parameters, to sweep or to learn.
+"""The generalised inverse-norm family: FedVG's weights with continuous parameters that can be swept or learned.
 
     G_k = mean over the group's tensors of a_t ||g_k^t||
     raw_k = (G_k + eps)^(-p)  (link inverse, published at p = 1),  or  exp(-p G_k / mean_j G_j)  (link softmax)
     s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T),  normalised
 
-At p = 1, T = 1, m = 0, a = 1 it is FedVG; m = 1/2 is the paper's FedAvg + FedVG, m = 1 FedAvg, p = 0 uniform.
+p = 1, T = 1, m = 0, a = 1 is FedVG; m = 1/2 is the paper's FedAvg + FedVG; m = 1 is FedAvg; p = 0 is uniform.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
     "inverse": lambda mean, eps, present: -jnp.log(reciprocal(mean + eps)),
     "softmax": lambda mean, eps, present: mean / jnp.mean(mean, where=jnp.broadcast_to(present, mean.shape)),
 }
-"""(mean norm of a group [K], eps, who is there) -> what falls, p times, in the logarithm of raw_k"""
+"""(mean norm of a group [K], eps, present [K]) -> x_k with raw_k = exp(-p x_k)."""
 
 
 def generalised_weights(
@@ -61,19 +61,19 @@ def generalised_weights(
     link: str = "inverse",
     block_of: Callable[[str], str] | None = None,
 ) -> Tree:
-    """FedVG's weights with an exponent, a temperature, a share of sample counts, and factors of the tensors' norms.
+    """FedVG's weights with an exponent, a temperature, a part from sample counts, and factors of the tensors' norms.
 
         s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T), normalised;    raw_k = (G_k + eps)^(-p)
 
-    At its defaults it is `inverse_norm_weights`. All parameters are traced and have slopes.
+    With the defaults it equals `inverse_norm_weights`. All parameters are traced and differentiable.
 
     Args:
         norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
         num_samples: [K] n_k; by default equal.
         granularity: "modelwise", "layerwise" or "blockwise".
         exponent: p; 0 is uniform, 1 published.
-        temperature: T > 0; large is uniform, small takes the client of smallest norm only.
-        eps: added before inverting, > 0, in the unit of the norms. Softmax has no use for it.
+        temperature: T > 0; large is uniform, small gives all weight to the client with the smallest norm.
+        eps: added before inverting, > 0, in the unit of the norms. The softmax link does not use it.
         mix: m in [0, 1], the part of n_k / sum n; 1/2 is the paper's FedAvg + FedVG.
         multipliers: pytree like `norms`, scalars >= 0: a_t of every tensor.
         link: "inverse" (published), or "softmax": raw_k = exp(-p G_k / mean_j G_j), for comparison.
@@ -83,7 +83,7 @@ def generalised_weights(
         Weights: pytree like `norms`, leaves [K], each >= 0 and summing to 1.
 
     Raises:
-        UsageError: for a leaf of another cohort or of integers, or an unknown name; it names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), or a name is unknown.
 
     >>> norms = {"w": jnp.array([1.0, 3.0, 3.0])}
     >>> generalised_weights(norms, eps=0.0)["w"].round(3)  # 3 : 1 : 1
@@ -95,10 +95,10 @@ def generalised_weights(
     norms = tree.arrays(norms)
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
-    of_mean = by_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
+    weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
     joined = layer_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
     by_group = grouping(Variables(norms, ()), block_of or first_component)
-    return weights_by_group(of_mean, joined, by_group).params
+    return weights_by_group(weights_of_mean, joined, by_group).params
 
 
 def generalised(
@@ -110,9 +110,9 @@ def generalised(
     floor: float = FLOOR,
     link: str = "inverse",
 ) -> Weighting:
-    """`generalised_weights` as a rule; reads `exponent`, `temperature`, `eps`, `mix`, and `multipliers` if it is there.
+    """`generalised_weights` as a weighting; reads `exponent`, `temperature`, `eps`, `mix`; `multipliers` if present.
 
-    Args: as `weighting.fedvg`; `hyper["multipliers"]` is a pytree like the parameters, of scalars.
+    The arguments are those of `fedvg`; `hyper["multipliers"]` is a pytree of scalars like the parameters.
 
     >>> rule = generalised(lambda hyper, report, data: hyper["norms"], groups.modelwise, str)
     >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
@@ -123,22 +123,23 @@ def generalised(
     """
     published = fedvg(signal, grouping, block_of, layers, join, floor)
 
-    def both(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
+    def norms_and_counts(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
         return _multiplied(signal(hyper, report, data), hyper.get("multipliers")), signals.num_samples(
             hyper, report, data
         )
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
-        found, counts = measured
-        names = ("exponent", "temperature", "eps", "mix")
-        of_mean = by_mean(*(hyper[name] for name in names), counts, LINKS[link])
-        counted = groups.layers(tree.take(found, 0)) if layers is None else layers
-        by_group = grouping(Variables(found, returns.variables.stats), block_of)
-        joined = layer_norms(found, counted, join)
-        return weights_by_group(of_mean, joined, by_group, returns.present, floor)
+        tensor_norms, counts = measured
+        weights_of_mean = make_weights_of_mean(
+            hyper["exponent"], hyper["temperature"], hyper["eps"], hyper["mix"], counts, LINKS[link]
+        )
+        counted = groups.layers(tree.take(tensor_norms, 0)) if layers is None else layers
+        by_group = grouping(Variables(tensor_norms, returns.variables.stats), block_of)
+        joined = layer_norms(tensor_norms, counted, join)
+        return weights_by_group(weights_of_mean, joined, by_group, returns.present, floor)
 
     return Weighting(
-        both,
+        norms_and_counts,
         weigh,
         score=lambda measured: published.score(measured[0]),
         detail=lambda measured: published.detail(measured[0]),
@@ -146,19 +147,25 @@ def generalised(
     )
 
 
-def by_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> WeightsOfMean:
-    """(mean norm of a group [K], who is there) -> weights [K]"""
+def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> WeightsOfMean:
+    """Returns the function (mean norm of a group [K], present [K]) -> weights [K].
 
-    def of_mean(mean: Array, present: Array | bool) -> Array:
-        p, t, added, share, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
-        falling = link(jnp.where(present, mean, 1), added, present)
-        there = jnp.broadcast_to(present, falling.shape)
-        # the absent must neither set the scale nor overflow, whatever they measured
-        falling = jnp.where(there, falling, jnp.max(jnp.where(there, falling, falling.min())))
-        raw = shares(jnp.exp(-p * (falling - falling.min())), present)
-        return sharpened((1 - share) * raw + share * shares(rows, present), t, present)
+    Args:
+        exponent, temperature, eps, mix: see `generalised_weights`.
+        counts: [K] n_k.
+        link: an entry of `LINKS`.
+    """
 
-    return of_mean
+    def weights_of_mean(mean: Array, present: Array | bool) -> Array:
+        p, t, epsilon, part, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
+        exponents = link(jnp.where(present, mean, 1), epsilon, present)
+        is_present = jnp.broadcast_to(present, exponents.shape)
+        # an absent client's measurement must neither set the scale nor overflow
+        exponents = jnp.where(is_present, exponents, jnp.max(jnp.where(is_present, exponents, exponents.min())))
+        raw = shares(jnp.exp(-p * (exponents - exponents.min())), present)
+        return sharpened((1 - part) * raw + part * shares(rows, present), t, present)
+
+    return weights_of_mean
 
 
 def sharpened(weights: Array, temperature, present: Array | bool = True) -> Array:
@@ -167,10 +174,10 @@ def sharpened(weights: Array, temperature, present: Array | bool = True) -> Arra
     >>> sharpened(jnp.array([0.5, 0.5, 0.0]), 2.0).tolist()
     [0.5, 0.5, 0.0]
     """
-    some = weights > 0
-    logs = jnp.log(jnp.where(some, weights, 1))
-    logs = jnp.where(some, logs - jnp.where(some, logs, -jnp.inf).max(), 0)
-    return shares(jnp.where(some, jnp.exp(logs / temperature), 0), present)
+    is_positive = weights > 0
+    logs = jnp.log(jnp.where(is_positive, weights, 1))
+    logs = jnp.where(is_positive, logs - jnp.where(is_positive, logs, -jnp.inf).max(), 0)
+    return shares(jnp.where(is_positive, jnp.exp(logs / temperature), 0), present)
 
 
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:

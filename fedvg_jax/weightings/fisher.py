@@ -1,12 +1,13 @@
-"""The Fisher view of a client on the shared validation set, from gradients of single examples.
+"""Fisher information of clients' models on the shared validation set, from gradients of single examples.
 
     s = d/dtheta log p(y | x, theta_k),   F = E_x E_y [s s'],   J^t = E_x E_y ||s^t||^2 of tensor t,   tr F = sum_t J^t
 
-J^t is the joint Fisher information of all parameters of a tensor: the trace of its block of F. Empirical: y is the
-label that comes with x. Model-sampled: y is drawn from p(. | x, theta_k), as the definition of F has it.
+J^t is the joint Fisher information of all parameters of a tensor: the trace of its diagonal block of F. In the
+empirical version, y is the label of x. In the model-sampled version, y is drawn from p(. | x, theta_k), as in the
+definition of F.
 
-FedVG's score is something else: a norm of the MEAN gradient, in which examples that pull apart cancel. Of two copies of
-x with opposite labels, logistic regression at 0 has gradients +-x / 2: mean 0, but tr F = ||x||^2 / 4.
+FedVG's score is different: a norm of the MEAN gradient, in which the gradients of examples can cancel. For two copies
+of x with opposite labels, logistic regression at 0 has gradients +-x / 2: mean 0, but tr F = ||x||^2 / 4.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedvg_jax.core.types import Tree
 from fedvg_jax.weightings import signals
 
 MOST = 2**26
-"""Numbers that the gradients of one pass may hold, of all clients together."""
+"""Largest number of scalars in the gradients of one pass, of all clients together."""
 
 
 def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most: int = MOST) -> Tree:
@@ -33,16 +34,16 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
         loss_fn: (params, example) -> scalar -log p(y | x, theta) of ONE example.
         client_params: stacked client models, leaves [K, ...].
         examples: pytree, leaves [V, ...].
-        most: numbers that the gradients of one pass may hold.
+        most: largest number of scalars in the gradients of one pass.
 
     Returns:
         Pytree like `client_params`, leaves [K], >= 0.
 
     Raises:
-        UsageError: for a leaf of another cohort or of integers; it names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype. The message names the leaf.
 
     >>> loss = lambda params, example: jnp.logaddexp(0, -example["y"] * params["w"] @ example["x"])
-    >>> copies = {"x": jnp.ones((2, 1)), "y": jnp.array([1.0, -1.0])}  # two labels that contradict each other
+    >>> copies = {"x": jnp.ones((2, 1)), "y": jnp.array([1.0, -1.0])}  # opposite labels
     >>> joint_fisher(loss, {"w": jnp.zeros((3, 1))}, copies)["w"].tolist()
     [0.25, 0.25, 0.25]
     """
@@ -76,15 +77,15 @@ def sampled_joint_fisher(
         logits_fn: (params, input) -> logits [C] of ONE input.
         client_params: stacked client models, leaves [K, ...].
         inputs: pytree, leaves [V, ...].
-        key: of the labels; clients share its uniform numbers, so that they differ by their models only.
+        key: random key of the labels. All clients share its uniform numbers, so they differ by their models only.
         num_samples: labels drawn per input.
-        most: numbers that the gradients of one pass may hold.
+        most: largest number of scalars in the gradients of one pass.
 
     Returns:
         Pytree like `client_params`, leaves [K], >= 0.
 
     Raises:
-        UsageError: for a leaf of another cohort or of integers; it names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype. The message names the leaf.
 
     >>> logits = lambda params, x: jnp.stack([0.0, params["w"] @ x])
     >>> sampled_joint_fisher(logits, {"w": jnp.zeros((3, 1))}, jnp.ones((2, 1)), jax.random.key(0))["w"].tolist()

@@ -1,6 +1,6 @@
-"""What a weighting measures of one client: a report -> pytree of scalars.
+"""Signals: the measurement that a weighting makes of one client, a function of its report.
 
-FedVG's is a norm of every tensor of something like a gradient: `normed(validation_gradient(...), norms.l1)`.
+FedVG's signal is the norm of every tensor of the validation gradient: `normed(validation_gradient(...), norms.l1)`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
@@ -33,7 +34,7 @@ def validation_gradients(
         Pytree like `client_params`, leaves [K, ...].
 
     Raises:
-        UsageError: if a leaf of the clients is not of floats or does not begin with the same K; it names the leaf.
+        UsageError: a leaf of the clients has an integer dtype or another cohort size K. The message names the leaf.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
@@ -45,7 +46,7 @@ def validation_gradients(
         gradients = jax.vmap(jax.grad(loss_fn), (0, None))
     else:
         gradients = jax.vmap(jax.grad(loss_fn), (0, 0, None))
-        gradients = _with_second(gradients, client_stats)
+        gradients = _bind_second(gradients, client_stats)
 
     def add_batch(total, batch):
         return tree.add(total, gradients(client_params, batch)), None
@@ -65,7 +66,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
         Pytree of the same structure, leaves [K].
 
     Raises:
-        UsageError: for a leaf of another cohort or of integers, or an unknown norm; it names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), or the norm is unknown.
 
     >>> gradient_norms({"w": jnp.array([[3.0, -4.0], [0.0, 0.0]])})["w"].tolist()
     [7.0, 0.0]
@@ -75,7 +76,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 
 
 def normed(measure: Signal, norm: Norm) -> Signal:
-    """The norm of every tensor that `measure` finds."""
+    """The signal of the norms of the tensors that `measure` returns."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
         return jax.tree.map(norm, measure(hyper, report, data))
@@ -91,9 +92,13 @@ def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) 
 def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal:
     """One client's validation gradient, tensors like its own.
 
-    It equals `validation_gradients` of the mean loss over D_val. D_val comes in groups of B rows: with `train`,
-    BatchNorm takes each group's own statistics (the published behaviour), whatever number of groups is worked on in
-    one pass; that number only sets how large the matmuls are.
+    It equals `validation_gradients` of the mean loss over D_val.
+
+    Args:
+        task: the model and its loss.
+        train: whether BatchNorm takes the statistics of each group of B rows of D_val (the published behaviour), or its
+            running statistics.
+        groups_per_pass: groups computed together. It sets the size of the matmuls and does not change the result.
     """
     live = task.support or FULL_SUPPORT
 
@@ -118,7 +123,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
 
 
 def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
-    """theta_g - theta_k: how far the client moved. No pass over D_val."""
+    """The client's update theta_g - theta_k. It needs no pass over D_val."""
     return report.delta
 
 
@@ -127,12 +132,13 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
 
         F = mean over examples of (grad loss(theta_k, example))^2
 
-    BatchNorm in evaluation mode, for an example has no statistics of its own. Unlike the gradient of the mean loss it
-    is not 0 where examples pull apart: two copies of an input x with opposite labels, logistic regression at 0, give
-    gradients +-x / 2, hence mean 0 and trace |x|^2 / 4.
+    BatchNorm is in evaluation mode, because a single example has no batch statistics. Unlike the gradient of the mean
+    loss, it is not 0 for examples whose gradients cancel. Two copies of an input x with opposite labels, in logistic
+    regression at 0, have gradients +-x / 2: their mean is 0 and the trace is |x|^2 / 4.
 
     Args:
-        most: numbers that the gradients of one pass may hold.
+        task: the model and its loss.
+        most: largest number of scalars in the gradients of one pass.
     """
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
@@ -147,13 +153,13 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
     return measure
 
 
-def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array, at_once: int) -> Tree:
-    """The mean over examples of gradient(example)^2, entry by entry; 0 without an example.
+def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int) -> Tree:
+    """The mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
     Args:
-        gradient: of one example, from its row number [1]; 0 for -1.
-        examples: [V, 1] row numbers, -1 for none.
-        at_once: gradients held in one pass, at most 64 and at least 1.
+        gradient: row number [1] of an example -> its gradient; 0 for the row number -1.
+        examples: [V, 1] row numbers, -1 for padding.
+        at_once: gradients in one pass, limited to the range 1 to 64.
     """
 
     def squares(rows: jax.Array) -> Tree:
@@ -178,23 +184,23 @@ def validation_loss(task: Task) -> Signal:
 
 
 def validation_accuracy(task: Task) -> Signal:
-    """One client's share of D_val classified right; for batches with labels `y` and outputs that are logits."""
+    """One client's accuracy on D_val, for batches with labels `y` and outputs that are logits."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
         params, stats = report.variables
 
-        def hits(rows):
+        def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
-            named = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
-            return (mask & (named == batch.y)).sum().astype(tree.dtype(params))
+            predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
+            return (mask & (predicted == batch.y)).sum().astype(tree.dtype(params))
 
-        return mean_over(hits, data.val)
+        return mean_over(num_correct, data.val)
 
     return signal
 
 
 def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-    """n_k, the client's training rows."""
+    """n_k, the client's number of training rows."""
     return report.num_samples.astype(tree.dtype(report.variables.params))
 
 
@@ -203,18 +209,21 @@ def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     return jnp.ones((), tree.dtype(report.variables.params))
 
 
-def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
-    """The mean over rows of what `measure` sums over the rows of one pass; 0 without rows.
+def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray) -> Tree:
+    """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
-        passes: [P, ...] row numbers, -1 for none; passes without any cost nothing.
+        measure: row numbers of one pass -> sums over its rows.
+        passes: [P, ...] row numbers, -1 for padding. Passes without a row are skipped.
     """
-    measure = jax.jit(measure)  # traced once, for its shape and for its work
-    kept = jax.checkpoint(measure, prevent_cse=False)  # slopes measure a pass anew: residuals are those of one pass
+    passes = jnp.asarray(passes)
+    measure = jax.jit(measure)  # one trace serves its shape and its computation
+    # reverse mode recomputes each pass, so that only the residuals of one pass are in memory
+    recomputed = jax.checkpoint(measure, prevent_cse=False)
 
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
-        # the sum stays outside, where it is added to in place; a branch that returned it would copy it
-        return tree.add(total, lax.cond((rows >= 0).any(), lambda: kept(rows), lambda: empty)), None
+        # the sum is outside the branches and updated in place; a branch that returned it would copy it
+        return tree.add(total, lax.cond((rows >= 0).any(), lambda: recomputed(rows), lambda: empty)), None
 
     empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
     total, _ = lax.scan(add_pass, empty, passes)
@@ -222,11 +231,11 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array) -> Tree:
     return tree.scale(1 / count, total)
 
 
-def _in_passes(rows: jax.Array, groups: int) -> jax.Array:
-    """[V, B] -> [V / groups, groups, B], filled up with empty groups."""
-    spare = -len(rows) % groups
-    return jnp.pad(rows, ((0, spare), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
+def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
+    """[V, B] -> [V / groups, groups, B], padded with empty groups."""
+    padding = -len(rows) % groups
+    return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
 
 
-def _with_second(f: Callable, second: Tree) -> Callable:
+def _bind_second(f: Callable, second: Tree) -> Callable:
     return lambda first, last: f(first, second, last)

@@ -30,7 +30,7 @@ def schedule_of(world, number, **changes):
 
 
 def after(algorithm, rounds=1, weighting="samples", world=WORLD, optimiser=local_training.sgd, **changes):
-    """States after every round; `changes` are hyper-parameters."""
+    """States after every round; `changes` are hyperparameters."""
     step = worlds.make_round(world, algorithm, weighting, optimiser=optimiser)
     state, states = worlds.state(world, algorithm, worlds.QUADRATIC, **changes), []
     for number in range(rounds):
@@ -51,14 +51,14 @@ def fedavg(rounds=3, world_name="WORLD"):
     ("name", "changes"),
     [("fedprox", {"mu": 0.0}), ("fedavgm", {"server_momentum": 0.0, "server_lr": 1.0})],
 )
-def test_without_its_effect_an_algorithm_is_fedavg(x64, name, changes):
+def test_an_algorithm_with_neutral_hyperparameters_equals_fedavg(x64, name, changes):
     found = [state.variables for state in after(worlds.algorithm(name), 3, **changes)]
     worlds.assert_close(found, fedavg(), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fedavgm", "scaffold", "feddyn", "elastic", "fednova"])
-def test_with_its_effect_it_is_not(x64, name):
-    """Else the laws of equality would not see anything."""
+def test_an_algorithm_with_other_hyperparameters_differs_from_fedavg(x64, name):
+    """Otherwise the laws of equality would hold trivially."""
     found = after(worlds.algorithm(name), 3)[-1].variables
     assert tree_distance(found, fedavg()[-1]) > 1e-3
 
@@ -67,19 +67,19 @@ def tree_distance(a, b):
     return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def test_scaffold_s_first_round_is_fedavg_s(x64):
+def test_scaffold_first_round_equals_fedavg(x64):
     first, second = (state.variables for state in after(worlds.algorithm("scaffold"), 2, eta_g=1.0))
     worlds.assert_close(first, fedavg()[0], 1e-12)
     assert tree_distance(second, fedavg()[1]) > 1e-3
 
 
-def test_fednova_with_equal_steps_is_fedavg(x64):
+def test_fednova_with_equal_steps_equals_fedavg(x64):
     found = [state.variables for state in after(worlds.algorithm("fednova"), 3, world=EVEN)]
     worlds.assert_close(found, fedavg(3, "EVEN"), 1e-12)
 
 
-def test_elastic_with_equal_sensitivities_and_tau_1_is_fedavg(x64):
-    """Whatever the sensitivity is that all tensors share."""
+def test_elastic_with_equal_sensitivities_and_tau_1_equals_fedavg(x64):
+    """For any sensitivity that all tensors share."""
     algorithm = worlds.algorithm("elastic")._replace(
         probe=lambda hyper, probe: jax.tree.map(lambda _: hyper["mu"], probe.variables.params)
     )
@@ -173,7 +173,7 @@ FIRST_STEPS = {
 
 
 @pytest.mark.parametrize(("name", "variant"), FIRST_STEPS)
-def test_an_adaptive_server_s_first_steps_are_as_long_as_its_rule_says(x64, name, variant):
+def test_first_steps_of_an_adaptive_server_have_the_length_of_its_equations(x64, name, variant):
     """In units of an update u = 1e-4 that stays the same. In FedYogi v moves by 1e-3 of u^2 = 0.01 tau^2 a round, so a
     step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
     u, defaults = {"a": jnp.full(1, -1e-4)}, config.FedOpt()
@@ -185,7 +185,7 @@ def test_an_adaptive_server_s_first_steps_are_as_long_as_its_rule_says(x64, name
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.parametrize("variant", ["paper", "official", "optax"])
-def test_an_adaptive_server_leaves_what_no_client_moves(x64, name, variant):
+def test_an_adaptive_server_does_not_change_parameters_with_zero_update(x64, name, variant):
     zero = {"a": jnp.zeros(3)}
     worlds.assert_close(server_steps(name, variant, [zero] * 3), [zero] * 3, 0)
 
@@ -200,13 +200,13 @@ def memories(algorithm, rounds=4):
     return [(state.server, state.clients) for state in after(algorithm, rounds)]
 
 
-def test_scaffold_s_c_stays_the_mean_of_all_c_k(x64):
+def test_scaffold_c_equals_the_mean_of_all_c_k(x64):
     for c, of_clients in memories(worlds.algorithm("scaffold")):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(c)) > 0.01
         worlds.assert_close(c, jax.tree.map(lambda x: x.mean(0), of_clients), 1e-12)
 
 
-def test_feddyn_adds_the_mean_of_all_duals_which_it_keeps_as_a_running_sum(x64):
+def test_feddyn_residual_is_the_mean_of_all_duals(x64):
     """R is what the model differs in from the plain mean of the cohort's models; those follow from the duals, which
     change by theta_k - theta_g."""
     algorithm, before = worlds.algorithm("feddyn"), worlds.state(WORLD, worlds.algorithm("feddyn"), worlds.QUADRATIC)
@@ -219,7 +219,7 @@ def test_feddyn_adds_the_mean_of_all_duals_which_it_keeps_as_a_running_sum(x64):
         before = state
 
 
-def test_the_published_scaffold_forgets_what_clients_remember(x64):
+def test_the_published_scaffold_stores_no_client_memory(x64):
     algorithm = worlds.algorithm("scaffold", scaffold=config.Scaffold(memory="lost"))
     state = after(algorithm, 3)[-1]
     assert not any(leaf.any() for leaf in jax.tree.leaves(state.clients))
@@ -229,8 +229,8 @@ def test_the_published_scaffold_forgets_what_clients_remember(x64):
 # --- what the published code does
 
 
-def test_the_published_feddyn_drops_the_average_after_the_first_round(x64):
-    """theta <- theta_g + mean lambda, whatever the clients return."""
+def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
+    """theta <- theta_g + mean lambda, for any models that the clients return."""
     algorithm = worlds.algorithm("feddyn", weighting="fedvg", feddyn=config.FedDyn(average="once"))
     states = after(algorithm, 3, "fedvg")
     for before, now in itertools.pairwise(states):
@@ -249,7 +249,7 @@ def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
         worlds.assert_close(correct(hyper, {"x": jnp.array(gradient)}, theta, anchor), {"x": np.array(expected)}, 1e-12)
 
 
-def test_the_published_sensitivity_averages_the_norm_of_growing_sums(x64):
+def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradients(x64):
     """Of H equal batches with the gradient g of the loss, sum_i (1 - mu) mu^(H - i) ||i g||^2; no bias is corrected."""
     params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
@@ -294,14 +294,14 @@ def reached(name, momentum, rounds=ROUNDS, **changes):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_uneven_clients_some_of_them_a_round_reach_the_minimiser_of_all(x64, name, momentum):
-    """1 to 4 steps a round, 3 of 5 clients; FedAvg stays off, so that this is not for nothing."""
+def test_heterogeneous_clients_with_partial_participation_reach_the_joint_minimiser(x64, name, momentum):
+    """1 to 4 steps a round, 3 of 5 clients; FedAvg does not reach it, so the law is not trivial."""
     assert reached(name, momentum) < 1e-9
     assert reached("fedavg", momentum) > 1e-2
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffold_learns_a_constant_gradient_whatever_the_optimiser_and_the_number_of_steps(x64, momentum):
+def test_scaffold_control_variates_equal_a_constant_gradient_for_any_optimiser_and_number_of_steps(x64, momentum):
     """Of the loss -b x the gradient is -b, which c_k is after a client's first round."""
     b = np.random.default_rng(0).normal(size=(5, 3))
     world = worlds.quadratics(np.zeros((5, 3)), b, [4, 8, 2, 6, 3], 5)
@@ -309,7 +309,7 @@ def test_scaffold_learns_a_constant_gradient_whatever_the_optimiser_and_the_numb
     worlds.assert_close(state.clients, {"left": {"x": -b[:, :2]}, "right": {"x": -b[:, 2:]}}, 1e-12)
 
 
-def test_fednova_follows_the_mean_direction_of_constant_gradients_whoever_takes_how_many_steps(x64):
+def test_fednova_follows_the_mean_of_constant_gradients_for_any_numbers_of_steps(x64):
     """theta_g + (sum s_k D_k) sum s_k b_k, with D_k = lr x steps and s_k = n_k / N."""
     b, sizes = np.random.default_rng(0).normal(size=(5, 3)), np.array([4, 8, 2, 6, 3])
     world = worlds.quadratics(np.zeros((5, 3)), b, sizes, 5)
@@ -341,7 +341,7 @@ def corner(name):
 
 
 @every_algorithm
-def test_nothing_is_nan_where_every_gradient_is_zero_or_clients_have_one_batch_or_none(name):
+def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_none(name):
     """Under any weighting; and no round but the first compiles."""
     algorithm = worlds.algorithm(name)
     rules = worlds.any_of([worlds.weighting(rule, algorithm) for rule in WEIGHTINGS])
@@ -356,7 +356,7 @@ def test_nothing_is_nan_where_every_gradient_is_zero_or_clients_have_one_batch_o
 
 
 @every_algorithm
-def test_clients_without_a_step_leave_the_model_where_it_is(x64, name):
+def test_clients_without_a_step_do_not_change_the_model(x64, name):
     world, algorithm = corner("one row each"), worlds.algorithm(name)
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     after, _ = worlds.make_round(WORLD, algorithm)(state, schedule_of(world, 0), world.data(), worlds.hyper())
@@ -365,8 +365,8 @@ def test_clients_without_a_step_leave_the_model_where_it_is(x64, name):
 
 @every_algorithm
 @pytest.mark.parametrize("displacement", [0.0, 0.3])
-def test_the_slopes_of_a_page_s_functions_are_finite_at_zero(name, displacement):
-    """With respect to everything they are given; a memory's counters have none."""
+def test_gradients_of_an_algorithm_s_functions_are_finite_at_zero(name, displacement):
+    """With respect to all their floating-point arguments."""
     algorithm, hyper = worlds.algorithm(name), worlds.hyper()
     zero = jax.tree.map(jnp.zeros_like, worlds.QUADRATIC.init(None).params)
     server, client = algorithm.init(hyper, zero)

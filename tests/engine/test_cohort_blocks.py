@@ -244,7 +244,7 @@ WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
-    "the absent": ((WHOLE._replace(weigh=unlike),), "expected the same ratios, and 0 for who is not present"),
+    "the absent": ((WHOLE._replace(weigh=unlike),), "expected the same ratios, and 0 for the absent client"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A mistake in a user's own model, weighting or metric is said in one line that names the leaf and the shape."""
+"""Errors in a user's own model, weighting or metric are reported in one line that names the leaf and the shape."""
 
 import json
 
@@ -49,7 +49,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("mistake", MODELS)
-def test_a_mistake_in_a_model_is_named(mistake):
+def test_an_error_in_a_model_is_reported(mistake):
     changes, said = MODELS[mistake]
     with pytest.raises(UsageError) as found:
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
@@ -106,7 +106,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("mistake", RULES)
-def test_a_mistake_in_a_weighting_is_named(mistake):
+def test_an_error_in_a_weighting_is_reported(mistake):
     rule, said = RULES[mistake]
     with pytest.raises(UsageError) as found:
         contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
@@ -143,13 +143,13 @@ def test_a_run_records_a_detail_of_one_number_per_client(tmp_path):
     assert [record["own"] for record in records] == 3 * [[0, 1, 2, 3]]
 
 
-def test_what_is_right_passes():
+def test_a_correct_task_and_weighting_pass():
     rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"), TASK, 4)
     contracts.check_task(TASK, WORLD.data().pool)
     contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
 
 
-def test_a_run_refuses_before_it_compiles(monkeypatch):
+def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
     monkeypatch.setattr(loop, "compile_programs", lambda sim: pytest.fail("too late"))
     with pytest.raises(UsageError, match="sums to 3; expected 1"):
         fedvg_jax.run(fedvg_jax.Config(clients=4), weighting=RULES["a sum of 3"][0])
@@ -157,7 +157,7 @@ def test_a_run_refuses_before_it_compiles(monkeypatch):
         fedvg_jax.run(fedvg_jax.Config(clients=4), task=TASK._replace(init=integers))
 
 
-def test_two_leaves_swapped_are_named():
+def test_containers_in_another_order_are_reported():
     """Same names, another order of containers."""
     with pytest.raises(UsageError, match="expected the structure of b, as it is"):
         checks.same_structure({"w": (1.0,)}, {"w": [1.0]}, "a", "b")
@@ -167,7 +167,7 @@ def test_two_leaves_swapped_are_named():
 
 
 @pytest.mark.parametrize("name", ["round", "weights", "test_mine"])
-def test_a_metric_may_not_hide_the_history_s_own(name):
+def test_a_metric_with_a_name_of_the_history_is_refused(name):
     with pytest.raises(UsageError, match=f"metric '{name}' would hide the history's own"):
         fedvg_jax.run(metrics={name: lambda model, data: 0})
 
@@ -181,13 +181,13 @@ def evaluated(metric):
     return loop.evaluated(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
 
 
-def test_a_metric_sees_the_model_and_the_data_at_every_evaluation():
+def test_a_metric_receives_the_model_and_the_data_at_every_evaluation():
     found = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
     size = jax.tree.leaves(worlds.variables())[0].size
     assert found["mine"] == size + 100 * len(WORLD.pool.y) and found["test_accuracy"] == 1
 
 
-def test_a_metric_that_is_no_number_is_named():
+def test_a_metric_that_returns_no_number_is_reported():
     with pytest.raises(UsageError, match=r"metric 'mine' returned shape \(3,\); expected one number, of shape \(\)"):
         evaluated(lambda model, data: jnp.ones(3))
     assert evaluated(lambda model, data: jnp.nan)["mine"] is None
@@ -210,7 +210,7 @@ def test_a_history_is_two_tables():
         found.to_pandas("layer")
 
 
-def test_without_pandas_it_says_what_to_install(monkeypatch):
+def test_an_error_without_pandas_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(UsageError, match=r"needs pandas; pip install 'fedvg_jax\[pandas\]'"):
         history.History(RECORDS, {}, None, None).to_pandas()

@@ -32,7 +32,7 @@ def make(name, **options):
 
 
 def clients_of(seeds):
-    """Stacked models around the global one, each at its own place."""
+    """Stacked models, each at a different distance from the global one."""
     model = worlds.variables()
     moved = [jax.tree.map(lambda x, y: x + 0.4 * (y - x), model, worlds.variables(10 + seed)) for seed in seeds]
     return jax.tree.map(lambda *x: jnp.stack(x), *moved)
@@ -49,7 +49,7 @@ def returned(seeds=range(K), samples=SAMPLES, present=True, clients=None):
 
 @jax.jit
 def all_weights(reports, returns):
-    """Every rule in one program: name -> (weights [K], score [K])."""
+    """All weightings in one program: name -> (weights [K], score [K])."""
 
     def one(name):
         rule = make(name)
@@ -61,7 +61,7 @@ def all_weights(reports, returns):
 
 
 def weights_of(*args, **kwargs):
-    """name -> [K]; these rules have one weight for all tensors."""
+    """Name -> [K]; these weightings have one weight for all tensors."""
     found = all_weights(*returned(*args, **kwargs))
     for weights, _ in found.values():
         for leaf in jax.tree.leaves(weights):
@@ -90,12 +90,12 @@ def test_permuting_the_clients_permutes_the_weights(x64):
         np.testing.assert_allclose(after[name], before[name][order], rtol=1e-9, err_msg=name)
 
 
-def test_equal_clients_weigh_the_same(x64):
+def test_equal_clients_have_equal_weights(x64):
     for name, weights in weights_of(K * [1], K * [5]).items():
         np.testing.assert_allclose(weights, np.full(K, 1 / K), rtol=1e-9, err_msg=name)
 
 
-def test_who_is_absent_weighs_nothing_and_the_others_keep_their_ratios(x64):
+def test_absent_clients_have_weight_zero_and_the_others_keep_their_ratios(x64):
     present = np.array([True, False, True, True])
     before, after = weights_of(), weights_of(present=present)
     for name in ALL:
@@ -106,7 +106,7 @@ def test_who_is_absent_weighs_nothing_and_the_others_keep_their_ratios(x64):
         np.testing.assert_allclose(after[name], kept / kept.sum(), rtol=1e-9, err_msg=name)
 
 
-def test_clients_that_did_not_move_have_finite_weights():
+def test_clients_with_zero_updates_have_finite_weights():
     still = tree.repeat(worlds.variables(), K)
     for weights in weights_of(samples=K * [0], clients=still).values():
         np.testing.assert_allclose(weights, np.full(K, 1 / K), rtol=1e-5)
@@ -129,28 +129,28 @@ def test_a_round_with_every_rule_compiles_and_stays_finite():
 # --- each rule
 
 
-def test_the_placebo_hands_the_same_weights_to_other_clients(x64):
+def test_the_permuted_control_assigns_the_same_weights_to_other_clients(x64):
     found = weights_of()
     np.testing.assert_array_equal(found["permuted(fedvg)"], found["fedvg"][SHUFFLE])
 
 
-def test_the_placebo_shuffles_among_those_who_are_there(x64):
+def test_the_permuted_control_shuffles_among_present_clients(x64):
     found = weights_of(present=np.array([True, True, False, True]))
     placebo, rule = found["permuted(fedvg)"], found["fedvg"]
     assert sorted(placebo) == sorted(rule) and placebo[2] == 0 and (placebo != rule).any()
 
 
-def test_the_placebo_shows_the_rule_s_scores(x64):
+def test_the_permuted_control_has_the_scores_of_its_rule(x64):
     found = all_weights(*returned())
     np.testing.assert_array_equal(found["permuted(fedvg)"][1], found["fedvg"][1])
 
 
-def test_inverse_samples_are_one_over_the_rows_and_nothing_without_any(x64):
+def test_inverse_samples_weights_are_proportional_to_one_over_the_rows_and_zero_without_rows(x64):
     raw = np.array([1 / 3, 1 / 11, 0, 1 / 6])
     np.testing.assert_allclose(weights_of()["inverse_samples"], raw / raw.sum(), rtol=1e-12)
 
 
-def test_loss_and_accuracy_are_those_of_the_evaluation(x64):
+def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     reports, returns = returned()
     program = worlds.jit(evaluate.make_evaluate(worlds.TASK))
     sums = [program(tree.take(returns.clients, k), returns.data.pool, returns.data.val) for k in range(K)]
@@ -190,7 +190,7 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
     np.testing.assert_allclose(cosine, 1, rtol=1e-12)
 
 
-def test_fltrust_shortens_a_long_update_and_trusts_no_opposed_one(x64):
+def test_fltrust_shortens_long_updates_and_gives_opposed_updates_weight_zero(x64):
     """Client 0 sends ten times its update: what it contributes, s_k delta_k, does not grow against the others'."""
     model, clients = worlds.variables(), clients_of(range(K))
     before = weights_of()["fltrust"]
@@ -219,8 +219,8 @@ def test_fitted_weights_lower_the_loss_of_the_average(x64):
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.001
 
 
-def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_slope(x64):
-    """The slope by central differences of the loss, running statistics averaged too."""
+def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_gradient(x64):
+    """The gradient by central differences of the loss, running statistics averaged too."""
     _, returns = returned()
 
     def loss(s):
@@ -269,7 +269,7 @@ def contradiction():
     return task, Report(variables, jnp.int32(2), variables.params), Data(pool, rows, rows, rows)
 
 
-def test_two_contradictory_labels_have_no_gradient_but_a_fisher_trace(x64):
+def test_two_opposite_labels_have_zero_mean_gradient_and_a_positive_fisher_trace(x64):
     """At w = 0, p = 1/2: gradients (p - y) x = +-x / 2, of mean 0; their squares sum to p (1 - p) |x|^2 = 25 / 4."""
     task, report, data = contradiction()
     gradient = signals.normed(signals.validation_gradient(task, False, 1), norms.l1)
@@ -281,7 +281,7 @@ def test_two_contradictory_labels_have_no_gradient_but_a_fisher_trace(x64):
 @pytest.mark.parametrize(
     "options", [{"norm": "delta"}, {"signal": "delta"}, {"norm": "delta", "signal": "delta"}], ids=str
 )
-def test_delta_is_the_l1_norm_of_how_far_the_client_moved(x64, options):
+def test_delta_is_the_l1_norm_of_the_client_s_update(x64, options):
     reports, returns = returned()
     rule = make("fedvg", **options)
     measured = jax.vmap(lambda report: rule.signal({}, report, returns.data))(reports)
@@ -317,7 +317,7 @@ def test_every_signal_goes_with_every_norm(signal, norm):
         ("samples+permuted(fedvg+native)", Mean("samples", Permuted(Mean("fedvg", "native")))),
     ],
 )
-def test_a_weighting_is_a_name_a_placebo_or_the_mean_of_two(text, rule):
+def test_a_weighting_is_a_name_a_permutation_or_the_mean_of_two(text, rule):
     assert parse_weighting(text) == rule
     assert make(text).weigh
 
@@ -334,7 +334,7 @@ def test_a_weighting_is_a_name_a_placebo_or_the_mean_of_two(text, rule):
         ("samples+", "unknown weighting ''"),
     ],
 )
-def test_a_mistyped_weighting_is_told(text, said):
+def test_an_unknown_weighting_is_reported(text, said):
     with pytest.raises(UsageError, match=said):
         config.check(replace(config.Config(), weighting=text))
 
@@ -352,6 +352,6 @@ def test_a_mistyped_weighting_is_told(text, said):
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(options, said):
+def test_contradictory_options_are_refused(options, said):
     with pytest.raises(UsageError, match=said):
         config.check(replace(config.Config(), fedvg=config.FedVG(**options)))

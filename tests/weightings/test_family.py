@@ -35,14 +35,14 @@ SAMPLES = np.array([3, 1, 0, 12])
 
 
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
-def test_at_its_defaults_it_is_fedvg(x64, granularity):
+def test_generalised_weights_with_defaults_equal_fedvg(x64, granularity):
     expected = fedvg_jax.inverse_norm_weights(norms(), granularity)
     worlds.assert_close(family.generalised_weights(norms(), SAMPLES, granularity), expected, 1e-12)
 
 
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
-def test_as_a_rule_at_its_defaults_it_is_fedvg(x64, granularity):
-    """Among those who are there, with running statistics."""
+def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
+    """Over the present clients, with running statistics."""
     rules = [worlds.weighting(name, worlds.algorithm("fedavg"), worlds.TASK, 4, granularity=granularity)
              for name in ("fedvg", "generalised")]  # fmt: skip
     model = worlds.variables()
@@ -66,19 +66,19 @@ def test_as_a_rule_at_its_defaults_it_is_fedvg(x64, granularity):
     ],
     ids=str,
 )
-def test_its_parameters_do_what_they_say(x64, changes, expected):
+def test_each_parameter_changes_the_weights_as_documented(x64, changes, expected):
     """Of norms 4, 2, 1 and 3."""
     weights = family.generalised_weights({"w": jnp.array([4.0, 2.0, 1.0, 3.0])}, SAMPLES, **changes)
     np.testing.assert_allclose(weights["w"], expected, atol=1e-8)
 
 
-def test_half_mixed_it_is_the_mean_of_fedavg_s_and_fedvg_s_weights(x64):
+def test_mix_one_half_is_the_mean_of_fedavg_and_fedvg_weights(x64):
     plain = fedvg_jax.inverse_norm_weights(norms())
     expected = jax.tree.map(lambda s: (s + SAMPLES / SAMPLES.sum()) / 2, plain)
     worlds.assert_close(family.generalised_weights(norms(), SAMPLES, mix=0.5), expected, 1e-12)
 
 
-def test_a_multiplier_of_zero_leaves_a_tensor_out(x64):
+def test_a_multiplier_of_zero_excludes_a_tensor(x64):
     factors = {"base": {"w": 1.0, "b": 0.0}, "head": {"w": 1.0}}
     mean = norms()["base"]["w"] + norms()["head"]["w"]
     expected = (1 / mean) / (1 / mean).sum()
@@ -109,7 +109,7 @@ def every_case(norms, counts, **parameters):
     return jnp.stack(found)
 
 
-def test_every_parameter_has_its_slope(x64):
+def test_gradients_by_every_parameter_equal_central_differences(x64):
     """For every granularity and link at once, along one direction: forward mode against central differences, reverse
     mode against forward mode."""
     at, step = (norms(), parameters()), 1e-5
@@ -152,18 +152,18 @@ def slopes():
 
 
 @pytest.mark.parametrize("corner", CORNERS)
-def test_no_slope_is_nan_at_a_corner(corner):
+def test_gradients_are_finite_at_a_corner(corner):
     here = jax.tree.map(lambda x: CORNERS[corner](x.astype(jnp.float32)), norms())
     counts = jnp.asarray(SAMPLES[-len(here["head"]["w"]) :])
     found = slopes()(here, counts, *map(jnp.float32, (1.0, 1.0, 1e-8, 0.5)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
-def test_a_client_that_is_not_there_changes_nothing(x64):
+def test_an_absent_client_changes_no_weight(x64):
     """However small or large the norms, or not finite."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
     for link in family.LINKS.values():
-        of_mean = family.by_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
+        of_mean = family.make_weights_of_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
         found = [of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)]
         for weights in found:
             np.testing.assert_array_equal(weights, found[0])
@@ -178,7 +178,7 @@ def test_a_client_that_is_not_there_changes_nothing(x64):
         ({"multipliers": {"base": {"w": 1.0}, "head": {"w": 1.0}}}, "multipliers has no leaf 'base/b'"),
     ],
 )
-def test_what_it_does_not_know_is_named(changes, said):
+def test_unknown_names_are_reported(changes, said):
     with pytest.raises(UsageError, match=said):
         family.generalised_weights(norms(), **changes)
 
@@ -196,7 +196,7 @@ def test_what_it_does_not_know_is_named(changes, said):
     ],
     ids=str,
 )
-def test_settings_out_of_range_have_their_line(settings, said):
+def test_settings_out_of_range_are_reported_in_one_line(settings, said):
     rule = settings.pop("weighting", "fedvg")
     with pytest.raises(UsageError, match=said):
         config.check(config.Config(weighting=rule, fedvg=config.FedVG(**settings)))

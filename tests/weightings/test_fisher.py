@@ -44,7 +44,7 @@ def scores(k):
 
 @pytest.mark.parametrize("most", [70, 2**20])
 def test_the_trace_of_the_fisher_matrix_is_the_sum_of_the_joint_informations(x64, most):
-    """However many gradients are held at a time. F = mean_i s_i s_i' is written out."""
+    """For any number of gradients per pass. F = mean_i s_i s_i' is written out."""
     joint = worlds.jit(lambda clients: fedvg_jax.joint_fisher(loss, clients, examples(), most=most))(clients())
     for k in range(K):
         matrix = scores(k).T @ scores(k) / V
@@ -52,7 +52,7 @@ def test_the_trace_of_the_fisher_matrix_is_the_sum_of_the_joint_informations(x64
         np.testing.assert_allclose(joint["b"][k], jnp.trace(matrix[:OUT, :OUT]), rtol=1e-12)
 
 
-def test_labels_drawn_from_the_model_tend_to_the_fisher_information(x64):
+def test_the_sampled_joint_fisher_converges_to_the_fisher_information(x64):
     """Of the bias of a softmax, F = diag(p) - p p', of trace 1 - sum p^2; the mean of 4000 draws of a variable in
     [0, 2] is within 0.05 of it."""
     found = fedvg_jax.sampled_joint_fisher(logits, clients(), examples()["x"], jax.random.key(0), num_samples=4000 // V)
@@ -61,7 +61,7 @@ def test_labels_drawn_from_the_model_tend_to_the_fisher_information(x64):
         np.testing.assert_allclose(found["b"][k], (1 - (p**2).sum(1)).mean(), atol=0.05)
 
 
-def test_two_contradictory_labels_have_no_mean_gradient_but_a_trace_of_a_quarter(x64):
+def test_two_opposite_labels_have_zero_mean_gradient_and_trace_one_quarter(x64):
     """Logistic regression at 0 on x = 1 with labels 1 and -1: gradients -1/2 and 1/2; p (1 - p) = 1/4 either way."""
 
     def logistic(params, example):
@@ -78,7 +78,7 @@ def test_two_contradictory_labels_have_no_mean_gradient_but_a_trace_of_a_quarter
     assert fedvg_jax.fisher_trace(drawn).tolist() == [0.25]
 
 
-def test_the_engine_s_signal_is_the_same(x64):
+def test_the_fisher_signal_equals_joint_fisher(x64):
     """`signals.fisher`, of a round, under the L1 norm; BatchNorm in evaluation mode."""
     model, data = worlds.variables(), WORLD.data()
     report = Report(model, jnp.int32(1), tree.zeros_like(model.params))
@@ -94,7 +94,7 @@ def test_the_engine_s_signal_is_the_same(x64):
     worlds.assert_close(found, jax.tree.map(lambda x: x[None], expected), 1e-12)
 
 
-def test_it_has_slopes(x64):
+def test_joint_fisher_is_differentiable(x64):
     """The loss w^2 x / 2 has the score w x, hence J = w^2 mean x^2, of slope 2 w mean x^2 = 10 w."""
     x = jnp.array([1.0, 3.0])
 
@@ -104,7 +104,7 @@ def test_it_has_slopes(x64):
     np.testing.assert_allclose(jax.grad(trace)(jnp.array([2.0, -1.0])), [20.0, -10.0], rtol=1e-12)
 
 
-def test_another_cohort_is_named():
+def test_a_leaf_of_another_cohort_size_is_reported():
     wrong = clients() | {"w": jnp.ones((K + 1, IN, OUT))}
     with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(3, 3, 4\); expected \(2, \.\.\.\)"):
         fedvg_jax.joint_fisher(loss, wrong, examples())

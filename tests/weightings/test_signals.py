@@ -29,12 +29,12 @@ def linear_problem():
 
 
 def trained_clients() -> Variables:
-    """K models, each at its own place."""
+    """K different models."""
     return jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
 
 
 def report_of(variables, num_samples=1) -> Report:
-    """Of a client that did not move."""
+    """The report of a client whose update is zero."""
     return Report(variables, jnp.int32(num_samples), tree.zeros_like(variables.params))
 
 
@@ -53,7 +53,7 @@ def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
     fedvg_jax.validation_gradients(loss, *linear_problem())
 
 
-def test_every_clients_own_statistics_enter_its_loss(x64):
+def test_every_client_s_loss_uses_its_own_statistics(x64):
     """d/dw of w * s * mean(x) is s * mean(x)."""
     val = jnp.array([[1.0, 3.0], [5.0, 7.0]])
     found = fedvg_jax.validation_gradients(
@@ -84,7 +84,7 @@ def test_gradient_norms_are_the_norm_of_every_clients_tensor(norm):
     worlds.assert_close(fedvg_jax.gradient_norms(clients, norm), expected, 1e-6)
 
 
-def test_a_tensor_of_another_cohort_is_named():
+def test_a_tensor_of_another_cohort_size_is_reported():
     clients, val = linear_problem()
     clients["w"] = clients["w"][:2]
     with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(2, 4, 2\); expected \(3, \.\.\.\)"):
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_cohort_is_named():
         fedvg_jax.gradient_norms(clients)
 
 
-def test_statistics_of_another_cohort_are_named():
+def test_statistics_of_another_cohort_size_are_reported():
     clients, val = linear_problem()
     with pytest.raises(UsageError, match=r"client_stats leaf 'mean' has shape \(4,\); expected \(3, \.\.\.\)"):
         fedvg_jax.validation_gradients(
@@ -125,8 +125,8 @@ def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train):
         worlds.assert_close(found, expected, 1e-9)
 
 
-def test_batch_statistics_and_running_statistics_score_differently(x64):
-    """Else the law above would not see which of them is used."""
+def test_scores_with_batch_statistics_and_running_statistics_differ(x64):
+    """Otherwise the law above could not tell which of them is used."""
     report = report_of(worlds.variables())
     by_mode = [
         signals.validation_norms(worlds.TASK, norms.l1, train, 1)(worlds.hyper(), report, WORLD.data())
@@ -135,7 +135,7 @@ def test_batch_statistics_and_running_statistics_score_differently(x64):
     assert abs(by_mode[0]["fc1"]["kernel"] / by_mode[1]["fc1"]["kernel"] - 1) > 0.01
 
 
-def test_without_rows_to_score_every_norm_is_zero():
+def test_every_norm_is_zero_without_rows_to_score():
     """Hence uniform weights; D_val can come to this, as a last group of a single row is skipped in train mode."""
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
@@ -144,7 +144,7 @@ def test_without_rows_to_score_every_norm_is_zero():
     assert all(leaf == 0 for leaf in jax.tree.leaves(found))
 
 
-def test_the_cheap_signals_are_the_number_of_rows_and_one():
+def test_signals_of_samples_and_uniform_are_the_number_of_rows_and_one():
     report = report_of(worlds.variables(), 7)
     assert signals.num_samples({}, report, WORLD.data()) == 7
     assert signals.nothing({}, report, WORLD.data()) == 1

@@ -1,0 +1,39 @@
+"""Examples import public names."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import fedvg_jax
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+NAMESPACES = {"fedvg_jax.algorithms", "fedvg_jax.weightings"}
+WITHOUT_PUBLIC_NAME = {
+    "fedvg_jax.core": {"norms", "tree"},
+    "fedvg_jax.core.types": {"Algorithm", "Batch", "Data", "SimState", "Task", "Variables", "Weighting"},
+    "fedvg_jax.engine": {"differentiable", "executors", "federated_round", "local_training"},
+    "fedvg_jax.models": {"mlp", "task"},
+    "fedvg_jax.runs": {"simulation"},
+}
+"""Names that a research script needs and that `fedvg_jax` does not export."""
+
+
+def imports_of(path):
+    """(module, names) of every import from the package."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
+            yield node.module, {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                assert not alias.name.startswith("fedvg_jax."), alias.name
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_imports_public_names(path):
+    for module, names in imports_of(path):
+        public = set(fedvg_jax.__all__) if module == "fedvg_jax" else set()
+        if module in NAMESPACES:
+            public = set(importlib.import_module(module).__all__)
+        assert names <= public | WITHOUT_PUBLIC_NAME.get(module, set()), f"{module}: {names}"

@@ -1,6 +1,10 @@
 """Strict settings for every test: no silent promotion of dtypes or ranks, no warning from the package, four devices."""
 
+import functools
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 # before jax is imported, here and in every process a test starts
 os.environ |= {
@@ -9,9 +13,11 @@ os.environ |= {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import hypothesis
 import pytest
+from quick import QUICK
 
 hypothesis.settings.register_profile("laws", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("laws")
@@ -19,6 +25,28 @@ hypothesis.settings.load_profile("laws")
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:::fedvg_jax")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers of xdist inherit it, and what they start
+        folder = tempfile.mkdtemp(prefix="fedvg_jax-tests-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`-m quick` imports no other file than those with a quick law."""
+    if config.getoption("markexpr") != "quick" or collection_path.suffix != ".py":
+        return None
+    return None if _below_tests(collection_path) in {name.partition("::")[0] for name in QUICK} else True
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        file = _below_tests(item.path)
+        if file in QUICK or f"{file}::{getattr(item, 'originalname', None) or item.name}" in QUICK:
+            item.add_marker("quick")
+
+
+def _below_tests(path):
+    return Path(path).relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture

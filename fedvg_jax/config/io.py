@@ -6,72 +6,17 @@ A file has the same names as `Config`: top-level keys, and a `[table]` for a nes
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.options import Config
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
-
-LONG = 30
-"""Names from which on a message does not list them all."""
-
-OTHER_WORDS: dict[str, tuple[str, ...]] = {
-    "lr": ("learning_rate", "client_lr", "local_lr", "eta", "eta_l", "step_size", "rate"),
-    "local_epochs": ("epochs", "epoch", "num_epochs", "n_epochs", "num_local_epochs", "e"),
-    "batch_size": ("batch", "batchsize", "minibatch", "minibatch_size", "bs", "b"),
-    "clients": ("num_clients", "n_clients", "client", "num_users", "users", "n_parties", "parties", "k", "n"),
-    "rounds": ("num_rounds", "n_rounds", "communication_rounds", "comm_rounds", "global_rounds", "global_epochs", "t"),
-    "join_ratio": (
-        "fraction",
-        "client_fraction",
-        "frac",
-        "fraction_fit",
-        "sample_rate",
-        "participation",
-        "sampling",
-        "c",
-    ),
-    "optimiser": ("optimizer", "client_optimizer", "opt"),
-    "normalise": ("normalize", "normalization", "normalisation"),
-    "norm": ("norm_layer", "normalization_layer"),
-    "augment": ("augmentation", "data_augmentation"),
-    "weight_decay": ("wd", "l2", "decay"),
-    "lr_schedule": ("scheduler", "lr_scheduler", "schedule"),
-    "lr_decay": ("gamma", "learning_rate_decay"),
-    "seed": ("random_seed", "random_state", "rng_seed", "manual_seed"),
-    "eval_every": ("eval_interval", "eval_frequency", "eval_freq", "evaluate_every", "test_every", "eval_gap"),
-    "checkpoint_every": ("save_every", "save_interval", "checkpoint_interval"),
-    "out": ("output", "output_dir", "out_dir", "outdir", "log_dir", "logdir", "run_dir", "save_dir", "workdir"),
-    "data_dir": ("data", "data_path", "datadir", "data_root", "root", "dataset_dir", "dataset_path"),
-    "dataset": ("data_set", "dataset_name"),
-    "model": ("arch", "architecture", "network", "net", "backbone", "model_name"),
-    "pretrained": ("weights_file", "init_weights", "checkpoint"),
-    "algorithm": ("strategy", "alg", "algo", "server", "federated_algorithm"),
-    "weighting": ("aggregation", "aggregator", "weights", "weight"),
-    "partition": ("split_method", "partitioner", "iid", "non_iid", "noniid", "distribution"),
-    "alpha": ("dirichlet", "dirichlet_alpha", "concentration", "diralpha", "dir_alpha"),
-    "partition_seed": ("data_seed", "split_seed"),
-    "dropout": ("drop_rate", "client_dropout", "dropout_rate", "client_drop_rate"),
-    "devices": ("device", "gpu", "gpus", "num_gpus", "num_devices", "cuda"),
-    "precision": ("dtype", "mixed_precision", "amp", "fp16", "bf16"),
-    "val_ratio": ("validation_ratio", "validation_split", "val_split", "val_size", "val_fraction"),
-    "test_ratio": ("test_split", "test_size", "test_fraction"),
-    "fedvg.granularity": ("layerwise", "blockwise", "modelwise"),
-    "fedprox.mu": ("mu", "proximal_mu", "prox_mu"),
-    "fedavgm.momentum": ("server_momentum",),
-    "fedopt.lr": ("server_lr", "server_learning_rate", "global_lr"),
-    "scaffold.eta_g": ("global_learning_rate",),
-    "attack.kind": ("attack",),
-    "robust.rule": ("robust", "defense", "defence"),
-    "corrupt.kind": ("corrupt", "corruption", "label_noise"),
-}
-"""Setting -> other usual words for it, which are spelt too differently to be recognised."""
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -131,32 +76,6 @@ def typed(config: Any) -> Config:
         else:
             raise UsageError(f"Config: {name} must be a {type(default).__name__} or a dict; got {_shown(value)}")
     return dataclasses.replace(config, **changed)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?' for a mistyped name, and what is allowed where that is a short list."""
-    known = list(known)
-    close = closest(name, known)
-    allowed = f"allowed: {', '.join(known)}" if len(known) < LONG else "python -m fedvg_jax.sim --help lists all"
-    if not close:
-        return f"; {allowed}"
-    return f"; did you mean '{close}'?" + (f" ({allowed})" if len(known) < 10 else "")
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The name meant: another usual word for it, the same word in its group, or the one spelt most alike; or None.
-
-    >>> names = ["lr", "fedvg.granularity", "fedvg.norm", "norm"]
-    >>> [closest(name, names) for name in ("learning-rate", "granularity", "fedvg.nrom", "x")]
-    ['lr', 'fedvg.granularity', 'fedvg.norm', None]
-    """
-    known = list(known)
-    plain = name.lower().replace("-", "_")
-    last = plain.rpartition(".")[2]
-    usual = next((setting for setting, words in OTHER_WORDS.items() if setting in known and plain in words), None)
-    in_group = [setting for setting in known if setting.rpartition(".")[2] == last]
-    alike = difflib.get_close_matches(plain, known, n=1) or difflib.get_close_matches(name, known, n=1)
-    return usual or (in_group[0] if len(in_group) == 1 else None) or (alike[0] if alike else None)
 
 
 def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:

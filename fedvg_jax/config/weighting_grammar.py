@@ -6,8 +6,8 @@ import math
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.io import suggestion
-from fedvg_jax.config.options import Config, FedVG
+from fedvg_jax.config.options import Config
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
 WEIGHTINGS = (
@@ -33,8 +33,6 @@ NO_PATTERN = (re.error, RecursionError, OverflowError)
 """What Python raises for a text that is no regular expression, is nested too deep, or repeats too often."""
 LONGEST = 200
 """Characters of a weighting's name: far more than any that makes sense, and fewer than exhaust Python's stack."""
-OF_GENERALISED = ("link", "exponent", "temperature", "mix", "multipliers")
-"""Options of FedVG that only --weighting generalised reads."""
 
 
 class Permuted(NamedTuple):
@@ -120,12 +118,6 @@ def check_weighting(config: Config) -> None:
             "fedvg.norm delta is the L1 norm of fedvg.signal delta, which fisher contradicts; use --fedvg.norm l1"
         )
     parse_multipliers(options.multipliers)
-    changed = [name for name in OF_GENERALISED if getattr(options, name) != getattr(FedVG(), name)]
-    if changed and "generalised" not in config.weighting:
-        raise UsageError(
-            f"fedvg.{changed[0]} is read by --weighting generalised only, and the weighting is {config.weighting};"
-            " use that, or leave it out"
-        )
     try:
         re.compile(options.include)
     except NO_PATTERN as error:

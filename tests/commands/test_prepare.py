@@ -73,7 +73,7 @@ def test_many_classes_are_summed_up():
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=100)
-    console.print(prepare.classes(made(num_classes=200, per_class=2)))
+    console.print(prepare.class_table(made(num_classes=200, per_class=2)))
     said = console.file.getvalue()
     assert "... 170 more" in said and said.count("class ") == 31 and "400" in said
 
@@ -177,7 +177,7 @@ def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     console = Console(file=io.StringIO(), width=100)
-    with display.reads(console, every=1.0) as reading:
+    with display.decoding_progress(console, every=1.0) as reading:
         for done in range(0, 4001, 500):
             clock[0] = 5 + done / 1000
             reading(done, 4000)

@@ -161,14 +161,14 @@ def test_an_unknown_name_suggests_the_closest(tmp_path, wrong, right):
 
 
 def test_an_unknown_name_like_no_other_says_where_all_are_listed():
-    with pytest.raises(UsageError, match=r"unknown setting 'xyzzy'; python -m fedvg_jax\.sim --help lists all"):
+    with pytest.raises(UsageError, match=r"unknown setting 'xyzzy'; python -m fedvg_jax\.sim --help-all lists all"):
         config.apply(Config(), {"xyzzy": 1}, "mine.toml")
 
 
 def test_every_other_word_is_of_a_setting_and_none_is_a_setting():
     names = config.flatten(Config())
-    words = [word for others in config.settings.OTHER_WORDS.values() for word in others]
-    assert set(config.settings.OTHER_WORDS) <= set(names) and not set(words) & set(names)
+    words = [word for others in config.suggestions.OTHER_WORDS.values() for word in others]
+    assert set(config.suggestions.OTHER_WORDS) <= set(names) and not set(words) & set(names)
     assert len(words) == len(set(words))
 
 
@@ -193,7 +193,7 @@ def test_a_value_that_nothing_can_use_is_refused_in_a_short_line(setting, value)
     assert len(str(error.value)) < 250
 
 
-@pytest.mark.parametrize("name", config.ranges.SINGLE_PRECISION)
+@pytest.mark.parametrize("name", config.allowed.SINGLE_PRECISION)
 def test_a_number_that_float32_cannot_hold_is_refused(name):
     """1e-39 would be computed with as 0, 1e39 as infinity."""
     for value in (1e-39, 1e39):
@@ -211,7 +211,7 @@ def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
                 old, new = (simulation.pieces.make_hyper(made) for made in (before, after))
-                assert all(old[h] == new[h] for h in old) or name in config.ranges.SINGLE_PRECISION, name
+                assert all(old[h] == new[h] for h in old) or name in config.allowed.SINGLE_PRECISION, name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, checks, presets, uses
+from fedvg_jax.config import Config, allowed, presets, uses
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import simulation
@@ -16,7 +16,7 @@ from fedvg_jax.runs import simulation
 NAMES = list(config.flatten(Config()))
 CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
 VALUES = {
-    **{name: list(allowed) for name, allowed in checks._NAMES.items()},
+    **{name: list(allowed) for name, allowed in allowed.NAMES.items()},
     "dataset": [*config.DATASETS, "tfds:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "momentum": [0.0, 0.9],

@@ -585,7 +585,7 @@ def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has
     args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
     out = ["--resume", "auto", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *args, *out], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (-9, "") and "no run of these settings" in done.stdout
+    assert (done.returncode, done.stderr) == (-9, "") and "no run with these settings" in done.stdout
 
     drive = loop.drive
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))

@@ -74,9 +74,9 @@ def accuracy(records: Sequence[Record], title: str) -> Figure:
     """
     figure, axes = _curves(records, "accuracy", 100, title)
     majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
+    low, high = _padded_range(axes, majority[-1:])
     if majority:
         axes.axhline(majority[-1], color=MAJORITY, lw=1, ls=":", label="always the largest class")
-    low, high = _padded_range(axes, majority[-1:])
     axes.set(ylabel="accuracy (%)", ylim=(max(0, low), min(100.5, high)))
     axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
@@ -106,7 +106,9 @@ def _curves(records: Sequence[Record], metric: str, unit: float, title: str) -> 
         values = [unit * r[f"{part}_{metric}"] for r in evaluated]
         marker = "o" if len(values) <= 25 else None
         style: dict[str, Any] = {"ls": "-" if part == "test" else "--", "color": COLOURS[part]}
-        axes.plot([r["round"] for r in evaluated], values, marker=marker, ms=3, lw=1.6, label=label, **style)
+        axes.plot(
+            [r["round"] for r in evaluated], values, marker=marker, ms=3, lw=1.6, label=label, clip_on=False, **style
+        )
     axes.set(xlabel="round", xlim=(0, records[-1]["round"]))
     axes.set_title(title, loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
@@ -115,8 +117,8 @@ def _curves(records: Sequence[Record], metric: str, unit: float, title: str) -> 
 
 
 def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, float]:
-    """Returns the range of the curves and of other values, with a margin of 5 %."""
-    curves = [np.asarray(line.get_ydata(), float) for line in axes.lines if len(np.asarray(line.get_xdata())) != 2]
+    """Returns the range of the drawn curves and of other values, with a margin of 5 %."""
+    curves = [np.asarray(line.get_ydata(), float) for line in axes.lines]
     values = np.concatenate([*curves, np.asarray(others, float)])
     low, high = float(values.min()), float(values.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
@@ -130,7 +132,8 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
         records: one per round.
 
     Returns:
-        ids [M], training rows n_k [M], and weight times cohort size [M, R], NaN in rounds without the client.
+        ids [M], training rows n_k [M], and weight times cohort size [M, R]; NaN in rounds in which the client was not
+        sampled, dropped out, took no step or diverged.
 
     >>> ids, sizes, shares = weight_shares([{"clients": [4, 2], "weights": [0.25, 0.75], "num_samples": [9, 5]}])
     >>> ids.tolist(), sizes.tolist(), shares.tolist()
@@ -141,16 +144,18 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
     row_of = {k: row for row, k in enumerate(ids)}
     shares = np.full((len(ids), len(records)), np.nan)
     for column, record in enumerate(records):
-        weights = [np.nan if w is None else w for w in record["weights"]]
-        shares[[row_of[k] for k in record["clients"]], column] = np.array(weights) * len(weights)
+        absent = {k for reason in ("dropped", "untrained", "diverged") for k in record.get(reason, ())}
+        for k, weight in zip(record["clients"], record["weights"], strict=True):
+            if weight is not None and (weight or k not in absent):
+                shares[row_of[k], column] = weight * len(record["weights"])
     return np.array(ids), np.array([size_of[k] for k in ids]), shares
 
 
 def weights(records: Sequence[Record], title: str) -> Figure:
     """Returns a figure of every client's weight times cohort size in every round; 1 is an equal weight.
 
-    Clients are sorted by size, which bars show beside them. Clients that never took part are left out; rounds without a
-    client are blank.
+    Clients are sorted by size, which bars show beside them. Clients that never took part are left out; rounds in which a
+    client is absent are grey.
 
     Args:
         records: one per round.
@@ -172,7 +177,7 @@ def weights(records: Sequence[Record], title: str) -> Figure:
         norm=LogNorm(1 / limit, limit),
         interpolation="nearest",
     )
-    left.set(xlabel="round", ylabel="client, smallest first", facecolor="0.93")
+    left.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
     left.xaxis.get_major_locator().set_params(integer=True)
     every = int(np.ceil(LABEL_INCHES * len(ids) / rows_inches))
     left.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]], fontsize=8)
@@ -181,7 +186,8 @@ def weights(records: Sequence[Record], title: str) -> Figure:
     right.locator_params(axis="x", nbins=3)
     right.tick_params(axis="y", length=0, labelleft=False)
     right.spines[["top", "right"]].set_visible(False)
-    bar = figure.colorbar(image, ax=[left, right], label="weight x cohort size", format="%g", ticks=_ticks(limit))
+    bar = figure.colorbar(image, ax=[left, right], extend="both", ticks=_ticks(limit), format="%g")
+    bar.set_label("weight x cohort size; 1 is an equal weight, grey is absent")
     bar.minorticks_off()
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvg_jax import sim
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
@@ -86,8 +86,8 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.views import display, labels
 
     console = Console()
-    files.private_folder(config.cache_dir, config.trust_cache)
-    if downloads:
+    files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
+    if downloads and config.data_dir:
         tfds.download(config.dataset.removeprefix(tfds.PREFIX), config.data_dir)
     with display.decoding_progress(console) as reading:
         arrays = simulation.load_data(config, reading)

@@ -242,19 +242,26 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     else:
         if wants_resume:
             log("no run with these settings to resume; starting a new one")
-        config = dataclasses.replace(config, out=config.out or history.default_folder(config))
-        history.refuse_taken(config.out)
-    with stop_signals.ignore_save_requests(), _explain_stop(config.out):
+        out = config.out or history.default_folder(config)
+        config = dataclasses.replace(config, out=out)
+        history.refuse_taken(out)
+    with stop_signals.ignore_save_requests(), _explain_stop(config):
         return _train(config, console, log, unused)
 
 
 @contextlib.contextmanager
-def _explain_stop(out: Path) -> Iterator[None]:
-    """Gives Ctrl-C the text that says what the run leaves."""
+def _explain_stop(config: Config) -> Iterator[None]:
+    """Gives Ctrl-C a text that says what the run leaves in its folder."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(exit_message(out)) from None
+        raise KeyboardInterrupt(exit_message(_run_folder(config))) from None
+
+
+def _run_folder(config: Config) -> Path:
+    """Returns `out`, which `simulate` sets for every run."""
+    assert config.out is not None
+    return config.out
 
 
 def exit_message(out: Path) -> str:
@@ -271,16 +278,17 @@ def exit_message(out: Path) -> str:
 
 
 def _train(config: Config, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
-    sim = _prepare(config, console, unused)
+    """Trains, draws and exports; returns the exit code."""
+    sim, out = _prepare(config, console, unused), _run_folder(config)
     from fedvg_jax.runs import loop
     from fedvg_jax.views import display
 
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show, tell=log, farewell=lambda: exit_message(config.out))
+        finished = loop.drive(sim, on_records=show, tell=log, farewell=lambda: exit_message(out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 
-        plots.write(finished.folder, finished.records, config)
+        plots.write(out, finished.records, config)
     console.print(display.result_table(finished))
     if config.export:
         from fedvg_jax.models import pretrained
@@ -335,7 +343,7 @@ def start_jax(config: Config) -> None:
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

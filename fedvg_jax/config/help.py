@@ -177,9 +177,8 @@ def descriptions(cls: type) -> dict[str, str]:
     assert isinstance(tree, ast.ClassDef)
     texts = {}
     for field, below in itertools.pairwise(tree.body):
-        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            texts[field.target.id] = " ".join(str(below.value.value).split())
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            texts[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     return texts
 
 

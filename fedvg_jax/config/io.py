@@ -1,6 +1,6 @@
-"""Settings by dotted name, and the TOML files that hold them.
+"""Reads settings: by dotted name, from TOML files, and of any convertible type.
 
-A file has the same names as `Config`: top-level keys, and a `[table]` for a nested group such as `[fedvg]`.
+A file has the names of `Config`: top-level keys, and a `[table]` for a nested group such as `[fedvg]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from fedvg_jax.core.types import UsageError
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name, e.g. {"alpha": 0.05, "fedvg.norm": "l1"}."""
+    """Returns settings by dotted name.
+
+    Args:
+        config: a dataclass of settings.
+        prefix: before every name, e.g. "fedvg.".
+
+    >>> flatten(Config())["alpha"], flatten(Config())["fedvg.norm"]
+    (0.05, 'l1')
+    """
     flat: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -30,7 +38,19 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
-    """`config` with settings by dotted name; an unknown name or a wrong type is a UsageError naming `source`."""
+    """Returns `config` with some settings replaced.
+
+    Args:
+        config: the other settings.
+        settings: dotted name -> value.
+        source: where they come from, for messages.
+
+    Raises:
+        UsageError: a name is unknown, or a value has another type.
+
+    >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
+    'l2'
+    """
     known = flatten(config)
     for name, value in settings.items():
         if name not in known:
@@ -40,7 +60,11 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file by dotted name."""
+    """Returns the settings of a TOML file by dotted name.
+
+    Raises:
+        UsageError: the file cannot be read, or is not TOML.
+    """
     try:
         return _dotted(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
@@ -50,13 +74,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def typed(config: Any) -> Config:
-    """`config` with every value of its field's type, as a file or the command line would set it.
+    """Returns `config` with every value converted to its field's type, as from a file or the command line.
 
-    A mapping stands for a group of settings, an int for a float, a string for a path, and a NumPy or JAX scalar for the
-    number it holds.
+    A mapping is converted to a group of settings, an int to a float, a string to a path, and a NumPy or JAX scalar to
+    its number.
 
     Raises:
-        UsageError: a value of another type, or a group with an unknown name.
+        UsageError: a value has another type, or a group has an unknown name.
     """
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
@@ -64,7 +88,7 @@ def typed(config: Any) -> Config:
     changed: dict[str, Any] = {}
     for name, default in groups.items():
         value = getattr(config, name)
-        if not dataclasses.is_dataclass(default):
+        if not dataclasses.is_dataclass(default) or isinstance(default, type):
             changed[name] = _typed(_hints(Config)[name], value, f"Config: {name}")
         elif isinstance(value, Mapping):
             inner = {f"{name}.{key}": _scalar(v) for key, v in value.items()}
@@ -79,6 +103,7 @@ def typed(config: Any) -> Config:
 
 
 def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
+    """Returns a group of settings with the one at `path` replaced; `where` names it in messages."""
     name, *rest = path
     if rest:
         return dataclasses.replace(group, **{name: _replaced(getattr(group, name), rest, value, where)})
@@ -91,12 +116,12 @@ def _hints(group: type) -> dict[str, Any]:
 
 
 def _scalar(value: Any) -> Any:
-    """The Python number of a NumPy or JAX scalar; anything else as it is."""
+    """Returns the number of a NumPy or JAX scalar; any other value unchanged."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the field's type: an int may stand for a float and a string for a path, nothing else is converted."""
+    """Returns `value` as the type `hint`: an int becomes a float or text, and a string a path."""
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not isinstance(value, allowed):
         value = _scalar(value)
@@ -113,11 +138,12 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Python refuses to write an int of thousands of digits."""
+    """Returns a value for a message; Python refuses to write an int of thousands of digits."""
     return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a nested table by dotted name."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         flat |= _dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}

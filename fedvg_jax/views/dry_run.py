@@ -232,7 +232,7 @@ def _seconds(run: Callable[[], Any]) -> float:
     return statistics.median(durations)
 
 
-def _memory(programs: loop.Programs) -> int:
+def _memory(programs: Any) -> int:
     """Returns the bytes of a chunk on its device; on a CPU the largest size of the process."""
     if hardware.current().is_cpu and sys.platform != "win32":
         import resource

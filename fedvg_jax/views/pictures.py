@@ -109,6 +109,7 @@ def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
         title: text above the figure.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_classes, parts = len(arrays.class_names), counts_by_part(arrays, partition)
     held = np.sum(list(parts.values()), axis=0)
@@ -127,13 +128,13 @@ def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
     totals.set_xlabel("images", size=8, color="0.4")
     middle.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.4, -0.6))
     middle.set_xlabel("client", color=_INK)
-    middle.xaxis.get_major_locator().set_params(integer=True)
+    middle.xaxis.set_major_locator(MaxNLocator(integer=True))
     if bubbles:
         middle.set_yticks(range(num_classes), [_short(name) for name in arrays.class_names], size=9)
     else:
         middle.set_ylabel("class", color=_INK)
-    for axes, axis in ((sizes, "x"), (totals, "y")):
-        axes.tick_params(axis=axis, labelbottom=False, labelleft=axes is sizes, length=0)
+    sizes.tick_params(axis="x", labelbottom=False, length=0)
+    totals.tick_params(axis="y", labelleft=False, length=0)
     figure.suptitle(_plain(title), x=0.01, ha="left", size=11, weight="bold", color=_INK)
     handles, _ = sizes.get_legend_handles_labels()
     names = {"train": "training", "val": "validation", "test": "test"}

@@ -154,8 +154,8 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
 def weights(records: Sequence[Record], title: str) -> Figure:
     """Returns a figure of every client's weight times cohort size in every round; 1 is an equal weight.
 
-    Clients are sorted by size, which bars show beside them. Clients that never took part are left out; rounds in which a
-    client is absent are grey.
+    Clients are sorted by size, which bars show beside them. Clients that never took part are left out. A client is grey
+    in rounds from which it is absent.
 
     Args:
         records: one per round.
@@ -163,6 +163,7 @@ def weights(records: Sequence[Record], title: str) -> Figure:
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     ids, sizes, shares = weight_shares(records)
     limit = _colour_limit(shares)
@@ -178,7 +179,7 @@ def weights(records: Sequence[Record], title: str) -> Figure:
         interpolation="nearest",
     )
     left.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     every = int(np.ceil(LABEL_INCHES * len(ids) / rows_inches))
     left.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]], fontsize=8)
     right.barh(range(len(ids)), sizes, height=0.8, color="0.6")

@@ -210,7 +210,7 @@ def test_every_hyperparameter_of_a_round_is_one_that_float32_can_hold():
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (simulation.pieces.make_hyper(made) for made in (before, after))
+                old, new = (simulation.make_hyper(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in config.allowed.SINGLE_PRECISION, name
 
 

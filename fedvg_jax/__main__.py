@@ -12,7 +12,7 @@ from fedvg_jax.config.suggestions import suggestion
 COMMANDS = {
     "sim": "train one federated model",
     "prepare": "read, check, cache and draw a data set",
-    "bounds": "accuracies without a federation",
+    "bounds": "measure accuracies without a federation",
     "verify": "check that run folders hold what their runs wrote",
     "plots": "draw the pictures of run folders again",
 }

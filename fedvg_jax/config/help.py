@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import re
 import textwrap
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ PLACEHOLDERS = {"str": "TEXT", "int": "INT", "float": "FLOAT", "Path": "PATH", "
 
 VALUE_WORDS = {
     **{"data_dir": "DIR", "out": "DIR", "resume": "RUN|auto", "profile": "DIR", "cache_dir": "DIR", "config": "FILE"},
-    **{"local_epochs": "INT", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
+    **{"local_epochs": "INT|MIN:MAX", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
     **{"partition_file": "FILE", "pretrained": "FILE", "export": "FILE", "validation.data_dir": "DIR"},
     **{"fedvg.include": "REGEX", "fedvg.multipliers": "REGEX=NUMBER,..."},
 }
@@ -107,9 +108,9 @@ class Option(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description."""
-        first, _, rest = self.text.partition(". ")
-        return f"{first}." if rest else first
+        """The first sentence of the description, and the one on the default where there is one."""
+        first, *others = re.split(r"(?<=\.) ", self.text)
+        return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default:"))])
 
 
 def common_options(command: str, purpose: str, examples: str) -> str:
@@ -196,7 +197,10 @@ def show_default(value: Any) -> str:
 def _top_level() -> list[Option]:
     """Returns the shorthands and the options that are in no group."""
     texts = descriptions(Config)
-    shorthands = [Option(name, "NAME", texts[name], "", OPEN_CHOICES[name]) for name in presets.SHORTHANDS]
+    defaults = {"fidelity": "corrected"}
+    shorthands = [
+        Option(name, "NAME", texts[name], defaults.get(name), OPEN_CHOICES[name]) for name in presets.SHORTHANDS
+    ]
     return shorthands + options_of(Config())
 
 

@@ -51,10 +51,10 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
     'l2'
     """
-    known = flatten(config)
+    current = flatten(config)
     for name, value in settings.items():
-        if name not in known:
-            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
+        if name not in current:
+            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, current)}")
         config = _replaced(config, name.split("."), value, f"{source}: {name}")
     return config
 

@@ -593,7 +593,7 @@ def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has
         patch.setattr(loop, "drive", lambda *a, farewell, **options: drive(*a, callbacks=[stop], **options))
         assert sim.main([*args, *out]) == 143
     said = "".join(capsys.readouterr().out.split())
-    assert "goingonwith" in said and f"--resume{tmp_path / 'run'}" in said
+    assert "resuming" in said and f"--resume{tmp_path / 'run'}" in said
 
     straight = ["--checkpoint-every", "1", "--keep", "9", "--out", str(tmp_path / "straight")]
     assert sim.main([*args, *straight]) == 0

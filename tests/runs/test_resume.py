@@ -569,7 +569,8 @@ def test_the_command_line_takes_the_settings_of_the_run(begun):
 
 SCRIPT = """
 import os, signal, sys
-from fedvg_jax import loop, sim
+from fedvg_jax import sim
+from fedvg_jax.runs import loop
 def kill(record, state):
     if record["round"] == 5:
         os.kill(os.getpid(), signal.SIGKILL)

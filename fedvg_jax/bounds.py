@@ -1,12 +1,11 @@
-"""`python -m fedvg_jax.bounds`: what the same data gives without a federation, to judge a federation's accuracy by.
+"""`python -m fedvg_jax.bounds`, or `fedvg bounds`: accuracies without a federation, to compare a federation's with.
 
     pooled      one model on the training rows of all clients together (centralised training): an upper bound
-    alone       one model for every client on its own rows only (local-only training), tested on the common test set:
-                what a client has to gain
-    validation  one model on the shared validation set D_val alone: what a rule that sees D_val must beat
+    alone       one model per client on its own rows (local training), tested on the common test set
+    validation  one model on the shared validation set D_val: what a weighting that uses D_val must exceed
 
-All flags are those of `python -m fedvg_jax.sim`, and the data, partition, model and local training are the same. Each
-bound trains for rounds x join ratio rounds of local epochs: as many as a client of the federation takes part in.
+All options are those of `python -m fedvg_jax.sim`, and the data, partition, model and local training are the same. Each
+model trains for rounds x join ratio rounds of local epochs: as many as a client of the federation takes part in.
 """
 
 from __future__ import annotations
@@ -34,69 +33,93 @@ class Bound(NamedTuple):
     """One model trained without a federation."""
 
     kind: str
-    """pooled, validation, or alone"""
+    """pooled, validation, or alone."""
     client: int | None
-    """which client, where it is alone"""
+    """Id of the client, of kind alone."""
     num_samples: int
+    """Training rows."""
     test_accuracy: float
 
 
+class Job(NamedTuple):
+    """One model to train."""
+
+    kind: str
+    client: int | None
+    rows: np.ndarray
+    """Training rows, [n] int."""
+
+
 def measure(config: Config, told: Callable[[Bound, int], None] = lambda bound, total: None) -> list[Bound]:
-    """Every bound of a run's data and model: pooled, validation, and each client alone.
+    """Returns every bound of a run's data and model: pooled, validation, and each client alone.
 
     Args:
-        config: the run's settings; those of the federation (algorithm, weights, attacks, ...) play no part.
-        told: hears of every bound as it is found, and how many there will be.
+        config: settings of the run; those of the federation (algorithm, weights, attacks, ...) have no effect.
+        told: called with every new bound and the number of all bounds.
 
     Raises:
         UsageError: as `fedvg_jax.run`.
     """
     from fedvg_jax.runs import simulation
 
-    federated = simulation.simulation(dataclasses.replace(config, **_NEUTRAL))
+    federated = simulation.simulation(dataclasses.replace(config, **_WITHOUT_FEDERATION))
     jobs = list(_jobs(federated))
-    found = []
-    for (kind, client, rows), accuracy in zip(jobs, _accuracies(federated, jobs), strict=True):
-        found.append(Bound(kind, client, len(rows), accuracy))
-        told(found[-1], len(jobs))
-    return found
+    bounds = []
+    for job, accuracy in zip(jobs, _accuracies(federated, jobs), strict=True):
+        bounds.append(Bound(job.kind, job.client, len(job.rows), accuracy))
+        told(bounds[-1], len(jobs))
+    return bounds
 
 
 def summary(bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Test accuracies: pooled, validation, and over the clients alone the mean, least and largest."""
+    """Returns test accuracies: pooled, validation, and the mean, minimum and maximum of the clients alone."""
     alone = [b.test_accuracy for b in bounds if b.kind == "alone"]
     single = {b.kind: b.test_accuracy for b in bounds if b.kind != "alone"}
     return single | {"alone_mean": sum(alone) / len(alone), "alone_min": min(alone), "alone_max": max(alone)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes as `python -m fedvg_jax.sim`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(argv):
-        print(f"{PROG}\n\n{__doc__}")
-    return command.guarded(lambda: _show(command.parse(argv)))
+    """Runs the command line; returns an exit code of `python -m fedvg_jax.sim`.
+
+    Args:
+        argv: the arguments; by default those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    purpose = "Trains the model without a federation: on pooled rows, on each client alone, and on the validation set."
+    if command.print_help(words, PROG, purpose, f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"):
+        return 0
+    return command.guarded(lambda: _show(command.parse(words)))
 
 
-_NEUTRAL = {"algorithm": "fedavg", "weighting": "uniform", "dropout": 0.0, "cohorts": "seeded", "attack": Attack()}
-"""A federation of one has nothing to weigh, and nobody who attacks or drops out."""
+_WITHOUT_FEDERATION: dict[str, Any] = {
+    "algorithm": "fedavg",
+    "weighting": "uniform",
+    "dropout": 0.0,
+    "cohorts": "seeded",
+    "attack": Attack(),
+}
+"""Settings of a cohort of one, which has nothing to weigh and no client that attacks or drops out."""
 
-_ALONE = {"clients": 1, "join_ratio": 1.0, "corrupt": Corrupt(), "validation": Validation()}
-"""Corrupt rows and the validation set are those of the federation."""
+_ALONE: dict[str, Any] = {"clients": 1, "join_ratio": 1.0, "corrupt": Corrupt(), "validation": Validation()}
+"""Settings of one client. Corrupt rows and the validation set are those of the federation."""
 
 
-def _jobs(federated: Simulation) -> Iterator[tuple[str, int | None, np.ndarray]]:
+def _jobs(federated: Simulation) -> Iterator[Job]:
+    """Yields the models to train, with their rows."""
     import numpy as np
 
     table = np.asarray(federated.data.val)
-    yield "pooled", None, np.concatenate(federated.partition.train)
-    yield "validation", None, table[table >= 0]
+    yield Job("pooled", None, np.concatenate(federated.partition.train))
+    yield Job("validation", None, table[table >= 0])
     for client, rows in enumerate(federated.partition.train):
-        yield "alone", client, rows
+        yield Job("alone", client, rows)
 
 
-def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
-    """Final test accuracies. One program serves all jobs: the rows are data, and every job's table of minibatches has
-    the width of the largest."""
+def _accuracies(federated: Simulation, jobs: Sequence[Job]) -> Iterator[float]:
+    """Yields the final test accuracy of each job.
+
+    One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
+    """
     import numpy as np
 
     from fedvg_jax.runs import loop, simulation
@@ -104,10 +127,10 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
-    everyone = tuple([np.concatenate(part)] for part in federated.partition)
-    single = simulation.simulation(alone, data=federated.arrays, partition=everyone, task=federated.task)
+    pooled = tuple([np.concatenate(part)] for part in federated.partition)
+    single = simulation.simulation(alone, data=federated.arrays, partition=pooled, task=federated.task)
     single = single._replace(data=federated.data)
-    width = simulation.fitting_width(alone.batch_size, max(len(rows) for _, _, rows in jobs))
+    width = simulation.fitting_width(alone.batch_size, max(len(job.rows) for job in jobs))
     executor = simulation.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
@@ -115,15 +138,16 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
         schedule = simulation.make_schedule(alone, single.arrays, parts, executor, width, federated.task)
         return single._replace(schedule=schedule)
 
-    programs = loop.compile_programs(with_rows(jobs[0][2]))
-    for _, _, rows in jobs:
-        *_, (_, records) = loop.chunks(with_rows(rows), programs, single.state, 0, single=False)
+    programs = loop.compile_programs(with_rows(jobs[0].rows))
+    for job in jobs:
+        *_, (_, records) = loop.chunks(with_rows(job.rows), programs, single.state, 0, single=False)
         if "test_accuracy" not in records[-1]:
-            raise UsageError("bounds compare accuracies, and this task measures none; give a task of classification")
+            raise UsageError("bounds compare accuracies, and this task measures none; use a classification task")
         yield records[-1]["test_accuracy"]
 
 
 def _show(config: Config) -> int:
+    """Measures the bounds, prints them, and writes bounds.json."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
@@ -137,13 +161,13 @@ def _show(config: Config) -> int:
     with Progress(console=console) as progress:
         bar = progress.add_task("bounds", total=None)
         bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
-    found = summary(bounds)
+    results = summary(bounds)
     table = Table("bound", "test accuracy")
-    for name, value in found.items():
+    for name, value in results.items():
         table.add_row(name.replace("_", ", "), f"{100 * value:.2f}%")
     console.print(table)
     out.mkdir(parents=True, exist_ok=True)
-    history.write_json(out / "bounds.json", {"summary": found, "bounds": [b._asdict() for b in bounds]})
+    history.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)
     return 0
 

@@ -1,11 +1,11 @@
-"""`python -m fedvg_jax.prepare NAME --data-dir DIR`: reads a data set, checks and caches it, and shows it.
+"""`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the images per class and the sizes of the clients, and draws a contact sheet (images.png) and who holds how much
-of which class (clients.png) into --out DIR (default: runs/data-NAME).
+Prints the images per class and the sizes of the clients. Draws a contact sheet (images.png) and the classes of every
+client (clients.png) into --out DIR (default: runs/data-NAME).
 
-NAME is a data set as `--dataset` of `python -m fedvg_jax.sim` takes it, and every setting of a run may follow: --alpha,
---clients, --partition, --image-size, --config FILE, ... `--download` has tensorflow-datasets fetch and prepare
-a set called tfds:NAME into --data-dir; nothing is ever downloaded without it.
+NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. All options of a run may follow: --alpha, --clients,
+--partition, --image-size, --config FILE, ... `--download` makes tensorflow-datasets fetch and prepare a set called
+tfds:NAME in --data-dir; without it, nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -14,35 +14,58 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedvg_jax import sim
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
-MOST_CLASSES = 30
-"""Lines of the table of classes; of more, the largest and the smallest are told."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedvg_jax.data.arrays import Arrays
+    from fedvg_jax.data.partitions.partition import Partition
+
+PROG = "python -m fedvg_jax.prepare"
+
+MAX_CLASSES = 30
+"""Rows of the table of classes; of more classes it shows the largest and the smallest."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake of the user's, told in one line; 130 after Ctrl-C."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(argv):
-        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME")
+    """Runs the command line.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0; 2 for an error, described in one line; 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help-all" in words:
+        sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
         return 0
-    return sim.guarded(lambda: prepare(*parse(argv)), stopped="interrupted")
+    if {"-h", "--help"} & set(words):
+        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME\nAll options: {PROG} --help-all")
+        return 0
+    return sim.guarded(lambda: prepare(*parse(words)), stopped="interrupted")
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:
-    """The settings of a command line, and whether it asks for a download."""
+    """Returns the settings of a command line, and whether it asks for a download.
+
+    Raises:
+        UsageError: it has no name of a data set, or a setting that cannot work.
+    """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
             f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, or tfds:NAME;"
-            " python -m fedvg_jax.prepare --help tells more"
+            f" {PROG} --help tells more"
         )
-    name, *rest = argv
-    config = sim.parse(["--dataset", name, *(flag for flag in rest if flag != "--download")])
-    if "--download" not in rest:
+    name, *others = argv
+    config = sim.parse(["--dataset", name, *(flag for flag in others if flag != "--download")])
+    if "--download" not in others:
         return config, False
     if not name.startswith("tfds:") or config.data_dir is None:
         raise UsageError(f"--download is for tfds:NAME with a --data-dir DIR, got {name}; other sets are never fetched")
@@ -50,78 +73,82 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
 
 
 def prepare(config: Config, downloads: bool) -> int:
-    """Reads it, shows it, and leaves the pictures."""
+    """Reads a data set, prints its counts, draws its pictures, and returns the exit code.
+
+    Args:
+        config: names the data set and the partition.
+        downloads: whether tensorflow-datasets fetches the set first.
+    """
     from rich.console import Console
 
     from fedvg_jax.data.readers import tfds
     from fedvg_jax.runs import simulation
-    from fedvg_jax.views import display
+    from fedvg_jax.views import display, labels
 
     console = Console()
-    files.private_folder(config.cache_dir, config.trust_cache)
-    if downloads:
+    files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
+    if downloads and config.data_dir:
         tfds.download(config.dataset.removeprefix(tfds.PREFIX), config.data_dir)
-    with display.reads(console) as reading:
+    with display.decoding_progress(console) as reading:
         arrays = simulation.load_data(config, reading)
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
-    console.print(classes(arrays))
-    with display.draws(console) as progress:
+    console.print(class_table(arrays))
+    with display.partition_progress(console) as progress:
         partition = simulation.make_partition(config, arrays, progress)
-    said = f"{config.clients} clients, partition {config.partition}"
-    said += f", alpha {config.alpha:g}" if "alpha" in display.dealt(config.partition, config.alpha) else ""
-    console.print(said, *sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
+    title = f"{config.clients} clients, partition {labels.partition_label(config)}"
+    console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
-    console.print(draw(folder, arrays, partition, f"{arrays.name}: {said}"), highlight=False, soft_wrap=True)
+    console.print(draw(folder, arrays, partition, f"{arrays.name}: {title}"), highlight=False, soft_wrap=True)
     return 0
 
 
-def headline(arrays) -> list[str]:
-    """What it is, and whether the paper's has as many images."""
-    shape, wanted = " x ".join(map(str, arrays.x.shape[1:])), presets.NUM_IMAGES.get(arrays.name)
+def headline(arrays: Arrays) -> list[str]:
+    """Returns a line on the images, and one that compares their number with the paper's where it has the set."""
+    shape, in_paper = " x ".join(map(str, arrays.x.shape[1:])), presets.NUM_IMAGES.get(arrays.name)
     lines = [f"{arrays.name}: {len(arrays.y):,} images {shape}, {len(arrays.class_names)} classes"]
-    if wanted:
-        lines.append("as many as the paper" if wanted == len(arrays.y) else f"the paper counts {wanted:,}")
+    if in_paper:
+        lines.append("as many as the paper" if in_paper == len(arrays.y) else f"the paper counts {in_paper:,}")
     return lines
 
 
-def classes(arrays):
-    """Images per class and official split, as a table."""
+def class_table(arrays: Arrays) -> Table:
+    """Returns the images per class and official split."""
     import numpy as np
     from rich.table import Table
 
     num_classes, first = len(arrays.class_names), arrays.num_train
-    train, rest = (np.bincount(y, minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
+    train, others = (np.bincount(y, minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     order = np.arange(num_classes)
-    if num_classes > MOST_CLASSES:
-        order = np.argsort(-(train + rest), kind="stable")
-    half = MOST_CLASSES // 2
+    if num_classes > MAX_CLASSES:
+        order = np.argsort(-(train + others), kind="stable")
+    half = MAX_CLASSES // 2
     table = Table(show_footer=True)
-    totals = ("all", f"{train.sum():,}", f"{rest.sum():,}", f"{len(arrays.y):,}", "")
+    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{len(arrays.y):,}", "")
     for column, total in zip(("class", "training", "other splits", "images", "share"), totals, strict=True):
         is_name = column == "class"
-        least = None if is_name else max(len(column), len(total))
+        width = None if is_name else max(len(column), len(total))
         table.add_column(
-            column, total, justify="left" if is_name else "right", no_wrap=True, min_width=least, max_width=32
+            column, total, justify="left" if is_name else "right", no_wrap=True, min_width=width, max_width=32
         )
     for place, c in enumerate(order):
-        if num_classes > MOST_CLASSES and half <= place < num_classes - half:
+        if num_classes > MAX_CLASSES and half <= place < num_classes - half:
             if place == half:
                 table.add_row(f"... {num_classes - 2 * half} more", "", "", "", "")
             continue
-        count = train[c] + rest[c]
-        row = (f"{train[c]:,}", f"{rest[c]:,}", f"{count:,}", f"{count / len(arrays.y):.1%}")
+        count = train[c] + others[c]
+        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / len(arrays.y):.1%}")
         table.add_row(arrays.class_names[c], *row)
     return table
 
 
-def sizes(arrays, partition) -> list[str]:
-    """Of the clients and of the shared sets, in two lines."""
+def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
+    """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
     from fedvg_jax.views import pictures
 
-    held = sum(pictures.counts_by_part(arrays, partition).values())
-    size, num = held.sum(1), (held > 0).sum(1)
+    counts = np.sum(list(pictures.counts_by_part(arrays, partition).values()), axis=0)
+    size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
         f"images of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
@@ -130,8 +157,12 @@ def sizes(arrays, partition) -> list[str]:
     ]
 
 
-def draw(folder: Path, arrays, partition, title: str) -> str:
-    """Draws the pictures; a line about them."""
+def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
+    """Draws the pictures; returns a line that names them, or says why there are none.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         return "no pictures: they need matplotlib: pip install 'fedvg_jax[plot]'"
     from fedvg_jax.views import pictures

@@ -1,10 +1,8 @@
-"""`python -m fedvg_jax.sim`: one federated run from the command line.
+"""`python -m fedvg_jax.sim`, or `fedvg sim`: one federated run from the command line.
 
-Settings come from the defaults, the data set's preset, the TOML file and the command line, each over the one before.
-Two shorthands stand for several settings, which any flag still overrides, and may also be keys of the file:
-`--method NAME`, the algorithm, weights and hyper-parameters of one of the paper's methods: fedavg, fedavgm, fedprox,
-scaffold, feddyn, elastic, fedvg, or one of the six with +fedvg; and `--fidelity official`, what the published code does
-where it departs from the papers (default: corrected).
+Settings come from the defaults, the preset of the data set, the TOML file and the command line; each overrides the ones
+before it. `--method` and `--fidelity` are shorthands for several settings, which any flag overrides. They may also be
+keys of the file.
 """
 
 from __future__ import annotations
@@ -18,12 +16,13 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, presets, shorthands
+from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import resume, seals, stop_signals
@@ -32,20 +31,57 @@ from fedvg_jax.views import output
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedvg_jax.runs.simulation import Simulation
+
 PROG = "python -m fedvg_jax.sim"
+
+PURPOSE = "Trains one federated model and writes a run folder: settings, one record per round, checkpoints, results."
+
+EXAMPLES = f"""  {PROG} --alpha 0.05
+  {PROG} --method fedprox+fedvg --rounds 50 --out runs/prox
+  {PROG} --config configs/cifar10_lenet5.toml --data-dir DIR"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 for a finished run whose folder was changed; 2 for a usage error, told in one line; 129, 130 or
-    143 after SIGHUP, Ctrl-C or SIGTERM."""
-    return guarded(lambda: simulate(*read_command_line(sys.argv[1:] if argv is None else argv)))
+    """Runs the command line.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 129,
+        130 or 143 after SIGHUP, SIGINT or SIGTERM.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if print_help(words, PROG, PURPOSE, EXAMPLES):
+        return 0
+    return guarded(lambda: simulate(*read_command_line(words)))
+
+
+def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -> bool:
+    """Prints the help that a command line asks for; returns whether it asks for one.
+
+    Args:
+        argv: the arguments.
+        command: as it is typed.
+        purpose: what the command does, in a sentence.
+        examples: indented command lines.
+    """
+    if "--help-all" in argv:
+        print(help_texts.all_options(command, purpose))
+    elif {"-h", "--help"} & set(argv):
+        print(help_texts.common_options(command, purpose, examples))
+    else:
+        return False
+    return True
 
 
 def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int:
-    """The exit code of a command, whatever ends it.
+    """Returns the exit code of a command; errors and stops are reported in one line.
 
     Args:
-        stopped: what to say after Ctrl-C, where the command says nothing itself.
+        command: returns its own exit code.
+        stopped: printed after Ctrl-C where the exception has no text.
     """
     with output.lasting():
         try:
@@ -66,42 +102,42 @@ def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int
             return 2
 
 
-def parse(argv: Sequence[str]) -> Config:
-    """The resolved settings of a command line."""
-    return read_command_line(argv).config
+# --- parsing
 
 
 class CommandLine(NamedTuple):
     """What a command line asks for."""
 
     config: Config
-    """resolved and checked"""
+    """Resolved and checked."""
     unused: Sequence[str] = ()
-    """settings of the TOML file that this run does not use"""
+    """Settings of the TOML file that this run does not use."""
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """Returns the resolved settings of a command line."""
+    return read_command_line(argv).config
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """The resolved settings of a command line.
+    """Returns the resolved settings of a command line, and those of its file that the run does not use.
 
     Raises:
-        UsageError: for a setting that cannot work, and for a flag that this run does not use. A file may hold settings
-            of other methods: files are shared by the runs of a sweep.
+        UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
+            of other methods, because the runs of a sweep share it.
     """
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config", type=Path, nargs="?")
-    early.add_argument("--dataset", nargs="?")
-    early.add_argument("--resume", nargs="?")
-    known, _ = early.parse_known_args(argv)
-    shorthands, argv = _take(argv)
-    file = configs.read_toml(known.config) if known.config else {}
-    going_on = known.resume or file.get("resume", resume.AUTO)
-    dataset = known.dataset or file.get("dataset", Config.dataset)
+    sources = _read_sources(argv)
+    named, argv = _split_shorthands(argv)
+    file = configs.read_toml(sources.config) if sources.config else {}
+    dataset = sources.dataset or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
-    if isinstance(going_on, str) and going_on != resume.AUTO:  # that run's settings need not be repeated
-        config = dataclasses.replace(resume.stored(Path(going_on)), out=Path(going_on), resume=going_on)
-    in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
-    config = configs.apply(config, _meaning(in_file) | file, str(known.config))
-    config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
+    resumed = sources.resume or file.get("resume", resume.AUTO)
+    if isinstance(resumed, str) and resumed != resume.AUTO:  # the settings of that run need not be repeated
+        config = dataclasses.replace(resume.stored(Path(resumed)), out=Path(resumed), resume=resumed)
+    named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
+    config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(sources.config))
+    config = configs.apply(config, shorthands.meaning(named), "shorthand")
+    config = _apply_flags(config, argv)
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     flags = given(argv)
     configs.refuse_unused(config, flags)
@@ -109,7 +145,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
 
 
 def given(argv: Sequence[str]) -> list[str]:
-    """The settings that are flags of a command line, whatever their values.
+    """Returns the settings that are flags of a command line, whatever their values.
 
     >>> given(["--lr", "0.1", "--fedvg.norm=l2", "--no-dry-run"])
     ['lr', 'fedvg.norm', 'dry_run']
@@ -122,68 +158,69 @@ def given(argv: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(flags[word] for word in words if word in flags))
 
 
-def _take(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The shorthands among the flags, which stand for other settings; and the other flags."""
+def _read_sources(argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the flags that decide where defaults come from: `config`, `dataset` and `resume`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, nargs="?")
+    parser.add_argument("--dataset", nargs="?")
+    parser.add_argument("--resume", nargs="?")
+    return parser.parse_known_args(argv)[0]
+
+
+def _split_shorthands(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the shorthands of a command line by name, and its other words."""
     parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in presets.SHORTHANDS:
         parser.add_argument(f"--{name}")
     try:
-        known, rest = parser.parse_known_args(argv)
+        named, others = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        name = error.argument_name.lstrip("-")
+        name = (error.argument_name or "").lstrip("-")
         raise UsageError(f"--{name} needs a name; allowed: {', '.join(presets.SHORTHANDS[name])}") from None
-    return {name: value for name, value in vars(known).items() if value is not None}, rest
+    return {name: value for name, value in vars(named).items() if value is not None}, others
 
 
-def _meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings they stand for."""
-    settings = {}
-    for name, table in presets.SHORTHANDS.items():
-        if name in shorthands:
-            value = shorthands[name]
-            if not isinstance(value, str) or value not in table:
-                raise UsageError(f"unknown {name} {value!r}{configs.suggestion(str(value), table)}")
-            settings |= table[value]
-    return settings
-
-
-def _from_flags(defaults: Config, argv: Sequence[str]) -> Config:
-    """`defaults` under the command line's flags."""
+def _apply_flags(config: Config, argv: Sequence[str]) -> Config:
+    """Returns `config` with the settings that are flags of a command line."""
     import tyro
 
-    said = io.StringIO()
+    error_text = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            config, unknown = tyro.cli(
-                Config, default=defaults, args=list(argv), prog=PROG, description=__doc__, return_unknown_args=True
+        with contextlib.redirect_stderr(error_text):
+            parsed, unknown = tyro.cli(
+                Config, default=config, args=list(argv), prog=PROG, add_help=False, return_unknown_args=True
             )
     except SystemExit as stop:
         if stop.code:
-            raise UsageError(_one_line(said.getvalue())) from None
+            raise UsageError(_message_in_box(error_text.getvalue())) from None
         raise
     if unknown:
         name = unknown[0].lstrip("-").partition("=")[0]
-        close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(defaults), *presets.SHORTHANDS])
-        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{PROG} --help lists all"
+        close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(config), *presets.SHORTHANDS])
+        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{PROG} --help-all lists all"
         raise UsageError(f"unknown argument {unknown[0][:100]}; {hint}")
-    return config
+    return parsed
 
 
-def _one_line(box: str) -> str:
-    """The message of tyro's error, which stands under a title and above a rule, boxed or not."""
+def _message_in_box(box: str) -> str:
+    """Returns tyro's error message, which stands under a title and above a rule, boxed or not, as one line."""
 
     def is_rule(line: str) -> bool:
-        return not line.strip("│─- ")
+        return not line.strip("│╭╮╰╯─- ")
 
     under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
     message = itertools.takewhile(lambda line: not is_rule(line), under_title)
     return f"{' '.join(' '.join(message).replace('│', ' ').split())[:400]} ({PROG} --help)"
 
 
+# --- running
+
+
 def simulate(config: Config, unused: Sequence[str] = ()) -> int:
-    """Runs it, shows it, and leaves the run folder.
+    """Runs or plans a simulation, shows it, and returns the exit code.
 
     Args:
+        config: as `read_command_line` returns it.
         unused: settings of the TOML file to list as unused.
     """
     from rich.console import Console
@@ -192,93 +229,109 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
 
     console = Console()
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     if config.export:
         files.export_target(config.export)
     if config.dry_run:
-        return _plan(config, console, unused)
-    wanted, config = config.resume, resume.resolve(config)
+        return _show_plan(config, console, unused)
+    wants_resume, config = config.resume, resume.resolve(config)
     if config.resume:
-        tell(f"going on with {config.out}")
+        log(f"resuming {config.out}")
     else:
-        if wanted:
-            tell("no run of these settings to go on with: a new one")
-        config = dataclasses.replace(config, out=config.out or history.default_folder(config))
-        history.refuse_taken(config.out)
-    with stop_signals.ignore_save_requests(), _stopping(config.out):
-        return _run(config, console, tell, unused)
+        if wants_resume:
+            log("no run with these settings to resume; starting a new one")
+        out = config.out or history.default_folder(config)
+        config = dataclasses.replace(config, out=out)
+        history.refuse_taken(out)
+    with stop_signals.ignore_save_requests(), _explain_stop(config):
+        return _train(config, console, log, unused)
 
 
 @contextlib.contextmanager
-def _stopping(out: Path) -> Iterator[None]:
-    """Says what a run that is stopped at once leaves."""
+def _explain_stop(config: Config) -> Iterator[None]:
+    """Gives Ctrl-C a text that says what the run leaves in its folder."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(exit_message(out)) from None
+        raise KeyboardInterrupt(exit_message(_run_folder(config))) from None
+
+
+def _run_folder(config: Config) -> Path:
+    """Returns `out`, which `simulate` sets for every run."""
+    assert config.out is not None
+    return config.out
 
 
 def exit_message(out: Path) -> str:
-    """The line to leave with when a run is stopped at once."""
+    """Returns the line to print when a run is stopped at once.
+
+    Args:
+        out: run folder.
+    """
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
-    done = seals.newest(out)
-    saved = f"round {done} is saved" if done else "no round is saved yet"
+    last = seals.newest(out)
+    saved = f"round {last} is saved" if last else "no round is saved yet"
     return f"stopped at once; {saved}: {PROG} --resume {out}"
 
 
-def _run(config: Config, console: Console, tell: Callable[[str], None], unused: Sequence[str]) -> int:
-    start_jax(config)
-    from fedvg_jax.runs import loop, simulation
+def _train(config: Config, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
+    """Trains, draws and exports; returns the exit code."""
+    sim, out = _prepare(config, console, unused), _run_folder(config)
+    from fedvg_jax.runs import loop
     from fedvg_jax.views import display
 
-    with display.draws(console) as progress, display.reads(console) as reading:
-        sim = simulation.simulation(config, progress=progress, reading=reading)
-    console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
-    with display.rounds(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show, tell=tell, farewell=lambda: exit_message(config.out))
+    with display.round_progress(console, config.rounds) as show:
+        finished = loop.drive(sim, on_records=show, tell=log, farewell=lambda: exit_message(out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 
-        plots.write(finished.folder, finished.records, config.clients)
-    console.print(display.end(finished))
+        plots.write(out, finished.records, config)
+    console.print(display.result_table(finished))
     if config.export:
         from fedvg_jax.models import pretrained
 
         pretrained.save(config.export, finished.variables, config.model)
-        tell(f"model written to {config.export}")
+        log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0
-    tell(f"go on with: {PROG} --resume {config.out}")
+    log(f"resume with: {PROG} --resume {config.out}")
     return stop_signals.exit_code(finished.summary["stopped_by"])
 
 
-def _plan(config: Config, console, unused: Sequence[str] = ()) -> int:
-    """Shows what the run would take; leaves nothing but the compiled programs in the cache."""
-    start_jax(config)
-    from fedvg_jax.runs import simulation
-    from fedvg_jax.views import display, dry_run, rounding
+def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
+    """Shows what the run would take. Writes only to the cache, which the real run reuses."""
+    sim = _prepare(config, console, unused)
+    from fedvg_jax.views import display, dry_run
 
-    with display.draws(console) as progress, display.reads(console) as reading:
-        sim = simulation.simulation(config, progress=progress, reading=reading)
-    console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with console.status("compiling, and timing a sample of each part"):
         prediction = dry_run.predict(sim)
-        rounded = None if rounding.is_float32(config) else rounding.compare(sim, rounding.in_float32(sim))
-    console.print(display.plan(prediction, rounded))
+    console.print(display.plan_table(prediction))
     return 0
 
 
+def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulation:
+    """Starts jax, reads the data, and shows the start of the run."""
+    start_jax(config)
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import display
+
+    with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
+        sim = simulation.simulation(config, progress=progress, reading=reading)
+    console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
+    return sim
+
+
 def start_jax(config: Config) -> None:
-    """The back end, every core of a CPU a device; and the cache that makes a second start fast, which also keeps what
-    was tuned for a GPU.
+    """Starts jax with every CPU core as a device, and with the persistent compilation cache.
 
     Raises:
         UsageError: there is no device, or the cache folder may hold what another user wrote.
     """
-    files.private_folder(config.cache_dir, config.trust_cache)
+    cache_dir = config.cache_dir or configs.default_cache_dir()
+    files.private_folder(cache_dir, config.trust_cache)
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
     if config.deterministic:
@@ -288,15 +341,15 @@ def start_jax(config: Config) -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked, said = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
-        raise UsageError(f"jax finds no device (JAX_PLATFORMS={asked!r}): {said or 'none answers'}") from None
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(config.cache_dir / "xla"))
+        platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
+        raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 if __name__ == "__main__":
     code = main()
-    gc.freeze()  # else the interpreter looks through all that was traced for cycles before it goes: half a second
+    gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
     sys.exit(code)

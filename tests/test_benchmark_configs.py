@@ -1,4 +1,4 @@
-"""What the configs' headers say was measured is what the results file says; and the script that measures."""
+"""Headers of the shipped configs quote the results file, and the script that measures the configs works."""
 
 import json
 import re
@@ -17,24 +17,24 @@ every_config = pytest.mark.parametrize("name", configs.REDUCED)
 
 
 def comment(name: str) -> str:
-    """The header of a config as running text."""
+    """Returns the header of a config as running text."""
     lines = (configs.CONFIGS / f"{name}.toml").read_text().splitlines()
     return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
 
 
-def test_every_config_but_the_demonstration_can_be_measured():
+def test_every_config_except_the_demonstration_can_be_measured():
     written = {path.stem for path in configs.CONFIGS.glob("*.toml")} - {"digits"}
     assert set(configs.REDUCED) == written >= set(RESULTS)
 
 
 @every_config
-def test_a_header_says_what_was_measured(name):
+def test_header_quotes_the_measurement(name):
     known = RESULTS.get(name, {})
     assert not known or configs.told(known) in comment(name)
     assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
 
 
-def test_a_measurement_is_whole_and_finite_or_refused():
+def test_incomplete_measurement_is_refused():
     whole = {key: [1.0, 0.5] for key in ("train_loss", "val_loss", "test_accuracy", "seconds_per_round")}
     configs.refuse_incomplete(whole, 2)
     for column in whole:
@@ -43,7 +43,7 @@ def test_a_measurement_is_whole_and_finite_or_refused():
                 configs.refuse_incomplete(whole | {column: values}, 2)
 
 
-def test_a_measurement_replaces_the_one_before_in_a_header():
+def test_new_measurement_replaces_the_old_one_in_a_header():
     text = "# A title\n#\n# Measured at night:\n# 3 s\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
     first = configs.with_header(text, "Measured at a reduced size " + "and " * 60)
     again = configs.with_header(first, "Measured at noon")
@@ -51,7 +51,7 @@ def test_a_measurement_replaces_the_one_before_in_a_header():
     assert max(map(len, first.splitlines())) <= 120 and len(first.splitlines()) > len(text.splitlines())
 
 
-def test_a_set_is_reduced_evenly(tmp_path):
+def test_data_set_is_reduced_evenly(tmp_path):
     x = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 3, 1), np.uint8)
     arrays = Arrays("made", x, np.arange(100, dtype=np.int32) % 4, ("a", "b", "c", "d"), 100)
     assert configs.reduce(arrays, 12, tmp_path / "small.npz") == [12, 2, 3, 1]
@@ -61,14 +61,14 @@ def test_a_set_is_reduced_evenly(tmp_path):
     assert found.class_names == arrays.class_names
 
 
-def test_what_is_not_there_is_told_and_nothing_is_written(tmp_path, capsys):
+def test_missing_data_sets_are_reported_and_nothing_is_written(tmp_path, capsys):
     assert configs.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
     said = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in said] == list(configs.REDUCED) and not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.slow
-def test_a_config_is_run_planned_and_told(tmp_path, monkeypatch):
+def test_config_is_run_and_planned_and_its_header_written(tmp_path, monkeypatch):
     """LeNet5 on noise in the shape of CIFAR-10."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (400, 32, 32, 3), np.uint8), np.arange(400) % 10

@@ -2,81 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import re
 from typing import Any
 
-from fedvg_jax.config import Config, checks, presets
-
-TOPICS = {
-    "Data set": ("dataset", "data_dir", "image_size", "splits", "normalise", "augment"),
-    "Model": ("model", "pretrained", "stem", "norm"),
-    "Method": ("algorithm", "weighting", "server_stats"),
-    "Clients and partition": (
-        "clients",
-        "join_ratio",
-        "cohorts",
-        "dropout",
-        "nonfinite",
-        "partition",
-        "alpha",
-        "partition_seed",
-        "shards_per_client",
-        "classes_per_client",
-        "partition_file",
-        "min_samples",
-        "min_samples_rule",
-        "split",
-        "test_ratio",
-        "val_ratio",
-    ),
-    "Training": (
-        "rounds",
-        "local_epochs",
-        "batch_size",
-        "lr",
-        "optimiser",
-        "momentum",
-        "optimiser_state",
-        "weight_decay",
-        "lr_schedule",
-        "lr_decay",
-        "seed",
-        "eval_every",
-    ),
-    "Hardware": ("devices", "lanes", "hold", "conv", "precision", "deterministic"),
-    "Files, stopping and resuming": (
-        "config",
-        "out",
-        "resume",
-        "checkpoint_every",
-        "keep",
-        "cache_dir",
-        "export",
-        "profile",
-        "dry_run",
-    ),
-}
-"""Where a top-level option is listed; one that is not named here is listed under "Other settings"."""
-
-TITLES = {
-    "fedvg": "FedVG",
-    "fedavgm": "FedAvgM",
-    "fedopt": "FedAdam, FedYogi, FedAdagrad",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "feddyn": "FedDyn",
-    "elastic": "Elastic aggregation",
-    "robust": "Robust aggregation",
-    "attack": "Corrupt updates",
-    "tuning": "Server steps on the validation set",
-    "validation": "Validation set",
-    "corrupt": "Corrupt rows",
-}
-
+from fedvg_jax.config import Config, allowed, presets
+from fedvg_jax.config.help import TITLES, TOPICS, descriptions
 
 KINDS = {"str": "text", "int": "whole number", "float": "number", "Path": "path"}
 """A field's type -> the word for it."""
@@ -114,10 +45,10 @@ def entry(name: str, hint: str, default: Any, text: str) -> list[str]:
     kind = f" *{' or '.join(kinds)}*" if kinds else ""
     is_said = default in (None, "") and "default" in text.lower()
     facts = [] if is_said else [f"Default: {shown(default)}."]
-    if name in checks._NAMES:
-        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in checks._NAMES[name]) + ".")
-    elif name in checks._RANGES:
-        facts.append(f"Allowed: {escape(checks._RANGES[name][1])}.")
+    if name in allowed.NAMES:
+        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in allowed.NAMES[name]) + ".")
+    elif name in allowed.RANGES:
+        facts.append(f"Allowed: {escape(allowed.RANGES[name][1])}.")
     return [f"`{flag}`{kind}", f": {escape(text)}", *([f"  {' '.join(facts)}"] if facts else [])]
 
 
@@ -126,17 +57,6 @@ def shown(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return "off" if value is False else f"`{value}`"
-
-
-def descriptions(cls: type) -> dict[str, str]:
-    """field -> the string below it in the source."""
-    body = ast.parse(inspect.getsource(cls)).body[0].body
-    pairs = itertools.pairwise(body)
-    return {
-        field.target.id: " ".join(below.value.value.split())
-        for field, below in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
 
 
 def escape(text: str) -> str:

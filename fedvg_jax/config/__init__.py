@@ -1,7 +1,8 @@
-"""The settings of a run: `options` declares them, `settings` names and reads them, `ranges` checks them. No jax."""
+"""The settings of a run: `options` declares them, `io` reads them, `checks` refuses what cannot work. No jax."""
 
-from fedvg_jax.config.checks import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES, check, epochs_range
-from fedvg_jax.config.io import apply, closest, dotted, flatten, read_toml, suggestion, typed
+from fedvg_jax.config.allowed import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES
+from fedvg_jax.config.checks import check, epochs_range
+from fedvg_jax.config.io import apply, dotted, flatten, read_toml, typed
 from fedvg_jax.config.options import (
     Attack,
     Config,
@@ -21,6 +22,7 @@ from fedvg_jax.config.options import (
     num_corrupt,
 )
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
+from fedvg_jax.config.suggestions import closest, suggestion
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
 from fedvg_jax.config.weighting_grammar import (
     GRANULARITIES,

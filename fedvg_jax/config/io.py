@@ -1,78 +1,22 @@
-"""Settings by dotted name, and the TOML files that hold them.
+"""Reads settings: by dotted name, from TOML files, and of any convertible type.
 
-A file has the same names as `Config`: top-level keys, and a `[table]` for a nested group such as `[fedvg]`.
+A file has the names of `Config`: top-level keys, and a `[table]` for a nested group such as `[fedvg]`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.options import Config
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
-
-LONG = 30
-"""Names from which on a message does not list them all."""
-
-OTHER_WORDS: dict[str, tuple[str, ...]] = {
-    "lr": ("learning_rate", "client_lr", "local_lr", "eta", "eta_l", "step_size", "rate"),
-    "local_epochs": ("epochs", "epoch", "num_epochs", "n_epochs", "num_local_epochs", "e"),
-    "batch_size": ("batch", "batchsize", "minibatch", "minibatch_size", "bs", "b"),
-    "clients": ("num_clients", "n_clients", "client", "num_users", "users", "n_parties", "parties", "k", "n"),
-    "rounds": ("num_rounds", "n_rounds", "communication_rounds", "comm_rounds", "global_rounds", "global_epochs", "t"),
-    "join_ratio": (
-        "fraction",
-        "client_fraction",
-        "frac",
-        "fraction_fit",
-        "sample_rate",
-        "participation",
-        "sampling",
-        "c",
-    ),
-    "optimiser": ("optimizer", "client_optimizer", "opt"),
-    "normalise": ("normalize", "normalization", "normalisation"),
-    "norm": ("norm_layer", "normalization_layer"),
-    "augment": ("augmentation", "data_augmentation"),
-    "weight_decay": ("wd", "l2", "decay"),
-    "lr_schedule": ("scheduler", "lr_scheduler", "schedule"),
-    "lr_decay": ("gamma", "learning_rate_decay"),
-    "seed": ("random_seed", "random_state", "rng_seed", "manual_seed"),
-    "eval_every": ("eval_interval", "eval_frequency", "eval_freq", "evaluate_every", "test_every", "eval_gap"),
-    "checkpoint_every": ("save_every", "save_interval", "checkpoint_interval"),
-    "out": ("output", "output_dir", "out_dir", "outdir", "log_dir", "logdir", "run_dir", "save_dir", "workdir"),
-    "data_dir": ("data", "data_path", "datadir", "data_root", "root", "dataset_dir", "dataset_path"),
-    "dataset": ("data_set", "dataset_name"),
-    "model": ("arch", "architecture", "network", "net", "backbone", "model_name"),
-    "pretrained": ("weights_file", "init_weights", "checkpoint"),
-    "algorithm": ("strategy", "alg", "algo", "server", "federated_algorithm"),
-    "weighting": ("aggregation", "aggregator", "weights", "weight"),
-    "partition": ("split_method", "partitioner", "iid", "non_iid", "noniid", "distribution"),
-    "alpha": ("dirichlet", "dirichlet_alpha", "concentration", "diralpha", "dir_alpha"),
-    "partition_seed": ("data_seed", "split_seed"),
-    "dropout": ("drop_rate", "client_dropout", "dropout_rate", "client_drop_rate"),
-    "devices": ("device", "gpu", "gpus", "num_gpus", "num_devices", "cuda"),
-    "precision": ("dtype", "mixed_precision", "amp", "fp16", "bf16"),
-    "val_ratio": ("validation_ratio", "validation_split", "val_split", "val_size", "val_fraction"),
-    "test_ratio": ("test_split", "test_size", "test_fraction"),
-    "fedvg.granularity": ("layerwise", "blockwise", "modelwise"),
-    "fedprox.mu": ("mu", "proximal_mu", "prox_mu"),
-    "fedavgm.momentum": ("server_momentum",),
-    "fedopt.lr": ("server_lr", "server_learning_rate", "global_lr"),
-    "scaffold.eta_g": ("global_learning_rate",),
-    "attack.kind": ("attack",),
-    "robust.rule": ("robust", "defense", "defence"),
-    "corrupt.kind": ("corrupt", "corruption", "label_noise"),
-}
-"""Setting -> other usual words for it, which are spelt too differently to be recognised."""
-
 
 MAX_FILE_SIZE = 2**20
 """Most characters of a file of settings; a device such as /dev/zero has no end."""
@@ -81,7 +25,15 @@ _GROUPS = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclas
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name, e.g. {"alpha": 0.05, "fedvg.norm": "l1"}."""
+    """Returns settings by dotted name.
+
+    Args:
+        config: a dataclass of settings.
+        prefix: before every name, e.g. "fedvg.".
+
+    >>> flatten(Config())["alpha"], flatten(Config())["fedvg.norm"]
+    (0.05, 'l1')
+    """
     flat: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -91,17 +43,33 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
-    """`config` with settings by dotted name; an unknown name or a wrong type is a UsageError naming `source`."""
-    known = flatten(config)
+    """Returns `config` with some settings replaced.
+
+    Args:
+        config: the other settings.
+        settings: dotted name -> value.
+        source: where they come from, for messages.
+
+    Raises:
+        UsageError: a name is unknown, or a value has another type.
+
+    >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
+    'l2'
+    """
+    current = flatten(config)
     for name, value in settings.items():
-        if name not in known:
-            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
+        if name not in current:
+            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, current)}")
         config = _replaced(config, name.split("."), value, f"{source}: {name}")
     return config
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file by dotted name."""
+    """Returns the settings of a TOML file by dotted name.
+
+    Raises:
+        UsageError: the file cannot be read, or is not TOML.
+    """
     try:
         with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
             text = file.read(MAX_FILE_SIZE + 1)
@@ -117,13 +85,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def typed(config: Any) -> Config:
-    """`config` with every value of its field's type, as a file or the command line would set it.
+    """Returns `config` with every value converted to its field's type, as from a file or the command line.
 
-    A mapping stands for a group of settings, an int for a float, a string for a path, and a NumPy or JAX scalar for the
-    number it holds.
+    A mapping is converted to a group of settings, an int to a float, a string to a path, and a NumPy or JAX scalar to
+    its number.
 
     Raises:
-        UsageError: a value of another type, or a group with an unknown name.
+        UsageError: a value has another type, or a group has an unknown name.
     """
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
@@ -131,7 +99,7 @@ def typed(config: Any) -> Config:
     changed: dict[str, Any] = {}
     for name, default in groups.items():
         value = getattr(config, name)
-        if not dataclasses.is_dataclass(default):
+        if not dataclasses.is_dataclass(default) or isinstance(default, type):
             changed[name] = _typed(_hints(Config)[name], value, f"Config: {name}")
         elif isinstance(value, Mapping):
             inner = {f"{name}.{key}": _scalar(v) for key, v in value.items()}
@@ -145,33 +113,8 @@ def typed(config: Any) -> Config:
     return dataclasses.replace(config, **changed)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?' for a mistyped name, and what is allowed where that is a short list."""
-    known = list(known)
-    close = closest(name, known)
-    allowed = f"allowed: {', '.join(known)}" if len(known) < LONG else "python -m fedvg_jax.sim --help lists all"
-    if not close:
-        return f"; {allowed}"
-    return f"; did you mean '{close}'?" + (f" ({allowed})" if len(known) < 10 else "")
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The name meant: another usual word for it, the same word in its group, or the one spelt most alike; or None.
-
-    >>> names = ["lr", "fedvg.granularity", "fedvg.norm", "norm"]
-    >>> [closest(name, names) for name in ("learning-rate", "granularity", "fedvg.nrom", "x")]
-    ['lr', 'fedvg.granularity', 'fedvg.norm', None]
-    """
-    known = list(known)
-    plain = name.lower().replace("-", "_")
-    last = plain.rpartition(".")[2]
-    usual = next((setting for setting, words in OTHER_WORDS.items() if setting in known and plain in words), None)
-    in_group = [setting for setting in known if setting.rpartition(".")[2] == last]
-    alike = difflib.get_close_matches(plain, known, n=1) or difflib.get_close_matches(name, known, n=1)
-    return usual or (in_group[0] if len(in_group) == 1 else None) or (alike[0] if alike else None)
-
-
 def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
+    """Returns a group of settings with the one at `path` replaced; `where` names it in messages."""
     name, *rest = path
     if rest:
         return dataclasses.replace(group, **{name: _replaced(getattr(group, name), rest, value, where)})
@@ -184,12 +127,12 @@ def _hints(group: type) -> dict[str, Any]:
 
 
 def _scalar(value: Any) -> Any:
-    """The Python number of a NumPy or JAX scalar; anything else as it is."""
+    """Returns the number of a NumPy or JAX scalar; any other value unchanged."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the field's type: an int may stand for a float and a string for a path, nothing else is converted."""
+    """Returns `value` as the type `hint`: an int becomes a float or text, and a string a path."""
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not isinstance(value, allowed):
         value = _scalar(value)
@@ -206,12 +149,14 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Python refuses to write an int of thousands of digits."""
+    """Returns a value for a message; Python refuses to write an int of thousands of digits."""
     return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings of nested tables by dotted name. An empty table that is no group stays a value, which no setting has.
+    """Returns the settings of nested tables by dotted name.
+
+    An empty table that is no group stays a value, which no setting accepts.
 
     >>> dotted({"lr": 0.1, "fedvg": {"norm": "l2"}, "fedprox": {}, "rounds": {}})
     {'lr': 0.1, 'fedvg.norm': 'l2', 'rounds': {}}

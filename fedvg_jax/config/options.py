@@ -1,13 +1,18 @@
-"""Every setting, as one frozen tree whose defaults are the digits demonstration."""
+"""All settings of a run, as one frozen dataclass with a nested one per group.
+
+The defaults are the digits demonstration. The text below each field is its entry in `--help`, `--help-all` and the
+option reference. Its first sentence must stand alone, because `--help` shows no more.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack, Robust, Tuning
+from fedvg_jax.config.shorthands import accept_shorthands
 from fedvg_jax.core.types import UsageError
 
 
@@ -16,44 +21,53 @@ class FedVG:
     """FedVG's weights: inverse norms of each client's gradient on the shared validation set."""
 
     signal: str = "gradient"
-    """What is measured: gradient (of the loss on D_val), delta (how far the client moved), or fisher (per example)."""
+    """Quantity that is measured for each client. gradient: of the loss on D_val; delta: of its model against the global
+    model; fisher: trace of the empirical Fisher information."""
     norm: str = "l1"
-    """Its norm: l1 (published), l2, spectral (matrices only), spectral_l2 (l2 of vectors), or delta (l1 of delta)."""
+    """Norm of the signal. l1 is published; spectral uses matrices only; spectral_l2 adds the L2 norm of vectors; delta
+    is the L1 norm of the signal delta."""
     layer: str = "tensor"
-    """What counts as one layer: each tensor (published), or a module, weight and bias together."""
+    """Layer of which norms are taken. tensor: every tensor (published); module: weight and bias together."""
     include: str = ""
-    """Regular expression: only tensors whose path "a/b/kernel" it is found in count, e.g. ^classifier/."""
+    """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
+    "a/b/kernel"; empty selects all tensors."""
     per_element: bool = False
-    """Divide the norm by the number of entries (l1), or by its root (the others)."""
+    """Divide each norm by the number of entries (l1), or by its square root (other norms)."""
     granularity: str = "modelwise"
-    """One weight per client (modelwise), per tensor (layerwise) or per block (blockwise)."""
+    """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:
+    one per client and network block."""
     block: str = "residual"
-    """A ResNet's blocks: each residual block (residual, as the paper), or six stages (stage, as the published code)."""
+    """Network blocks of a ResNet. residual: every residual block (the paper); stage: six stages (the published
+    code)."""
     eps: float = 1e-8
-    """Added to the norm before it is inverted."""
+    """Number added to each norm before it is inverted."""
     mode: str = "train"
-    """BatchNorm while scoring: train (published: statistics of each batch) or eval (running statistics)."""
+    """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
     stats: str = "uniform"
-    """Layerwise, running statistics take uniform weights (published), or the mean of their own layer's."""
+    """Weights of running statistics at layerwise and blockwise granularity. uniform is published; layer: the mean of
+    the weights of their own layer."""
     fit_steps: int = 10
-    """Steps of --weighting fitted."""
+    """Optimisation steps of --weighting fitted."""
     fit_rate: float = 1.0
-    """Rate of --weighting fitted, per unit of loss."""
+    """Learning rate of --weighting fitted, per unit of loss."""
     link: str = "inverse"
-    """--weighting generalised: a power of the inverse norm (inverse), or softmax of the norms over their mean."""
+    """Function from norms to weights, of --weighting generalised. inverse: a power of the inverse norm; softmax: of the
+    norms over their mean."""
     exponent: float = 1.0
-    """--weighting generalised: power of the inverse norm; 0 is uniform, 1 published."""
+    """Exponent of the inverse norm, of --weighting generalised. 0 gives uniform weights, 1 is published."""
     temperature: float = 1.0
-    """--weighting generalised: weights to the power 1 / temperature; large is uniform."""
+    """Temperature of --weighting generalised. Weights are raised to the power 1 / temperature; large values approach
+    uniform weights."""
     mix: float = 0.0
-    """--weighting generalised: the part n_k / N has in the weights, in [0, 1]; 0.5 is FedAvg + FedVG."""
+    """Fraction of n_k/N in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
     multipliers: str = ""
-    """--weighting generalised: factors of tensors' norms, REGEX=NUMBER,...; the first that matches counts, else 1."""
+    """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
+    path applies, and 1 where none does."""
 
 
 @dataclass(frozen=True)
 class FedAvgM:
-    """FedAvgM: the server's momentum."""
+    """FedAvgM: momentum on the server."""
 
     momentum: float = 0.9
     """Nesterov momentum beta of the server."""
@@ -63,27 +77,27 @@ class FedAvgM:
 
 @dataclass(frozen=True)
 class FedOpt:
-    """FedAdam, FedYogi, FedAdagrad: the server's adaptive optimiser."""
+    """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
 
     lr: float = 0.1
     """Learning rate of the server."""
     b1: float = 0.9
-    """Decay of the first moment (FedAdam, FedYogi; FedAdagrad only as official, by the paper it has none)."""
+    """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has a first moment only with variant official."""
     b2: float = 0.999
     """Decay of the second moment (FedAdam, FedYogi)."""
     eps: float = 1e-3
-    """Added to the root of the second moment: tau."""
+    """Number tau that is added to the root of the second moment."""
     variant: str = "paper"
-    """The rule: Algorithm 2 of Reddi et al. (paper), the published FedVG code's (official: the second moment starts at
-    0), or optax's optimisers (optax: bias-corrected, and eps of FedAdagrad inside the root)."""
+    """Update rule. paper: Algorithm 2 of Reddi et al.; official: the published FedVG code, whose second moment starts
+    at 0; optax: optax's optimisers, which correct the bias and have FedAdagrad's eps inside the root."""
 
 
 @dataclass(frozen=True)
 class FedProx:
-    """FedProx: the proximal term."""
+    """FedProx: a proximal term in the clients' loss."""
 
     mu: float = 0.01
-    """Strength of the pull to the global model."""
+    """Coefficient of the proximal term."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +107,26 @@ class Scaffold:
     eta_g: float = 1.0
     """Learning rate of the server."""
     steps: str = "epochs"
-    """A local epoch: all minibatches (epochs), or a single one (single, as the published code)."""
+    """Minibatches of a local epoch. epochs: all; single: one (the published code)."""
     memory: str = "kept"
-    """Clients' control variates: kept, or lost after every round (as the published code)."""
+    """Control variates of clients between rounds. kept, or lost (the published code)."""
 
 
 @dataclass(frozen=True)
 class FedDyn:
-    """FedDyn: the dynamic regulariser."""
+    """FedDyn: a dynamic regulariser."""
 
     alpha: float = 0.1
-    """Strength of the regulariser."""
+    """Coefficient of the regulariser."""
     clip: float = 10.0
-    """Global norm a client's gradient is clipped to."""
+    """Global norm to which a client's gradient is clipped."""
     regulariser: str = "full"
-    """full, or linear: without alpha theta (as the published code)."""
+    """Terms of the regulariser. full, or linear: without alpha theta (the published code)."""
     weights: str = "uniform"
-    """Weights where --weighting is native: uniform, or samples (as the published code)."""
+    """Weights of --weighting native. uniform, or samples (the published code)."""
     average: str = "always"
-    """Under fedvg weights the clients are averaged always, or only in the first round (once, as the published code)."""
+    """Rounds in which the server averages the clients under FedVG weights. always, or once: only in the first round
+    (the published code)."""
 
 
 @dataclass(frozen=True)
@@ -119,155 +134,174 @@ class Elastic:
     """Elastic aggregation: sensitive tensors move less."""
 
     ratio: float = 0.3
-    """Share of a client's rows that sensitivity is measured on."""
+    """Fraction of a client's rows on which sensitivity is measured."""
     tau: float = 0.5
-    """Least sensitive tensors move by 1 + tau, the most sensitive by tau."""
+    """Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau."""
     mu: float = 0.95
-    """Decay of the moving average of sensitivities over batches."""
+    """Decay of the moving average of sensitivities over minibatches."""
     sensitivity: str = "output"
-    """Gradient of the outputs, compared over tensors (output), or of the loss, over clients (official)."""
+    """Measure of sensitivity. output: gradient of the outputs, compared over tensors; official: gradient of the loss,
+    compared over clients (the published code)."""
     rows: str = "all"
-    """A client trains on all its rows, or on the rest it did not probe (as the published code)."""
+    """Rows that a client trains on. all, or rest: those on which sensitivity is not measured (the published code)."""
 
 
+@accept_shorthands
 @dataclass(frozen=True)
 class Config:
-    """One federated run."""
+    """Settings of one federated run.
+
+    `method` and `fidelity` are shorthands for several settings, as on the command line. They are arguments, not fields;
+    settings given beside them win.
+
+    >>> config = Config(method="fedprox", fedprox={"mu": 0.5}, rounds=10)
+    >>> config.algorithm, config.weighting, config.fedprox.mu, config.rounds
+    ('fedprox', 'native', 0.5, 10)
+    """
 
     dataset: str = "digits"
-    """Data set: digits (built in), cifar10, cifar100, stl10, organamnist, dermamnist, tinyimagenet, covid19; npz (any
-    .npz of arrays), encoded (of JPEG bytes), folder (a sub-folder per class), or tfds:NAME (prepared by TFDS)."""
+    """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
+    per class; tfds:NAME is a set prepared by tensorflow-datasets."""
     data_dir: Path | None = None
-    """Folder (or file) with the raw data set."""
+    """Folder or file with the raw data set."""
     image_size: str = ""
-    """Images of S or HxW pixels: which MedMNIST file is read; what image files are resized to. Default: the set's."""
+    """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
+    Default: the size of the set."""
     splits: str = "all"
-    """Splits pooled: all, or official, as the published code: DermaMNIST without its validation split."""
+    """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
+    code)."""
     model: str = "mlp"
-    """Model: mlp, tinycnn (8x8 images), cnn, lenet5, resnet18, resnet34, resnet50, vit_s16, vit_b16."""
+    """Network. tinycnn is for 8x8 images."""
     pretrained: Path | None = None
-    """A .safetensors file of ImageNet weights, torchvision's or timm's names: ResNets and ViTs, under a fresh head."""
+    """Safetensors file of ImageNet weights for a ResNet or ViT, in torchvision's or timm's names. The head is
+    initialised at random."""
     stem: str = "imagenet"
-    """A ResNet's first convolution: imagenet (7x7, stride 2, max-pool; published) or cifar (3x3)."""
+    """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
     norm: str = "batch"
-    """A ResNet's normalisation layers: batch (published) or group."""
+    """Normalisation layers of a ResNet. batch is published."""
     normalise: str = "none"
-    """Pixels: / 255 only (none, as published), then by mean and deviation of ImageNet (imagenet) or 1/2 (half)."""
+    """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
+    mean and deviation 1/2."""
     augment: str = "none"
-    """In training, images are shown: as they are (none, as published), flip, crop (pad 4), or flip_crop."""
+    """Augmentation of training images. none is published; crop pads by 4 pixels."""
     algorithm: str = "fedavg"
-    """Algorithm: fedavg, fedavgm, fedprox, scaffold, feddyn, elastic, fedadam, fedyogi, fedadagrad, fednova."""
+    """Federated algorithm."""
     weighting: str = "fedvg"
-    """Weights: samples (n_k/N), uniform, fedvg, inverse_samples, val_loss, val_accuracy, fltrust, fitted, generalised,
-    native (the algorithm's own); a placebo, permuted(fedvg); or a mean of two, samples+fedvg."""
+    """Aggregation weights of the clients. samples is n_k/N; native is what the algorithm's own paper uses.
+    permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     alpha: float = 0.05
-    """Dirichlet concentration of the clients' labels (partition quantity: of their sizes): small is skewed."""
+    """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their
+    sizes."""
     clients: int = 20
     """Number of clients N."""
     join_ratio: float = 0.5
-    """Share of the clients sampled each round, in (0, 1]."""
+    """Fraction of the clients sampled each round, in (0, 1]."""
     rounds: int = 100
-    """Rounds of federated training."""
+    """Number of federated rounds."""
     local_epochs: int | str = 5
-    """Epochs each client trains per round; MIN:MAX draws a number for every client (stragglers)."""
+    """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     batch_size: int = 32
-    """Minibatch size, for training and for scoring; 1 needs a model without BatchNorm."""
+    """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     lr: float = 0.2
-    """Client learning rate."""
+    """Learning rate of the clients."""
     optimiser: str = "sgd"
-    """Clients' optimiser: sgd, adam, or adamw (weight decay apart from the gradient)."""
+    """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
     momentum: float = 0.0
-    """Client momentum, of sgd."""
+    """Momentum of the clients' optimiser sgd."""
     optimiser_state: str = "reset"
-    """The memory of a client's optimiser is forgotten between rounds (reset), or kept until it plays again (kept)."""
+    """State of a client's optimiser between rounds. reset, or kept until the client is sampled again."""
     weight_decay: float = 0.0
-    """Client weight decay."""
+    """Weight decay of the clients' optimiser."""
     lr_schedule: str = "constant"
-    """Client learning rate over rounds: constant, exponential (times lr_decay each round), cosine (to 0 at the end)."""
+    """Schedule of the clients' learning rate over rounds. exponential multiplies by lr_decay each round; cosine ends at
+    0."""
     lr_decay: float = 0.99
-    """Factor of the exponential schedule."""
+    """Factor per round of the exponential schedule."""
     dropout: float = 0.0
     """Probability that a client of the cohort drops out of the round."""
     untrained: str = "absent"
-    """A client that takes no local step, for want of rows: absent (weight 0, as one that dropped out), or weighed like
-    the others though it returns the global model (weighed, as the published code)."""
+    """Treatment of clients that take no local step because they have too few rows. absent: weight 0, as if dropped out;
+    weighed: like the others, although they return the global model (the published code)."""
     single_rows: str = "trained"
-    """Minibatches of a single row: trained on, except where BatchNorm's statistics of one row are undefined (trained),
-    or skipped for every model (skipped, as the published code)."""
+    """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
+    undefined; skipped: skipped for every model (the published code)."""
     nonfinite: str = "raise"
-    """A client whose model or loss is not finite: raise (stop the run) or skip (leave it out of the round)."""
+    """Reaction to a client whose model or loss is not finite. raise stops the run; skip leaves the client out of the
+    round."""
     seed: int = 0
     """Seed of the model, the cohorts and the minibatches."""
     partition: str = "dirichlet"
-    """How clients get their rows: dirichlet (bulk draws), official (the published stream, draw for draw),
-    dirichlet_equal (equal sizes), balanced_client (so too, client 0 balanced), quantity, iid, shards, classes, group,
-    or file."""
+    """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
+    clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ."""
     shards_per_client: int = 2
-    """Partition shards: pieces of the rows sorted by label that every client gets."""
+    """Shards that every client gets, of the rows sorted by label (partition shards)."""
     classes_per_client: int = 2
-    """Partition classes: different classes that every client holds."""
+    """Number of different classes that every client has (partition classes)."""
     partition_file: Path | None = None
-    """Partition file: a .npz or .json of every client's rows."""
+    """File of every client's rows, .npz or .json (partition file)."""
     split: str = "client"
-    """Validation and test rows are held out inside each client (client, published), or of the whole set before it is
-    partitioned (global, the paper's text; stratified, the same with every class in proportion)."""
+    """Where validation and test rows are held out. client: from every client (published); global: from the whole set
+    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
     cohorts: str = "seeded"
-    """Who plays: seeded, from (seed, round); or official, the published stream, draw for draw."""
+    """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
     server_stats: str = "averaged"
-    """Running statistics take the weighted mean (averaged), or every rule of the server like parameters (official)."""
+    """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
+    parameters (the published code)."""
     partition_seed: int = 42
-    """Seed of the partition, kept apart from the run's seed."""
+    """Seed of the partition, independent of the seed of the run."""
     min_samples: int = 10
-    """Fewest rows a client may hold, before its own split."""
+    """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = "redraw"
-    """When a draw leaves a client too few rows: redraw (published), or top_up from the largest client."""
+    """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
+    largest client."""
     test_ratio: float = 0.25
-    """Share of every client's rows that joins the test set."""
+    """Fraction of every client's rows that joins the test set."""
     val_ratio: float = 0.1
-    """Share of every client's rows that joins the shared validation set; 0 where that is external."""
+    """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
     select: str = "shared"
-    """Validation rows that choose the best round: D_val, which FedVG's weights also use (shared), or a random half of
-    it that is held out of the weights (held_out)."""
+    """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
+    half of D_val, which the weights then do not use."""
     eval_every: int = 5
-    """Evaluate every so many rounds, and after the last."""
+    """Rounds between two evaluations. The last round is always evaluated."""
     lanes: str = "auto"
-    """Clients trained side by side on a device: auto, a number, or all (one vmap over the cohort)."""
+    """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = 0
-    """Clients held at a time: a round's memory grows with them, not with the cohort. 0: the whole cohort."""
+    """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
     devices: str = "auto"
-    """Devices that share a cohort: auto, or a number; the cores of a CPU can serve as devices."""
+    """Devices that share a cohort, auto or a number. The cores of a CPU can serve as devices."""
     conv: str = "auto"
-    """Convolution: gemm (live-tap patches and one matmul), winograd (fewer products for 3x3 kernels and on very
-    small images, else gemm), planes (gemm with the images of a batch innermost, for tinycnn, cnn and lenet5), lax
-    (XLA's own), or auto (by platform, model and size)."""
+    """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
+    and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a
+    minibatch innermost, for tinycnn, cnn and lenet5."""
     precision: str = "default"
-    """A model's arithmetic: default (float32, its products as the device rounds them: TF32 on a GPU), highest (float32
-    throughout), or bfloat16; parameters, norms and averages stay float32."""
+    """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
+    float32 throughout; bfloat16: parameters, norms and averages stay float32."""
     export: Path | None = None
-    """File for the final model, .safetensors: a ResNet's and a ViT's with torch's names, for `load_state_dict`."""
+    """File for the final model, .safetensors. ResNets and ViTs have torch's names, for `load_state_dict`."""
     dry_run: bool = False
-    """Print the plan (steps, images, memory, time) after timing a sample of each part, and run nothing."""
+    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
     force: bool = False
-    """Start although the estimate of memory is above what this machine has."""
+    """Start even if the estimate of memory exceeds the memory of this machine."""
     profile: Path | None = None
     """Folder for a trace of the first chunks of rounds, for TensorBoard or Perfetto."""
     out: Path | None = None
-    """Run folder; default runs/<time>-<method>."""
+    """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = None
-    """Continue the run in this folder; or auto: the last run begun with these settings, or a new one."""
+    """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = 0
-    """Save the state every so many rounds; 0: about once a minute. The last round, and a stop, are saved anyway."""
+    """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
     keep: int = 2
-    """Newest checkpoints kept, each with the model best on validation (see select); 0 writes none."""
+    """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
+    select)."""
     deterministic: bool = False
-    """On a GPU, only operations that give the same bits every time; slower. A CPU always does."""
+    """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
     cache_dir: Path | None = None
-    """Decoded data, partitions and compiled programs; default $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is made for
-    its user alone; one that belongs to another user, or that others may write, is refused."""
+    """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
+    created for its user alone; a folder of another user, or writable by others, is refused."""
     trust_cache: bool = False
-    """Use the cache folder even where another user owns it or may write to it: programs found there are run."""
+    """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
     config: Path | None = None
-    """TOML file of settings; the command line overrides it."""
+    """TOML file of settings, which flags override."""
     fedvg: FedVG = field(default_factory=FedVG)
     fedavgm: FedAvgM = field(default_factory=FedAvgM)
     fedopt: FedOpt = field(default_factory=FedOpt)
@@ -280,13 +314,18 @@ class Config:
     tuning: Tuning = field(default_factory=Tuning)
     validation: Validation = field(default_factory=Validation)
     corrupt: Corrupt = field(default_factory=Corrupt)
+    method: InitVar[str | None] = None
+    """One of the paper's methods: algorithm, weighting and hyperparameters."""
+    fidelity: InitVar[str | None] = None
+    """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
+    code."""
 
 
 def default_cache_dir() -> Path:
-    """Where decoded data, partitions and compiled programs are kept unless `cache_dir` says otherwise.
+    """Returns the cache folder that is used unless `cache_dir` is set.
 
     Raises:
-        UsageError: there is no home folder to keep them in, and `$FEDVG_CACHE_DIR` is not set.
+        UsageError: the user has no home folder, and `$FEDVG_CACHE_DIR` is not set.
     """
     if folder := os.environ.get("FEDVG_CACHE_DIR"):
         return Path(folder)
@@ -297,22 +336,34 @@ def default_cache_dir() -> Path:
 
 
 def method_name(config: Config) -> str:
-    """Algorithm and weighting in a name fit for a folder."""
+    """Returns algorithm and weighting as a name that is valid for a folder.
+
+    >>> method_name(Config(weighting="permuted(fedvg)"))
+    'fedavg-permuted-fedvg'
+    """
     return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
 
 
 def cohort_size(config: Config) -> int:
-    """K = max(1, floor(N * join ratio)), as published."""
+    """Returns K = max(1, floor(N x join ratio)), as published.
+
+    >>> cohort_size(Config(clients=7, join_ratio=0.5))
+    3
+    """
     return max(1, int(config.clients * config.join_ratio))
 
 
 def block_size(config: Config) -> int:
-    """H, clients held at a time: the cohort in as few blocks of at most `hold` as there can be, of one size."""
+    """Returns H, the size of a cohort block: the fewest equal cohort blocks of at most `hold` clients.
+
+    >>> block_size(Config(clients=20, join_ratio=0.5, hold=4)), block_size(Config(clients=20, join_ratio=0.5))
+    (4, 10)
+    """
     size = cohort_size(config)
     return -(-size // -(-size // config.hold)) if config.hold else size
 
 
 def num_corrupt(config: Config) -> int:
-    """How many of the N clients are corrupt, in their updates or their rows."""
+    """Returns how many of the N clients are corrupt, in their updates or their rows."""
     kinds = (config.attack, config.corrupt)
     return max(round(kind.clients * config.clients) if kind.kind != "none" else 0 for kind in kinds)

@@ -1,4 +1,4 @@
-"""Who holds what: settings of the shared validation set and of corrupt rows, and what may be said of clients' data."""
+"""Settings of the shared validation set and of corrupt rows, and the names of partitions and splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTITIONS = (
     "file",
 )
 DRAWN_SIZES = ("dirichlet", "official", "quantity")
-"""Kinds whose clients' sizes are drawn, and may so be too small."""
+"""Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 SPLITS = ("client", "global", "stratified")
 VALIDATION_SOURCES = ("clients", "cifar100", "stl10", "npz")
@@ -30,39 +30,43 @@ class Validation:
     """The shared validation set D_val."""
 
     source: str = "clients"
-    """Where it comes from: clients (a part of every client's rows, published), or an external set: cifar100 or stl10
-    (mapped to CIFAR-10's classes), or npz (any .npz of arrays; its class names are matched)."""
+    """Source of D_val. clients: a fraction of every client's rows (published); cifar100 and stl10: an external set,
+    mapped to CIFAR-10's classes; npz: arrays in a file, whose class names are matched."""
     data_dir: Path | None = None
-    """Folder (or file) of the external set."""
+    """Folder or file of the external set."""
     copies: str = "official"
-    """External: 50 images of every class twice and at most 5,000 in all (official), or every image once (none)."""
+    """Images taken from an external set. official: 50 of every class, twice, and at most 5,000; none: every image
+    once."""
     classes: str = "paper"
-    """External cifar100: the paper's seven classes (paper), or also pickup_truck as truck (all)."""
+    """Classes taken from an external cifar100. paper: the paper's seven; all: also pickup_truck, as truck."""
     clients: float = 1.0
-    """Share of the clients, chosen by partition_seed, whose validation rows are used, in (0, 1]."""
+    """Fraction of the clients whose validation rows are used, in (0, 1]. partition_seed selects them."""
     size: int = 0
-    """Number of images kept, chosen at random; 0 for all."""
+    """Number of images kept, selected at random; 0 keeps all."""
     fraction: float = 1.0
-    """Share of the images kept, chosen at random, in (0, 1]."""
+    """Fraction of the images kept, selected at random, in (0, 1]."""
     rho: float = 0.0
-    """Class imbalance: of class i, floor(p_i N/2) of N images, p_i ~ rho^i, as far as there are any; 0 for none."""
+    """Class imbalance; 0 for none. Of class i, floor(p_i N/2) of N images are kept where there are as many, p_i ~
+    rho^i."""
     imbalance: str = "corrected"
-    """With rho: the order of D_val and all its batches (corrected), or sorted by class and without a last batch that is
-    not full (official)."""
+    """Order of an imbalanced D_val. corrected: the order of D_val, all minibatches; official: sorted by class, without
+    an incomplete last minibatch (the published code)."""
     pixel_noise: float = 0.0
-    """Standard deviation of Gaussian noise on its pixels, which are 0 to 1."""
+    """Standard deviation of Gaussian noise on the pixels, which are 0 to 1."""
     label_noise: float = 0.0
-    """Share of its labels replaced by another class, at random."""
+    """Fraction of the labels that are replaced by another class, at random."""
 
 
 @dataclass(frozen=True)
 class Corrupt:
-    """Clients whose training rows are corrupt, the same in every round."""
+    """Clients with corrupt training rows, the same in every round."""
 
     kind: str = "none"
-    """none; label_flip (c becomes C-1-c), label_noise (another class), pixel_noise; or a feature shift of each client's
-    own: feature_noise (levels up to the strength), rotate90, rotate (angles up to strength x 180 degrees)."""
+    """Corruption of training rows. label_flip: class c becomes C-1-c; label_noise: another class; pixel_noise: Gaussian
+    noise. Feature shifts that differ between clients: feature_noise (levels up to the strength), rotate90, rotate
+    (angles up to strength x 180 degrees)."""
     clients: float = 0.2
-    """Share of all clients, chosen by seed, in (0, 1]."""
+    """Fraction of all clients that are corrupt, selected by the seed, in (0, 1]."""
     strength: float = 1.0
-    """Share of their labels, deviation of the noise (pixels are 0 to 1), or share of a half turn; in (0, 1]."""
+    """Strength of the corruption, in (0, 1]: fraction of the labels, deviation of the noise, or fraction of a half
+    turn."""

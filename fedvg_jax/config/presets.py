@@ -1,4 +1,4 @@
-"""Settings by name: what `--dataset NAME` alone selects, and the paper's thirteen methods for `--method NAME`."""
+"""Named settings: presets of `--dataset NAME`, and the shorthands `--method NAME` and `--fidelity NAME`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PAPER: dict = {
     "lr": 0.01,
     "eval_every": 20,
 }
-"""What all data sets of the paper share, unless a line below says otherwise."""
+"""Settings that the data sets of the paper share, unless a line below overrides them."""
 
 _OWN: dict = {"model": "lenet5", "clients": 20, "join_ratio": 0.25, "rounds": 200, "lr": 0.01, "eval_every": 20}
-"""For a user's own images."""
+"""Settings for a user's own images."""
 
 DATASETS: dict[str, dict] = {
     "digits": {},
@@ -31,10 +31,11 @@ DATASETS: dict[str, dict] = {
     "encoded": _OWN,
     "folder": _OWN,
 }
-"""The paper's table of hyper-parameters; CIFAR-100 and STL-10, which it does not train on, as CIFAR-10."""
+"""Data set -> its preset: the paper's table of hyperparameters. The paper does not train on CIFAR-100 and STL-10, which
+have the settings of CIFAR-10."""
 
 NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
-"""Images the paper counts in each of its sets."""
+"""Number of images of each set in the paper."""
 
 _ALGORITHMS: dict[str, dict] = {
     "fedavg": {},
@@ -51,20 +52,20 @@ METHODS: dict[str, dict] = (
     | {f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **_ALGORITHMS[name]} for name in _ALGORITHMS}
     | {"fedavg+fedvg": {"algorithm": "fedavg", "weighting": "samples+fedvg"}}
 )
-"""The paper's names, with the hyper-parameters of its appendix."""
+"""Method of the paper -> its settings, with the hyperparameters of the appendix."""
 
 FIDELITY: dict[str, dict] = {
     "corrected": {},
     "official": fidelity.official_settings(),
 }
-"""What the published code does where it departs from the papers, for `--fidelity official`."""
+"""Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
 SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}
-"""Names that stand for several settings, by flag; the later ones win."""
+"""Flag -> its names -> settings. Later flags override earlier ones."""
 
 
 def of_dataset(name: str) -> dict:
-    """The settings of a data set alone; none of an unknown one.
+    """Returns the preset of a data set; empty for an unknown one.
 
     >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
     (20, 'lenet5', {})

@@ -1,4 +1,4 @@
-"""Settings of corrupt clients, of rules that stand them, and of the server's own training."""
+"""Settings of corrupt clients, of robust aggregation, and of the server's own training."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Robust:
-    """How the server joins the clients' models, where some may be corrupt."""
+    """Robust aggregation of the clients' models, some of which may be corrupt."""
 
     rule: str = "mean"
-    """mean (by --weighting), median, trimmed_mean, krum (these three ignore the weights), or clipped_mean."""
+    """Aggregation rule. mean and clipped_mean use the weights of --weighting; the others ignore them."""
     trim: float = 0.1
-    """trimmed_mean: share of the clients left out at each end, in [0, 0.5)."""
+    """Fraction of the clients that trimmed_mean leaves out at each end, in [0, 0.5)."""
     num_bad: int = 1
-    """krum: corrupt clients of a cohort it is to stand; the cohort needs 2 num_bad + 3."""
+    """Number of corrupt clients that krum tolerates. The cohort needs at least 2 num_bad + 3 clients."""
     num_kept: int = 1
-    """krum: models averaged (more than 1 is multi-Krum)."""
+    """Number of models that krum averages. More than 1 is multi-Krum."""
     clip_norm: float = 10.0
-    """clipped_mean: global norm an update is shortened to."""
+    """Global norm to which clipped_mean shortens updates."""
     noise: float = 0.0
-    """clipped_mean: noise multiplier; its deviation is noise x clip_norm x largest weight. No privacy is claimed."""
+    """Noise multiplier of clipped_mean. The standard deviation is noise x clip_norm x largest weight; no privacy is
+    claimed."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Corrupt clients, the same in every round."""
+    """Clients with corrupt updates, the same in every round."""
 
     kind: str = "none"
-    """none, sign_flip (update times -scale), scaling (times scale), noise (scale times as long an update of noise)."""
+    """Corruption of updates. sign_flip: times -scale; scaling: times scale; noise: replaced by noise of scale times
+    their norm."""
     clients: float = 0.2
-    """Share of all clients that are corrupt, in (0, 1]."""
+    """Fraction of all clients that are corrupt, in (0, 1]."""
     scale: float = 1.0
     """Factor of the corrupt update."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The server's own training on the shared validation set, after every round."""
+    """The server's own training steps on the shared validation set, after every round."""
 
     steps: int = 0
-    """Minibatch steps per round; 0 for none. Validation accuracy is then that of training."""
+    """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
     lr: float = 0.01
-    """Learning rate (plain SGD)."""
+    """Learning rate of the plain SGD."""

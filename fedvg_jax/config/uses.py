@@ -1,4 +1,8 @@
-"""Which settings a run uses: every setting that only some algorithms, weightings, partitions or models read."""
+"""Which settings a run uses: conditions of those that only some algorithms, weightings, partitions or models use.
+
+A flag that the run does not use is refused. In a TOML file and in Python such settings are allowed, because the runs of
+a sweep share them: config.json lists them under `unused`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from fedvg_jax.core.types import UsageError
 
 
 class Condition(NamedTuple):
-    """What another setting must be for a setting to be used."""
+    """Condition on another setting, under which a setting is used."""
 
     setting: str
-    """dotted name of the setting that decides"""
+    """Dotted name of the other setting."""
     holds: Callable[[Config], bool]
     by: str
-    """values of `setting` that use it, for messages"""
+    """Values for which it holds, in words."""
 
 
 def _is(setting: str, *values: str) -> Condition:
@@ -32,7 +36,7 @@ def _is_not(setting: str, value: str, by: str) -> Condition:
 
 
 def _weighting(*rules: str) -> Condition:
-    """One of the rules, alone, permuted, or in a mean."""
+    """Holds for one of the rules, alone, permuted, or in a mean."""
     return Condition("weighting", lambda config: any(rule in config.weighting for rule in rules), " or ".join(rules))
 
 
@@ -41,13 +45,13 @@ def _has_running_statistics(config: Config) -> bool:
 
 
 def _reads_eps(config: Config) -> bool:
-    """The softmax link inverts nothing."""
+    """Whether the weighting inverts a norm; the softmax link does not."""
     rule = config.weighting
     return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
 
 
 def _has_first_moment(config: Config) -> bool:
-    """FedAdagrad has one only in the published code."""
+    """Whether the server has a first moment; FedAdagrad has one only in the published code."""
     is_official = config.algorithm == "fedadagrad" and config.fedopt.variant == "official"
     return is_official or config.algorithm in ("fedadam", "fedyogi")
 
@@ -141,8 +145,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
         ),
     ),
 }
-"""Setting, or group of settings, -> what must all hold for it to be used. A setting is used where the conditions of its
-group and its own hold."""
+"""Setting, or group of settings -> conditions that must all hold. A setting needs those of its group and its own."""
 
 UNCONDITIONAL = frozenset(
     {
@@ -150,17 +153,8 @@ UNCONDITIONAL = frozenset(
         *("local_epochs", "batch_size", "lr", "optimiser", "weight_decay", "lr_schedule", "dropout", "nonfinite"),
         *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
         *("eval_every", "lanes", "hold", "devices", "precision", "export", "dry_run", "force", "profile", "out"),
-        *(
-            "resume",
-            "keep",
-            "deterministic",
-            "cache_dir",
-            "trust_cache",
-            "config",
-            "untrained",
-            "single_rows",
-            "select",
-        ),
+        *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "single_rows"),
+        "select",
         *("robust.rule", "attack.kind", "tuning.steps"),
         *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
         *("validation.label_noise", "corrupt.kind"),
@@ -170,18 +164,18 @@ UNCONDITIONAL = frozenset(
 
 
 def conditions(name: str) -> tuple[Condition, ...]:
-    """What must hold for the setting `name` to be used: its group's conditions, then its own."""
+    """Returns the conditions of a setting: those of its group, then its own."""
     group, _, rest = name.partition(".")
     return (*(CONDITIONS.get(group, ()) if rest else ()), *CONDITIONS.get(name, ()))
 
 
 def unmet(config: Config, name: str) -> Condition | None:
-    """The first condition of a setting that does not hold; None where the run uses it."""
+    """Returns the first condition of a setting that does not hold; None where the run uses it."""
     return next((condition for condition in conditions(name) if not condition.holds(config)), None)
 
 
 def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
-    """The settings, of `names` or of all, that have no effect on this run.
+    """Returns the settings, of `names` or of all, that have no effect on this run.
 
     >>> unused(Config(weighting="samples"), ["fedvg.norm", "fedprox.mu", "lr"])
     ['fedvg.norm', 'fedprox.mu']
@@ -190,12 +184,17 @@ def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The settings as plain JSON values, nested as in the dataclasses; and `unused`, those without effect."""
+    """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
     return {name: _plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
 
 
 def refuse_unused(config: Config, names: Iterable[str]) -> None:
-    """UsageError for the first of the settings given by flag that the run does not use."""
+    """Raises UsageError for the first flag that the run does not use.
+
+    Args:
+        config: settings of the run.
+        names: settings that are flags of the command line.
+    """
     for name in names:
         if condition := unmet(config, name):
             flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))

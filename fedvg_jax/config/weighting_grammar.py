@@ -1,4 +1,4 @@
-"""The grammar of `--weighting`, and what FedVG's options may be."""
+"""Grammar of `--weighting`, and checks of FedVG's options."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.io import suggestion
-from fedvg_jax.config.options import Config, FedVG
+from fedvg_jax.config.options import Config
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
 WEIGHTINGS = (
@@ -23,28 +23,26 @@ WEIGHTINGS = (
     "generalised",
 )
 STREAMED = ("native", "samples", "uniform", "fedvg", "inverse_samples", "val_loss", "val_accuracy")
-"""Rules that do not need the models of a whole cohort at once."""
+"""Weightings that do not need the models of a whole cohort at once."""
 NORMS = ("l1", "l2", "spectral", "spectral_l2", "delta")
 GRANULARITIES = ("modelwise", "layerwise", "blockwise")
 SCORING_MODES = ("train", "eval")
 SIGNALS = ("gradient", "delta", "fisher")
 LINKS = ("inverse", "softmax")
 NO_PATTERN = (re.error, RecursionError, OverflowError)
-"""What Python raises for a text that is no regular expression, is nested too deep, or repeats too often."""
-LONGEST = 200
-"""Characters of a weighting's name: far more than any that makes sense, and fewer than exhaust Python's stack."""
-OF_GENERALISED = ("link", "exponent", "temperature", "mix", "multipliers")
-"""Options of FedVG that only --weighting generalised reads."""
+"""Exceptions of Python for an invalid regular expression, one nested too deep, or one that repeats too often."""
+MAX_CHARACTERS = 200
+"""Longest name of a weighting: nested names up to this length do not exhaust Python's stack."""
 
 
 class Permuted(NamedTuple):
-    """permuted(RULE)"""
+    """permuted(RULE): the weights of a rule, given to other clients."""
 
     of: Rule
 
 
 class Mean(NamedTuple):
-    """FIRST+SECOND"""
+    """FIRST+SECOND: the mean of two rules."""
 
     first: Rule
     second: Rule
@@ -54,16 +52,16 @@ Rule = str | Permuted | Mean
 
 
 def parse_weighting(text: str) -> Rule:
-    """A rule is a NAME, permuted(RULE), or the mean of two, A+B.
+    """Returns the rule that a text describes: NAME, permuted(RULE), or the mean of two, A+B.
 
     Raises:
-        UsageError: for anything else.
+        UsageError: the text is none of these.
 
     >>> parse_weighting("samples+permuted(fedvg)")
     Mean(first='samples', second=Permuted(of='fedvg'))
     """
-    if len(text) > LONGEST:
-        raise UsageError(f"weighting must be at most {LONGEST} characters; got {len(text)}")
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"weighting must be at most {MAX_CHARACTERS} characters; got {len(text)}")
     parts = re.split(r"\+(?![^(]*\))", text)
     if len(parts) > 2:
         raise UsageError(f"weighting must be one rule or the mean of two, a+b; got {text}")
@@ -73,13 +71,13 @@ def parse_weighting(text: str) -> Rule:
     if inner:
         return Permuted(parse_weighting(inner[1]))
     if text not in WEIGHTINGS:
-        known = (*WEIGHTINGS, "permuted(NAME)")
-        raise UsageError(f"unknown weighting '{text}'{suggestion(text, known)}")
+        allowed = (*WEIGHTINGS, "permuted(NAME)")
+        raise UsageError(f"unknown weighting '{text}'{suggestion(text, allowed)}")
     return text
 
 
 def streams(text: str) -> bool:
-    """Whether a rule takes a cohort in blocks: a streamed NAME, or the mean of two.
+    """Returns whether a rule can weigh a cohort block by block: a NAME in `STREAMED`, or the mean of two.
 
     >>> streams("samples+fedvg"), streams("permuted(fedvg)")
     (True, False)
@@ -89,15 +87,15 @@ def streams(text: str) -> bool:
 
 
 def parse_multipliers(text: str) -> list[tuple[str, float]]:
-    """Patterns of tensors' paths with the factors of their norms.
+    """Returns (pattern of paths, factor of norms) pairs.
 
     Raises:
-        UsageError: for anything but REGEX=NUMBER,... with numbers >= 0.
+        UsageError: the text is not REGEX=NUMBER,... with numbers >= 0.
 
     >>> parse_multipliers("^classifier/=2,bias$=0")
     [('^classifier/', 2.0), ('bias$', 0.0)]
     """
-    found = []
+    pairs = []
     for part in filter(None, text.split(",")):
         pattern, _, number = part.rpartition("=")
         try:
@@ -107,25 +105,19 @@ def parse_multipliers(text: str) -> list[tuple[str, float]]:
             factor = -1.0
         if not pattern or not 0 <= factor < math.inf:
             raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part[:100]}")
-        found.append((pattern, factor))
-    return found
+        pairs.append((pattern, factor))
+    return pairs
 
 
 def check_weighting(config: Config) -> None:
-    """UsageError for a rule or an option of FedVG that makes no sense, as far as that shows without a model."""
+    """Raises UsageError for a weighting or an option of FedVG that makes no sense with any model."""
     parse_weighting(config.weighting)
     options = config.fedvg
     if options.norm == "delta" and options.signal == "fisher":
         raise UsageError(
-            "fedvg.norm delta is the L1 norm of fedvg.signal delta, which fisher contradicts; use --fedvg.norm l1"
+            "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
         )
     parse_multipliers(options.multipliers)
-    changed = [name for name in OF_GENERALISED if getattr(options, name) != getattr(FedVG(), name)]
-    if changed and "generalised" not in config.weighting:
-        raise UsageError(
-            f"fedvg.{changed[0]} is read by --weighting generalised only, and the weighting is {config.weighting};"
-            " use that, or leave it out"
-        )
     try:
         re.compile(options.include)
     except NO_PATTERN as error:

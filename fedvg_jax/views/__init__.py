@@ -1,1 +1,1 @@
-"""What people look at: terminal, plots, pictures."""
+"""Views of runs and data sets: terminal output, plans, plots, pictures."""

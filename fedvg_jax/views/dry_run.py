@@ -1,10 +1,10 @@
-"""What a run will take, before it is run: its work counted, its parts timed on this machine.
+"""Predicts what a run will take: counts its work, and times samples of its parts on this machine.
 
     seconds = sum over rounds (a + b steps_r + c groups) + chunks x d + evaluations x e
 
-steps_r are those of round r's longest lane, groups the scoring groups of D_val; a, b, c, d and e the times of an empty
-round, a local step, a group, a chunk and an evaluation. The programs timed are the run's own, on few rounds, steps and
-groups: trip counts are data.
+steps_r are the local steps of round r's longest lane, and groups the scoring groups of D_val. a, b, c, d and e are the
+times of an empty round, a local step, a group, a chunk and an evaluation. The timed programs are the run's own, on few
+rounds, steps and groups, because trip counts are data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import loop, simulation
 
 SECONDS = 1.0
-"""A sample is made longer until it takes so long, or is the whole."""
+"""Duration that a sample is extended to, if the whole takes as long."""
 
 REPEATS = 5
+"""Repetitions of a sample, of which the median counts."""
 
 COUNTED = 1000
-"""Rounds whose work is counted; those after them are taken to be like them, being drawn from the same distribution."""
+"""Rounds whose work is counted. Later rounds are drawn from the same distribution."""
 
 
 class Prediction(NamedTuple):
@@ -41,62 +42,78 @@ class Prediction(NamedTuple):
 
     rounds: int
     steps_per_round: float
-    """minibatch steps of all clients, a mean over rounds"""
+    """Local steps of all clients, mean over rounds."""
     train_images_per_round: float
+    """Images trained on, mean over rounds."""
     scoring_images_per_round: int
-    """D_val once for every client of the cohort; 0 where the weights do not need it"""
+    """D_val once per client of the cohort; 0 where the weights do not use it."""
     eval_images: int
-    """of one evaluation"""
+    """Images of one evaluation."""
     evaluations: int
     compile_seconds: float
     seconds_per_round: float
-    """a mean over rounds, without evaluations"""
+    """Mean over rounds, without evaluations."""
     seconds: float
-    """of the whole run, without compiling"""
+    """Whole run, without compiling."""
     memory_bytes: int
-    """device: arguments, results and scratch of a chunk; on the CPU the process at its largest"""
+    """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
+
+
+class Rates(NamedTuple):
+    """Seconds of the parts of a run: the coefficients of the module's equation."""
+
+    empty_round: float
+    step: float
+    group: float
+    chunk: float
+    evaluation: float
 
 
 def predict(sim: simulation.Simulation) -> Prediction:
-    """Counts the rounds' work, and times a sample of each part.
+    """Returns the plan of a run: its work, counted, and its time and memory, estimated.
 
     Args:
-        sim: as `build.simulation` gives it; its state is not touched.
+        sim: as `simulation.simulation` returns it; its state is not changed.
     """
     config, programs = sim.config, loop.compile_programs(sim)
-    first = sim.schedule(0)
-    sample = _Sample(sim, programs, first, simulation.make_executor(config).lanes_together)
-    groups = int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
-    step = slope(sample.training, int(first.num_steps.max()))
-    group = slope(sample.scoring, groups)
-    fixed = slope(sample.rounds, simulation.MAX_ROUNDS)
-    chunk = sample.rounds(1)[1] - fixed
-    evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
-    empty = max(0.0, fixed - step * _longest_lane(sample.cut(1)))  # of a round without a step
+    groups = _num_groups(sim.data)
+    rates = _measure_rates(sim, programs, groups)
     counted = range(min(config.rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
-    in_turn, steps, images = work.T
-    seconds_per_round = float(np.mean(empty + step * in_turn + group * groups))
+    longest, steps, images = work.T
+    seconds_per_round = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
     training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
     chunks = max(evaluations, math.ceil(training / loop.CHUNK_SECONDS))
-    uses_data = reads_scoring(config)
     return Prediction(
-        config.rounds,
-        float(steps.mean()),
-        float(images.mean()),
-        cohort_size(config) * int((np.asarray(sim.data.scoring) >= 0).sum()) * uses_data,
-        sum(int((np.asarray(table) >= 0).sum()) for table in loop.evaluation_tables(sim.data).values()),
-        evaluations,
-        programs.seconds,
-        seconds_per_round,
-        training + chunks * max(0.0, chunk) + evaluations * evaluation,
-        _memory(programs),
+        rounds=config.rounds,
+        steps_per_round=float(steps.mean()),
+        train_images_per_round=float(images.mean()),
+        scoring_images_per_round=_num_rows(sim.data.scoring) * cohort_size(config) * reads_scoring(config),
+        eval_images=sum(map(_num_rows, loop.evaluation_tables(sim.data).values())),
+        evaluations=evaluations,
+        compile_seconds=programs.seconds,
+        seconds_per_round=seconds_per_round,
+        seconds=training + chunks * rates.chunk + evaluations * rates.evaluation,
+        memory_bytes=_memory(programs),
     )
 
 
+def _measure_rates(sim: simulation.Simulation, programs: loop.Programs, groups: int) -> Rates:
+    """Times samples of each part of a run."""
+    first = sim.schedule(0)
+    sample = _Sample(sim, programs, first, simulation.make_executor(sim.config).lanes_together)
+    step = slope(sample.training, int(first.num_steps.max()))
+    group = slope(sample.scoring, groups)
+    per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
+    chunk = sample.rounds(1)[1] - per_round
+    evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
+    empty = max(0.0, per_round - step * _longest_lane(sample.shorten(1)))
+    return Rates(empty, step, group, max(0.0, chunk), evaluation)
+
+
 class _Sample(NamedTuple):
-    """Runs of one round, cut short."""
+    """Shortened runs of the first round."""
 
     sim: simulation.Simulation
     programs: loop.Programs
@@ -104,28 +121,28 @@ class _Sample(NamedTuple):
     lanes_together: int = 1
 
     def training(self, steps: int) -> tuple[int, float]:
-        """(longest lane, seconds) of a round of so many steps a client, without scoring."""
-        cut = self.cut(steps)
-        return _longest_lane(cut), self._seconds(cut, 0)
+        """Returns (longest lane, seconds) of a round of at most `steps` local steps per client, without scoring."""
+        shortened = self.shorten(steps)
+        return _longest_lane(shortened), self._seconds(shortened, 0)
 
     def scoring(self, groups: int) -> tuple[int, float]:
-        """(groups, seconds) of a round of one step a client."""
-        return groups, self._seconds(self.cut(1), groups)
+        """Returns (groups, seconds) of a round of one local step per client."""
+        return groups, self._seconds(self.shorten(1), groups)
 
     def rounds(self, count: int) -> tuple[int, float]:
-        """(rounds, seconds) of rounds of one step a client, without scoring."""
-        return count, self._seconds(self.cut(1), 0, count)
+        """Returns (rounds, seconds) of rounds of one local step per client, without scoring."""
+        return count, self._seconds(self.shorten(1), 0, count)
 
-    def cut(self, steps: int) -> Schedule:
-        """The first round with so many steps of every client, and no probes."""
+    def shorten(self, steps: int) -> Schedule:
+        """Returns the first round with at most `steps` local steps per client, and no probes."""
         fewer = np.minimum(self.schedule.num_steps, steps)
         old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
         plan = lane_plan.plan_blocks(fewer, old.client.shape[-1], self.lanes_together, lane_plan.block_size(old))
         return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
 
-    def _seconds(self, cut: Schedule, groups: int, count: int = 1) -> float:
-        stacked = schedules.stack([cut], simulation.MAX_ROUNDS)._replace(rows=self.schedule.rows)
-        data = _without(self.sim.data, groups)
+    def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:
+        stacked = schedules.stack([schedule], simulation.MAX_ROUNDS)._replace(rows=self.schedule.rows)
+        data = _with_groups(self.sim.data, groups)
 
         def run():
             state = jax.tree.map(jnp.copy, self.sim.state)
@@ -135,40 +152,60 @@ class _Sample(NamedTuple):
 
 
 def slope(sample: Callable[[int], tuple[int, float]], most: int) -> float:
-    """Seconds of one unit, from the smallest sample and one that takes about `SECONDS` longer, or is the largest."""
-    least = more = sample(1)
+    """Returns the seconds of one unit of work.
+
+    Compares a sample of size 1 with one that takes about `SECONDS` longer, or has the largest size.
+
+    Args:
+        sample: size -> (units of work, seconds).
+        most: largest size.
+
+    >>> slope(lambda size: (size, 0.25 + 0.125 * size), 1000)
+    0.125
+    """
+    smallest = largest = sample(1)
     size = 1
-    while size < most and more[1] - least[1] < SECONDS:
-        growth = SECONDS / max(more[1] - least[1], SECONDS / 64)
+    while size < most and largest[1] - smallest[1] < SECONDS:
+        growth = SECONDS / max(largest[1] - smallest[1], SECONDS / 64)
         size = min(most, math.ceil(size * min(16, max(2, growth))))
-        more = sample(size)
-    return max(0.0, more[1] - least[1]) / max(1, more[0] - least[0])
+        largest = sample(size)
+    return max(0.0, largest[1] - smallest[1]) / max(1, largest[0] - smallest[0])
 
 
-def _without(data: Data, groups: int) -> Data:
-    """`data` with its first scoring groups only, in all tables a weighting may read."""
+def _with_groups(data: Data, groups: int) -> Data:
+    """Returns `data` with only its first scoring groups, in all tables that a weighting may read."""
 
-    def cut(table, keep):
+    def keep_rows(table, num_kept):
         rows = np.array(table)
-        rows[keep:] = -1
+        rows[num_kept:] = -1
         return jax.device_put(rows, table.sharding)
 
-    share = groups / max(1, int((np.asarray(data.scoring) >= 0).any(1).sum()))
+    fraction = groups / max(1, _num_groups(data))
     used = int((np.asarray(data.val) >= 0).any(1).sum())
-    return data._replace(scoring=cut(data.scoring, groups), val=cut(data.val, math.ceil(share * used)))
+    return data._replace(scoring=keep_rows(data.scoring, groups), val=keep_rows(data.val, math.ceil(fraction * used)))
+
+
+def _num_groups(data: Data) -> int:
+    """Returns the number of scoring groups that are not padding."""
+    return int((np.asarray(data.scoring) >= 0).any(1).sum())
+
+
+def _num_rows(table: Any) -> int:
+    """Returns the number of rows of a table of minibatches that are not padding."""
+    return int((np.asarray(table) >= 0).sum())
 
 
 def reads_scoring(config: Config) -> bool:
-    """Whether the weights are measured on D_val."""
+    """Returns whether the weights are measured on D_val."""
     names = ("fedvg", "generalised", "val_loss", "val_accuracy", "fltrust", "fitted")
     only_delta = "delta" in (config.fedvg.norm, config.fedvg.signal) and "val" not in config.weighting
     return any(name in config.weighting for name in names) and not only_delta
 
 
 def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int, int]:
-    """(minibatches one after the other on the longest lane, minibatches, images trained on) of a round."""
-    in_turn = _longest_lane(schedule) + _probes(sim, schedule)
-    return in_turn, int(schedule.num_steps.sum()), _images(schedule)
+    """Returns (consecutive local steps on the longest lane, local steps, images trained on) of a round."""
+    longest = _longest_lane(schedule) + _probes(sim, schedule)
+    return longest, int(schedule.num_steps.sum()), _images(schedule)
 
 
 def _longest_lane(schedule: Schedule) -> int:
@@ -176,7 +213,7 @@ def _longest_lane(schedule: Schedule) -> int:
 
 
 def _probes(sim: simulation.Simulation, schedule: Schedule) -> float:
-    """Probe batches of one device."""
+    """Returns the probe minibatches of one device."""
     placement = simulation.make_executor(sim.config).placement
     return float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)
 
@@ -186,22 +223,23 @@ def _images(schedule: Schedule) -> int:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
-    """The median of a few, after one that warms up: the run will meet a machine as busy as these do."""
+    """Returns the median duration of a few calls after a first one, so that a busy machine counts as it is."""
     jax.block_until_ready(run())
-    times = []
+    durations = []
     for _ in range(REPEATS):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(run())
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
 
 
-def _memory(programs: loop.Programs) -> int:
+def _memory(programs: Any) -> int:
+    """Returns the bytes of a chunk on its device; on a CPU the largest size of the process."""
     if hardware.current().is_cpu and sys.platform != "win32":
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    found = programs.chunk.memory_analysis()
-    used = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-    return int(used - found.alias_size_in_bytes)
+    memory = programs.chunk.memory_analysis()
+    used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(used - memory.alias_size_in_bytes)

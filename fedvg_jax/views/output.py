@@ -1,4 +1,4 @@
-"""Standard output that may close: a run goes on when nobody reads it any more."""
+"""Standard output that may close: a run continues when its output is no longer read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 
 class LastingOutput:
-    """A text stream that drops what it is given once the one behind it fails.
+    """A text stream that drops text once the underlying stream fails.
 
     A reader such as `head` has left (EPIPE), the terminal is gone (EIO), or the disk of a log file is full (ENOSPC).
     """
@@ -19,13 +19,13 @@ class LastingOutput:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes the text, or drops it; returns its length."""
+        """Writes the text or drops it, and returns its length."""
         with closing_on_error(self._stream):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes the stream if it is still open."""
+        """Flushes the stream; does nothing once it has failed."""
         with closing_on_error(self._stream):
             self._stream.flush()
 
@@ -35,9 +35,9 @@ class LastingOutput:
 
 @contextlib.contextmanager
 def closing_on_error(stream: TextIO) -> Iterator[None]:
-    """Sends the stream's descriptor to the null device when writing to it fails.
+    """Redirects the stream's descriptor to the null device when writing to it fails.
 
-    The interpreter flushes what is left in its buffer at exit; that then fails no more.
+    Otherwise the interpreter would fail at exit, where it flushes the buffer.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def closing_on_error(stream: TextIO) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Standard output and error that may close, for as long as this lasts."""
+    """Makes standard output and error tolerate being closed, within the context."""
     with contextlib.ExitStack() as stack:
         if sys.stdout is not None:
             stack.enter_context(contextlib.redirect_stdout(LastingOutput(sys.stdout)))

@@ -1,10 +1,11 @@
-"""Pictures of a data set: what its images look like, and which client holds how much of which class."""
+"""Pictures of a data set: a contact sheet of its images, and the classes of every client."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,16 +14,29 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.views import plots
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PARTS = {"train": "#3b6ea8", "val": "#e0a030", "test": "#b9c4d0"}
-"""Colours of a client's rows."""
+"""Part of a client's rows -> colour."""
 
 _INK = "#2b2b33"
 _MAX_ROWS = 30
-"""Classes up to which each has a row of its own, with its name."""
+"""Most classes that get a row each, with their names."""
 
 
 def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> list[Path]:
-    """`images.png` and `clients.png` in a folder, which is made; returns their paths."""
+    """Draws `images.png` and `clients.png`.
+
+    Args:
+        folder: created if it does not exist.
+        arrays: the data set.
+        partition: rows of every client.
+        title: text above `clients.png`.
+
+    Returns:
+        The paths of the pictures.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with plots.drawing():
         drawn = {"images.png": contact_sheet(arrays), "clients.png": clients(arrays, partition, title)}
@@ -32,7 +46,12 @@ def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> lis
 
 
 def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many of each client's rows are of each class, [N, C].
+    """Returns the number of rows by client and class, [N, C] int.
+
+    Args:
+        rows: of every client, [n_k] int each.
+        y: labels, [T] int.
+        num_classes: C.
 
     >>> class_counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0]), 2).tolist()
     [[0, 2], [1, 0]]
@@ -40,8 +59,8 @@ def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) ->
     return np.array([np.bincount(y[mine], minlength=num_classes) for mine in rows]).reshape(len(rows), num_classes)
 
 
-def contact_sheet(arrays: Arrays):
-    """Images of every class, evenly spaced over its rows; one each where there are many classes."""
+def contact_sheet(arrays: Arrays) -> Figure:
+    """Returns a figure of images of every class, evenly spaced over its rows; one image each of many classes."""
     from matplotlib.figure import Figure
 
     counts = np.bincount(arrays.y, minlength=len(arrays.class_names))
@@ -62,9 +81,9 @@ def contact_sheet(arrays: Arrays):
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=255, interpolation="nearest" if width < 1200 else "antialiased")
     axes.set_axis_off()
     shape = " x ".join(map(str, arrays.x.shape[1:]))
-    said = f"{len(arrays.y):,} images {shape}, {len(counts)} classes"
+    subtitle = f"{len(arrays.y):,} images {shape}, {len(counts)} classes"
     figure.text(0.2 / size[0], 1 - 0.33 / size[1], _plain(arrays.name), size=12, weight="bold", color=_INK, va="center")
-    figure.text(1 - 0.2 / size[0], 1 - 0.33 / size[1], said, size=9, color="0.4", va="center", ha="right")
+    figure.text(1 - 0.2 / size[0], 1 - 0.33 / size[1], subtitle, size=9, color="0.4", va="center", ha="right")
     pitch = height / len(tiles)
     for row, (name, count) in enumerate(zip(arrays.class_names, counts, strict=True)) if in_rows else ():
         middle = (row + 0.5) * pitch
@@ -74,17 +93,26 @@ def contact_sheet(arrays: Arrays):
 
 
 def counts_by_part(arrays: Arrays, partition: Partition) -> dict[str, np.ndarray]:
-    """[N, C] images by client and class of training, validation and test; rows held out from all belong to nobody."""
+    """Returns part -> number of images by client and class, [N, C]; parts held out of the whole set are left out."""
     parts = {name: rows for name, rows in partition._asdict().items() if len(rows) == len(partition.train)}
     return {name: class_counts(rows, arrays.y, len(arrays.class_names)) for name, rows in parts.items()}
 
 
-def clients(arrays: Arrays, partition: Partition, title: str):
-    """Classes by clients: a bubble's area, or a cell's colour, is the number of images; bars are the sums."""
+def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
+    """Returns a figure of classes by clients, with bars for the sums.
+
+    The number of images is the area of a bubble, or the colour of a cell where there are many classes or clients.
+
+    Args:
+        arrays: the data set.
+        partition: rows of every client.
+        title: text above the figure.
+    """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_classes, parts = len(arrays.class_names), counts_by_part(arrays, partition)
-    held = sum(parts.values())
+    held = np.sum(list(parts.values()), axis=0)
     num_clients, bubbles = len(held), num_classes <= _MAX_ROWS and len(held) <= 120
     wide = float(np.clip(0.13 * num_clients, 5.5, 14))
     tall = 0.34 * num_classes if bubbles else float(np.clip(0.035 * num_classes, 3, 8))
@@ -100,13 +128,13 @@ def clients(arrays: Arrays, partition: Partition, title: str):
     totals.set_xlabel("images", size=8, color="0.4")
     middle.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.4, -0.6))
     middle.set_xlabel("client", color=_INK)
-    middle.xaxis.get_major_locator().set_params(integer=True)
+    middle.xaxis.set_major_locator(MaxNLocator(integer=True))
     if bubbles:
         middle.set_yticks(range(num_classes), [_short(name) for name in arrays.class_names], size=9)
     else:
         middle.set_ylabel("class", color=_INK)
-    for axes, axis in ((sizes, "x"), (totals, "y")):
-        axes.tick_params(axis=axis, labelbottom=False, labelleft=axes is sizes, length=0)
+    sizes.tick_params(axis="x", labelbottom=False, length=0)
+    totals.tick_params(axis="y", labelleft=False, length=0)
     figure.suptitle(_plain(title), x=0.01, ha="left", size=11, weight="bold", color=_INK)
     handles, _ = sizes.get_legend_handles_labels()
     names = {"train": "training", "val": "validation", "test": "test"}
@@ -117,9 +145,12 @@ def clients(arrays: Arrays, partition: Partition, title: str):
 
 
 def _bubbles(figure, axes, held: np.ndarray, pitch: float) -> None:
-    """Areas in proportion to the counts, with a key; the smallest are drawn a little larger, so that they show.
+    """Draws bubbles with areas in proportion to the counts, and a key; the smallest are enlarged to be visible.
 
     Args:
+        figure: for the key.
+        axes: for the bubbles.
+        held: number of images by client and class, [N, C].
         pitch: inches between two clients.
     """
     client, label = np.nonzero(held)
@@ -137,7 +168,7 @@ def _bubbles(figure, axes, held: np.ndarray, pitch: float) -> None:
         frameon=False,
         fontsize=8,
         columnspacing=1.2,
-        handletextpad=0.3,
+        handletextpad=0.8,
     )
     axes.set_axisbelow(True)
     axes.set_yticks(range(held.shape[1]))
@@ -146,12 +177,12 @@ def _bubbles(figure, axes, held: np.ndarray, pitch: float) -> None:
 
 
 def _areas(count: np.ndarray, most: int, largest: float) -> np.ndarray:
-    """Areas of bubbles, square points."""
+    """Returns areas of bubbles in square points."""
     return np.maximum(largest * count / most, 1.6)
 
 
 def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
-    """A cell per client and class, on a logarithmic scale; white where there is no image."""
+    """Draws a cell per client and class, on a logarithmic scale; white where there is no image."""
     from matplotlib.colors import LogNorm
 
     shown = np.where(held > 0, held, np.nan).T
@@ -164,6 +195,14 @@ def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
 
 
 def _bars(axes, values: dict[str, np.ndarray], kind: str, base: str) -> None:
+    """Draws stacked bars.
+
+    Args:
+        axes: where to draw.
+        values: part -> heights.
+        kind: "bar" or "barh".
+        base: name of the argument with the start of a bar, "bottom" or "left".
+    """
     below = np.zeros(len(next(iter(values.values()))))
     thickness = 0.8 if len(below) <= 120 else 1.0  # gaps of less than a pixel would shimmer
     for name, value in values.items():
@@ -175,13 +214,13 @@ def _bars(axes, values: dict[str, np.ndarray], kind: str, base: str) -> None:
 
 
 def _bare(axes) -> None:
-    """Without a frame."""
+    """Removes the frame and mutes the ticks."""
     axes.spines[:].set_visible(False)
     axes.tick_params(colors="0.35", labelsize=8, length=2)
 
 
 def _spread(arrays: Arrays, label: int, num: int) -> list[np.ndarray]:
-    """Up to `num` images of one class, evenly spaced over its rows."""
+    """Returns up to `num` images of one class, evenly spaced over its rows."""
     rows = np.flatnonzero(arrays.y == label)
     return (
         [arrays.x[row] for row in rows[np.unique(np.linspace(0, len(rows) - 1, num).astype(int))]] if len(rows) else []
@@ -189,7 +228,7 @@ def _spread(arrays: Arrays, label: int, num: int) -> list[np.ndarray]:
 
 
 def _mosaic(tiles: list[list[np.ndarray]], columns: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of images on white, thinned where they are large: a tile is shown at about a hundred pixels."""
+    """Returns rows of images on white; large images are subsampled, because a tile is shown at about 100 pixels."""
     step = max(1, min(shape[:2]) // 96)
     height, width, gap = -(-shape[0] // step), -(-shape[1] // step), max(1, shape[1] // step // 14)
     sheet = np.full(((height + gap) * len(tiles) - gap, (width + gap) * columns - gap, 3), 255, np.uint8)
@@ -205,5 +244,5 @@ def _short(name: str, width: int = 26) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` on one line, of which Matplotlib takes nothing for mathematics."""
+    """Returns `text` on one line, escaped so that Matplotlib reads nothing as mathematics."""
     return one_line(text).replace("\\$", "$").replace("$", "\\$")

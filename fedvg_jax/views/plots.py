@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy (or loss) over rounds, and every client's weight in every round."""
+"""Pictures of a run: accuracy or loss over rounds, and every client's weight in every round."""
 
 from __future__ import annotations
 
@@ -7,26 +7,55 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedvg_jax.config import Config
 from fedvg_jax.runs.history import Record
+from fedvg_jax.views.labels import run_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"test": "#1f5fa8", "val": "#d9822b"}
+"""Part -> colour of its curve."""
+
+MAJORITY = "0.5"
+"""Grey of the majority-class line."""
+
+LABEL_INCHES = 0.14
+"""Height of a client's label, below which only some clients are labelled."""
 
 
-def write(folder: Path, records: Sequence[Record], num_clients: int) -> None:
-    """`accuracy.png`, or `loss.png` of a task without accuracy, and `weights.png` in a run's folder."""
+def write(folder: Path, records: Sequence[Record], config: Config) -> list[Path]:
+    """Draws `accuracy.png`, or `loss.png` for a task without accuracy, and `weights.png`.
+
+    Args:
+        folder: run folder.
+        records: one per round, as in history.jsonl.
+        config: settings of the run, for the titles.
+
+    Returns:
+        The paths of the pictures; none for a run without a round.
+    """
+    figures = {}
     with drawing():
         if any(r.get("test_accuracy") is not None for r in records):
-            _save(accuracy(records), folder / "accuracy.png")
+            figures["accuracy.png"] = accuracy(records, run_label(config))
         elif any(r.get("test_loss") is not None for r in records):
-            _save(loss(records), folder / "loss.png")
-        if records:
-            _save(weights(records, num_clients), folder / "weights.png")
+            figures["loss.png"] = loss(records, run_label(config))
+        if any(r["clients"] for r in records):
+            figures["weights.png"] = weights(records, run_label(config))
+        for name, figure in figures.items():
+            figure.savefig(folder / name, dpi=130)
+    return [folder / name for name in figures]
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib without a display, and without its remarks on fonts, layouts and its own folders."""
+    """Uses Matplotlib without a display, and silences its warnings about fonts, layouts and its own folders."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -36,60 +65,145 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def accuracy(records: Sequence[Record]):
-    """Test and validation accuracy, percent, over rounds."""
-    figure, axes = _curves(records, "accuracy", 100)
-    majority = [r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
+def accuracy(records: Sequence[Record], title: str) -> Figure:
+    """Returns a figure of test and validation accuracy in percent over rounds, with the majority-class line.
+
+    Args:
+        records: one per round.
+        title: text above the figure.
+    """
+    figure, axes = _curves(records, "accuracy", 100, title)
+    majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
+    low, high = _padded_range(axes, majority[-1:])
     if majority:
-        axes.axhline(100 * majority[-1], color="0.6", lw=1, label="largest class")
-    axes.set(ylabel="accuracy (%)", ylim=(0, 100))
-    axes.legend(frameon=False, loc="center right")
+        axes.axhline(majority[-1], color=MAJORITY, lw=1, ls=":", label="always the largest class")
+    axes.set(ylabel="accuracy (%)", ylim=(max(0, low), min(100.5, high)))
+    axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
 
 
-def loss(records: Sequence[Record]):
-    """Test and validation loss over rounds."""
-    figure, axes = _curves(records, "loss", 1)
-    axes.set(ylabel="loss")
-    axes.legend(frameon=False)
+def loss(records: Sequence[Record], title: str) -> Figure:
+    """Returns a figure of test and validation loss over rounds.
+
+    Args:
+        records: one per round.
+        title: text above the figure.
+    """
+    figure, axes = _curves(records, "loss", 1, title)
+    axes.set(ylabel="loss", ylim=_padded_range(axes))
+    axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
 
 
-def _curves(records: Sequence[Record], metric: str, unit: float):
+def _curves(records: Sequence[Record], metric: str, unit: float, title: str) -> tuple[Figure, Axes]:
+    """Draws one metric of both parts over rounds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for part, style in {"test": "-", "val": "--"}.items():
-        known = [r for r in records if r.get(f"{part}_{metric}") is not None]
-        values = [unit * r[f"{part}_{metric}"] for r in known]
-        axes.plot([r["round"] for r in known], values, style, label={"val": "validation"}.get(part, part))
+    for part, label in {"test": "test", "val": "validation"}.items():
+        evaluated = [r for r in records if r.get(f"{part}_{metric}") is not None]
+        values = [unit * r[f"{part}_{metric}"] for r in evaluated]
+        marker = "o" if len(values) <= 25 else None
+        style: dict[str, Any] = {"ls": "-" if part == "test" else "--", "color": COLOURS[part]}
+        axes.plot(
+            [r["round"] for r in evaluated], values, marker=marker, ms=3, lw=1.6, label=label, clip_on=False, **style
+        )
     axes.set(xlabel="round", xlim=(0, records[-1]["round"]))
-    axes.grid(alpha=0.3)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
     return figure, axes
 
 
-def weights(records: Sequence[Record], num_clients: int):
-    """Aggregation weight times cohort size, clients by rounds: 1 is an equal share; grey where a client sat out."""
+def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, float]:
+    """Returns the range of the drawn curves and of other values, with a margin of 5 %."""
+    curves = [np.asarray(line.get_ydata(), float) for line in axes.lines]
+    values = np.concatenate([*curves, np.asarray(others, float)])
+    low, high = float(values.min()), float(values.max())
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the clients that took part in any round, smallest first, with their sizes and weights.
+
+    Args:
+        records: one per round.
+
+    Returns:
+        ids [M], training rows n_k [M], and weight times cohort size [M, R]; NaN in rounds in which the client was not
+        sampled, dropped out, took no step or diverged.
+
+    >>> ids, sizes, shares = weight_shares([{"clients": [4, 2], "weights": [0.25, 0.75], "num_samples": [9, 5]}])
+    >>> ids.tolist(), sizes.tolist(), shares.tolist()
+    ([2, 4], [5, 9], [[1.5], [0.5]])
+    """
+    size_of = {k: n for r in records for k, n in zip(r["clients"], r["num_samples"], strict=True)}
+    ids = sorted(size_of, key=lambda k: (size_of[k], k))
+    row_of = {k: row for row, k in enumerate(ids)}
+    shares = np.full((len(ids), len(records)), np.nan)
+    for column, record in enumerate(records):
+        absent = {k for reason in ("dropped", "untrained", "diverged") for k in record.get(reason, ())}
+        for k, weight in zip(record["clients"], record["weights"], strict=True):
+            if weight is not None and (weight or k not in absent):
+                shares[row_of[k], column] = weight * len(record["weights"])
+    return np.array(ids), np.array([size_of[k] for k in ids]), shares
+
+
+def weights(records: Sequence[Record], title: str) -> Figure:
+    """Returns a figure of every client's weight times cohort size in every round; 1 is an equal weight.
+
+    Clients are sorted by size, which bars show beside them. Clients that never took part are left out. A client is grey
+    in rounds from which it is absent.
+
+    Args:
+        records: one per round.
+        title: text above the figure.
+    """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    share = np.full((num_clients, len(records)), np.nan)
-    for column, record in enumerate(records):
-        values = np.array([np.nan if w is None else w for w in record["weights"]])
-        share[record["clients"], column] = values * len(values)
-    figure = Figure(figsize=(8, 1.5 + min(8, 0.16 * num_clients)), layout="constrained")
-    axes = figure.subplots()
-    extent = (0.5, len(records) + 0.5, num_clients - 0.5, -0.5)
-    shown = np.clip(share, 0.1, 10)
-    image = axes.imshow(
-        shown, aspect="auto", extent=extent, cmap="RdBu_r", norm=LogNorm(0.1, 10), interpolation="nearest"
+    ids, sizes, shares = weight_shares(records)
+    limit = _colour_limit(shares)
+    rows_inches = float(np.clip(0.2 * len(ids), 1.2, 7.5))
+    figure = Figure(figsize=(8.5, rows_inches + 1.3), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 1))
+    image = left.imshow(
+        np.clip(shares, 1 / limit, limit),
+        aspect="auto",
+        extent=(0.5, len(records) + 0.5, len(ids) - 0.5, -0.5),
+        cmap="RdBu_r",
+        norm=LogNorm(1 / limit, limit),
+        interpolation="nearest",
     )
-    axes.set(xlabel="round", ylabel="client", facecolor="0.8")
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    figure.colorbar(image, label="weight x cohort size", ticks=[0.1, 0.3, 1, 3, 10], format="%g")
+    left.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    every = int(np.ceil(LABEL_INCHES * len(ids) / rows_inches))
+    left.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]], fontsize=8)
+    right.barh(range(len(ids)), sizes, height=0.8, color="0.6")
+    right.set_xlabel("training rows $n_k$")
+    right.locator_params(axis="x", nbins=3)
+    right.tick_params(axis="y", length=0, labelleft=False)
+    right.spines[["top", "right"]].set_visible(False)
+    bar = figure.colorbar(image, ax=[left, right], extend="both", ticks=_ticks(limit), format="%g")
+    bar.set_label("weight x cohort size; 1 is an equal weight, grey is absent")
+    bar.minorticks_off()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 
-def _save(figure, path: Path) -> None:
-    figure.savefig(path, dpi=120)
+def _colour_limit(shares: np.ndarray) -> float:
+    """Returns c such that 1/c to c holds 98 % of the positive shares, at least 1.25."""
+    positive = shares[np.isfinite(shares) & (shares > 0)]
+    if not positive.size:
+        return 1.25
+    return float(max(1.25, np.exp(np.quantile(np.abs(np.log(positive)), 0.98))))
+
+
+def _ticks(limit: float) -> list[float]:
+    """Returns at most nine round numbers within 1/limit and limit."""
+    steps = (1.0, 1.1, 1.2, 1.5, 2, 3, 5) if limit < 2 else (1.0, 2, 5) if limit < 20 else (1.0, 3)
+    values = sorted({m * 10.0**e for e in range(-6, 7) for m in steps} | {1 / m for m in steps if limit < 2})
+    return [v for v in values if 1 / limit <= v <= limit]

@@ -1,4 +1,4 @@
-"""Bounds: the same data and model without a federation."""
+"""Bounds: accuracies of the same data and model without a federation."""
 
 import json
 from dataclasses import replace
@@ -17,24 +17,24 @@ SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     settings = replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"), weighting="fedvg", dropout=0.5)
-    heard = []
-    found = bounds.measure(settings, lambda bound, total: heard.append((bound, total)))
-    assert heard == [(bound, 5) for bound in found]
+    calls = []
+    found = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
+    assert calls == [(bound, 5) for bound in found]
     return settings, found
 
 
-def test_there_is_one_bound_of_all_rows_one_of_the_validation_set_and_one_of_every_client(measured):
+def test_bounds_are_pooled_validation_and_every_client(measured):
     settings, found = measured
     arrays = simulation.load_data(settings)
     parts = simulation.make_partition(settings, arrays)
     sizes = [sum(map(len, parts.train)), sum(map(len, parts.val)), *map(len, parts.train)]
-    told = [("pooled", None), ("validation", None), ("alone", 0), ("alone", 1), ("alone", 2)]
-    assert [bound[:3] for bound in found] == [(*who, size) for who, size in zip(told, sizes, strict=True)]
+    models = [("pooled", None), ("validation", None), ("alone", 0), ("alone", 1), ("alone", 2)]
+    assert [bound[:3] for bound in found] == [(*model, size) for model, size in zip(models, sizes, strict=True)]
 
 
 @pytest.mark.parametrize("which", ["pooled", 1])
-def test_a_bound_is_a_federation_of_one_for_as_many_rounds_as_a_client_takes_part_in(measured, which):
-    """3 rounds x 2/3."""
+def test_bound_equals_a_federation_of_one_client(measured, which):
+    """It trains for 3 rounds x 2/3, as many as a client takes part in."""
     settings, found = measured
     parts = simulation.make_partition(settings, simulation.load_data(settings))
     train = [np.concatenate(parts.train)] if which == "pooled" else [parts.train[which]]
@@ -45,14 +45,14 @@ def test_a_bound_is_a_federation_of_one_for_as_many_rounds_as_a_client_takes_par
     assert bound.test_accuracy == history.records[-1]["test_accuracy"]
 
 
-def test_the_summary_is_of_single_models_and_over_clients():
+def test_summary_has_single_models_and_statistics_over_clients():
     found = [Bound("pooled", None, 9, 0.9), Bound("validation", None, 2, 0.5)]
     found += [Bound("alone", k, 3, accuracy) for k, accuracy in enumerate((0.1, 0.5, 0.3))]
     expected = {"pooled": 0.9, "validation": 0.5, "alone_mean": 0.3, "alone_min": 0.1, "alone_max": 0.5}
     assert bounds.summary(found) == pytest.approx(expected)
 
 
-def test_the_command_writes_what_it_shows(tmp_path, capsys):
+def test_command_writes_the_results_that_it_shows(tmp_path, capsys):
     flags = (
         f"--clients 2 --join-ratio 1 --rounds 1 --local-epochs 1 --alpha 1 --cache-dir {tmp_path} --out {tmp_path}/b"
     )
@@ -65,7 +65,7 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     assert bounds.main(["--alpha", "-1"]) == 2
 
 
-def test_clients_smaller_than_a_minibatch_are_measured_with_the_program_of_the_pooled_model(tmp_path):
+def test_clients_smaller_than_a_minibatch_use_the_program_of_the_pooled_model(tmp_path):
     """Of 20 clients at alpha 0.05 some hold fewer rows than a minibatch."""
     settings = replace(SETTINGS, clients=20, join_ratio=0.1, rounds=1, local_epochs=1, alpha=0.05, cache_dir=tmp_path)
     sizes = [bound.num_samples for bound in bounds.measure(settings) if bound.kind == "alone"]

@@ -1,8 +1,8 @@
-"""Every command line that the documentation shows works: it is run at its smallest size, or parsed where that is given
-a reason."""
+"""Every command line in the documentation works: it is run at its smallest size, or parsed where a reason is given."""
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import re
 import shlex
@@ -18,52 +18,51 @@ from fedvg_jax.views import dry_run
 
 ROOT = Path(__file__).parents[2]
 STARTED_BY_OTHERS = ("gpu_sections", "gpu_torch", "limits_run", "ours", "peers", "pfl_peer")
-"""Scripts of `benchmarks` that others start; nobody types their command lines."""
+"""Scripts of `benchmarks` that other scripts start, so that users do not type their command lines."""
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "configs").glob("*.toml"))]
 SOURCES = [
     *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "prepare", "bounds")),
     *(path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem not in STARTED_BY_OTHERS),
 ]
-COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;]*")
+COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;|]*")
 
 ONE_ROUND = ["--rounds", "1", "--local-epochs", "1"]
 SMALL = [*ONE_ROUND, *["--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100", "--min-samples", "2"]]
-"""Few rows over few clients, and a model that compiles in a second; what the command itself says of the model is
-resolved before."""
+"""One round of a model that compiles in a second. The command's own model is parsed before it is replaced."""
 
 
 NAMES = {"benchmarks.configs": "cifar10_lenet5", "benchmarks.limits": "help", "benchmarks.gpu": "peaks"}
-"""What stands for NAME in the usage of a script."""
+"""Script -> value of the placeholder NAME in its usage."""
 
 
-def shown(path: Path) -> set[str]:
-    """The command lines on a page, or in the docstring of a module about itself."""
+def command_lines(path: Path) -> set[str]:
+    """Returns the command lines on a page, or in the docstring of a module about itself."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
-    found = {" ".join(command.rstrip(" .,:|").split()) for command in COMMAND.findall(text)}
+    lines = {command.split("  ")[0].rstrip(" .,:") for command in COMMAND.findall(text)}
     name = path.parent.name if path.stem.startswith("__") else path.stem
-    return found if path.suffix != ".py" else {c for c in found if name in c.split()[1 + ("-m" in c)]}
+    return lines if path.suffix != ".py" else {c for c in lines if name in c.split()[1 + ("-m" in c)]}
 
 
 def arguments(command: str, files: dict[str, str]) -> tuple[str, list[str]]:
-    """The module and its arguments: placeholders replaced by `files`, and the brackets of optional ones left out."""
+    """Returns module and arguments: placeholders replaced by `files`, brackets of optional arguments removed."""
     plain = re.sub(r"[\[\]]", " ", re.sub(r"\[\.\.\.[^\]]*\]|\.\.\.", " ", command))
     words = shlex.split(plain)[1:]
     module, *rest = words[1:] if words[0] == "-m" else [words[0].removesuffix(".py").replace("/", "."), *words[1:]]
     return module, [files.get(word, NAMES.get(module, word) if word == "NAME" else word) for word in rest]
 
 
-COMMANDS = sorted(set().union(*map(shown, [*PAGES, *SOURCES])))
+COMMANDS = sorted(set().union(*map(command_lines, [*PAGES, *SOURCES])))
 SIMS = [c for c in COMMANDS if "fedvg_jax.sim " in c]
 FULL_SIZE = [c for c in SIMS if "configs/" in c and "cifar10_lenet5" not in c and "digits" not in c]
-"""They read the paper's data sets at full size: resolved, not run. The readers have tests of their own."""
+"""Runs on the paper's data sets at full size: parsed, not run. The readers have tests of their own."""
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Placeholder -> a small file or folder in the real format."""
+    """Returns placeholder -> a small file or folder in the real format."""
     folder = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
     np.savez(folder / "cifar10.npz", x=rng.integers(0, 256, (120, 32, 32, 3), np.uint8), y=np.arange(120) % 10)
@@ -76,7 +75,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch, files):
-    """Runs a command's main with few rounds in a folder of its own."""
+    """Returns a function that runs a command's main in a folder of its own."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(Path(files["DIR"]) / "cache"))
@@ -89,19 +88,30 @@ def small(tmp_path, monkeypatch, files):
     return run
 
 
-def test_the_documentation_shows_commands_of_every_kind():
+def test_documentation_has_commands_of_every_kind():
     modules = {arguments(command, {})[0] for command in COMMANDS}
     assert {"fedvg_jax.sim", "fedvg_jax.prepare", "fedvg_jax.bounds", "benchmarks", "benchmarks.parity"} <= modules
     assert len(SIMS) > len(FULL_SIZE) >= 8
 
 
+@pytest.fixture(scope="module")
+def has_run():
+    """Settings, except names of folders, of the runs so far."""
+    return set()
+
+
 @pytest.mark.parametrize("command", [c for c in SIMS if c not in FULL_SIZE and "--resume" not in c])
-def test_a_run_shown_works(command, small, tmp_path):
-    assert small(sim.main, command, *SMALL) == 0
-    assert "--dry-run" in command or list(tmp_path.glob("runs/*/summary.json"))
+def test_documented_run_works(command, small, tmp_path, has_run):
+    """Command lines that differ only in settings that `SMALL` replaces, or in the run folder, are run once."""
+    settings = small(sim.parse, command, *SMALL)
+    key = repr(dataclasses.replace(settings, out=None, config=None))
+    if key not in has_run:
+        assert small(sim.main, command, *SMALL) == 0
+        assert settings.dry_run or list(tmp_path.glob("runs/*/summary.json"))
+        has_run.add(key)
 
 
-def test_the_resumes_shown_work(small, tmp_path):
+def test_documented_resumes_work(small, tmp_path):
     first, again = sorted((c for c in SIMS if "--resume" in c), key=lambda c: "auto" not in c)
     assert small(sim.main, first, *SMALL) == 0
     run = next(tmp_path.glob("runs/*"))
@@ -109,58 +119,56 @@ def test_the_resumes_shown_work(small, tmp_path):
     assert len((run / "history.jsonl").read_text().splitlines()) == 2 and len(list(tmp_path.glob("runs/*"))) == 1
 
 
-@pytest.mark.parametrize("command", FULL_SIZE)
-def test_a_run_shown_at_full_size_is_resolved(command, small):
-    assert small(sim.parse, command).rounds == 200
+def test_documented_runs_at_full_size_are_parsed(small):
+    for command in FULL_SIZE:
+        assert small(sim.parse, command).rounds == 200, command
 
 
-def test_the_bounds_of_no_arguments_are_measured(small, tmp_path):
-    """With the default clients, the smallest of whom do not fill a minibatch."""
+def test_bounds_without_arguments_are_measured(small, tmp_path):
+    """The smallest of the default clients do not fill a minibatch."""
     assert "python -m fedvg_jax.bounds" in COMMANDS
     assert small(bounds.main, "python -m fedvg_jax.bounds", *ONE_ROUND, "--out", str(tmp_path / "out")) == 0
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "fedvg_jax.prepare " in c])
-def test_a_preparation_shown_works(command, small, capsys):
+def test_documented_preparations_work(small, capsys):
     """Those of tfds:NAME are parsed: tensorflow-datasets would prepare or fetch a set."""
-    if "tfds:" in command:
-        config, downloads = small(prepare.parse, command)
-        assert config.dataset == "tfds:NAME" and downloads == ("--download" in command)
-    elif "prepare NAME" not in command:
-        assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
-        assert "to validate" in capsys.readouterr().out
+    for command in (c for c in COMMANDS if "fedvg_jax.prepare " in c):
+        if "tfds:" in command:
+            config, downloads = small(prepare.parse, command)
+            assert config.dataset == "tfds:NAME" and downloads == ("--download" in command)
+        elif "prepare NAME" not in command:
+            assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
+            assert "to validate" in capsys.readouterr().out
 
 
 class Parsed(Exception):
-    """The arguments of a script are understood."""
+    """Raised once the arguments of a script are parsed."""
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "benchmarks" in c])
-def test_a_measurement_shown_is_understood(command, files, monkeypatch):
-    """Parsed only: they take minutes, or torch; `test_benchmarks.py` runs their parts in small."""
-    module, words = arguments(command, files)
-    package = (ROOT / module.replace(".", "/")).is_dir()
-    script = importlib.import_module(f"{module}.__main__" if package else module)
-    understood = argparse.ArgumentParser.parse_args
+def test_documented_benchmarks_are_parsed(files, monkeypatch):
+    """They take minutes, or torch; `test_benchmarks.py` runs their parts at small size."""
+    parse_args = argparse.ArgumentParser.parse_args
 
-    def parse(parser, args=None, namespace=None):
-        raise Parsed(understood(parser, args, namespace))
+    def parse_and_stop(parser, args=None, namespace=None):
+        raise Parsed(parse_args(parser, args, namespace))
 
-    monkeypatch.setattr(sys, "argv", [module, *words])
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
-    if module != "benchmarks.machine":  # has no arguments
-        with pytest.raises(Parsed):
-            script.main()
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    for command in (c for c in COMMANDS if "benchmarks" in c):
+        module, words = arguments(command, files)
+        package = (ROOT / module.replace(".", "/")).is_dir()
+        script = importlib.import_module(f"{module}.__main__" if package else module)
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        if module != "benchmarks.machine":  # has no arguments
+            with pytest.raises(Parsed):
+                script.main()
 
 
-def test_the_extras_shown_exist():
+def test_extras_in_the_readme_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    shown = re.findall(r"\.\[(\w+)\]'", (ROOT / "README.md").read_text())
-    assert shown and set(shown) <= set(extras)
+    named = re.findall(r"\.\[(\w+)\]'", (ROOT / "README.md").read_text())
+    assert named and set(named) <= set(extras)
 
 
-def test_the_python_one_liners_shown_compile():
-    found = re.findall(r'python -c "([^"]+)"', (ROOT / "README.md").read_text())
-    assert found
-    for code in found:
+def test_one_liners_in_the_readme_compile():
+    for code in re.findall(r'python -c "([^"]+)"', (ROOT / "README.md").read_text()):
         compile(code, "README.md", "exec")

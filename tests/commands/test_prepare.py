@@ -1,4 +1,4 @@
-"""`python -m fedvg_jax.prepare`: what it tells, draws and refuses."""
+"""`python -m fedvg_jax.prepare`: counts, pictures and errors."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def call(file, *flags):
     return prepare.main(["npz", "--data-dir", str(file), "--clients", "3", *alpha, *flags])
 
 
-def test_it_counts_and_draws(file, tmp_path, capsys):
+def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     assert call(file, "--out", str(tmp_path / "out")) == 0
     said = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_it_counts_and_draws(file, tmp_path, capsys):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_setting_of_a_run_may_follow(file, tmp_path, capsys):
+def test_every_option_of_a_run_is_accepted(file, tmp_path, capsys):
     assert call(file, "--partition", "official", "--val-ratio", "0.2", "--out", str(tmp_path / "out")) == 0
     sizes = [int(word) for word in capsys.readouterr().out.split("to train, ")[1].split() if word.isdecimal()]
     y = data.load("npz", file).y
@@ -63,24 +63,24 @@ def test_every_setting_of_a_run_may_follow(file, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("kind", "said"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
-def test_alpha_is_told_where_the_partition_has_one(file, tmp_path, capsys, kind, said):
+def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, kind, said):
     assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
     assert f"3 clients, partition {said}" in capsys.readouterr().out
 
 
-def test_many_classes_are_summed_up():
+def test_table_of_many_classes_shows_the_largest_and_smallest():
     import io
 
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=100)
-    console.print(prepare.classes(made(num_classes=200, per_class=2)))
+    console.print(prepare.class_table(made(num_classes=200, per_class=2)))
     said = console.file.getvalue()
     assert "... 170 more" in said and said.count("class ") == 31 and "400" in said
 
 
 @pytest.mark.parametrize("num", [9_523, 100])
-def test_a_set_of_another_size_than_the_paper_s_is_told(num):
+def test_headline_compares_the_size_with_the_paper(num):
     arrays = made(name="covid19")._replace(x=np.zeros((num, 1, 1, 1)), y=np.zeros(num))
     assert prepare.headline(arrays)[1] == {9_523: "as many as the paper", 100: "the paper counts 9,523"}[num]
 
@@ -105,7 +105,7 @@ def test_a_set_of_another_size_than_the_paper_s_is_told(num):
         (["digits", "--out", "/proc/no/such"], "--out"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, said):
+def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, said):
     if "/proc/no/such" in args:
         pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     assert prepare.main([*args, "--cache-dir", str(tmp_path)] if args else args) == 2
@@ -113,15 +113,15 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, said):
     assert said in shown and shown.count("\n") == 1
 
 
-def test_a_set_is_fetched_only_when_asked(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(tfds, "download", lambda *args: asked.append(args))
+def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
+    downloads = []
+    monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
     where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
-    assert prepare.main(where) == 2 and not asked
-    assert prepare.main([*where, "--download"]) == 2 and asked == [("mnist", tmp_path)]  # and then it is not there
+    assert prepare.main(where) == 2 and not downloads
+    assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 
 
-def test_help_and_mistakes_come_before_any_heavy_import():
+def test_help_and_mistakes_import_neither_jax_nor_matplotlib():
     code = "import sys; from fedvg_jax import prepare; prepare.main(['--help']); prepare.main(['nosuch']);"
     code += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
@@ -137,7 +137,7 @@ def test_help_and_mistakes_come_before_any_heavy_import():
     [(2, (5, 7, 1)), (3, (6, 6, 4)), (40, (200, 180, 3))],
     ids=["grey", "four channels", "large"],
 )
-def test_any_set_can_be_drawn(tmp_path, num_classes, shape):
+def test_any_data_set_can_be_drawn(tmp_path, num_classes, shape):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     arrays = made(num_classes, shape, per_class=5 if num_classes == 40 else 30)
     rows = draw.draw_partition(arrays.y, num_clients=3, alpha=1, min_samples=1)
@@ -145,7 +145,7 @@ def test_any_set_can_be_drawn(tmp_path, num_classes, shape):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
-def test_a_bubble_s_area_is_the_number_of_images():
+def test_area_of_a_bubble_is_proportional_to_its_images():
     """A client with four times the images of a class has a bubble of four times the area; none where it has none."""
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     arrays = made(num_classes=2, per_class=500)
@@ -157,7 +157,7 @@ def test_a_bubble_s_area_is_the_number_of_images():
     assert areas[0, 0] == pytest.approx(4 * areas[1, 0]) and areas[1, 1] == pytest.approx(5 * areas[1, 0])
 
 
-def test_a_contact_sheet_shows_images_of_their_own_class():
+def test_rows_of_a_contact_sheet_have_one_class_each():
     arrays = made(num_classes=3, shape=(2, 2, 1), per_class=5)
     arrays = arrays._replace(x=np.broadcast_to((arrays.y * 50).astype(np.uint8)[:, None, None, None], arrays.x.shape))
     tiles = [pictures._spread(arrays, c, 4) for c in range(3)]
@@ -167,8 +167,8 @@ def test_a_contact_sheet_shows_images_of_their_own_class():
         assert (sheet[3 * c : 3 * c + 2, 0:2] == 50 * c).all() and (sheet[3 * c : 3 * c + 2, 2] == 255).all()
 
 
-def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
-    """Four thousand images at one a millisecond, told every second: after 1,000 three seconds are left."""
+def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):
+    """Four thousand images at one a millisecond, printed every second: after 1,000 images three seconds are left."""
     import io
 
     from rich.console import Console
@@ -178,7 +178,7 @@ def test_long_reading_tells_how_far_it_is_and_the_time_left(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
     console = Console(file=io.StringIO(), width=100)
-    with display.reads(console, every=1.0) as reading:
+    with display.decoding_progress(console, every=1.0) as reading:
         for done in range(0, 4001, 500):
             clock[0] = 5 + done / 1000
             reading(done, 4000)

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it: one process per story."""
+"""The command line in processes of its own: runs, stops, errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def runs(shell):
     return outs, done
 
 
-def test_a_run_tells_what_it_runs_and_how_it_ended(runs):
+def test_output_names_data_model_method_and_results(runs):
     said = runs[1][0].stdout
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
         assert part in said
@@ -56,7 +56,7 @@ def test_a_run_tells_what_it_runs_and_how_it_ended(runs):
     assert runs[1][0].stderr == ""
 
 
-def test_the_run_folder_holds_what_scripts_read(runs):
+def test_run_folder_has_its_files_and_keys(runs):
     folder = runs[0][0]
     always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
     assert always <= {path.name for path in folder.iterdir()}
@@ -82,25 +82,25 @@ def test_the_run_folder_holds_what_scripts_read(runs):
     assert all(sum(row) == pytest.approx(1, abs=1e-6) for row in shares)
 
 
-def test_two_runs_differ_in_nothing_but_times(runs):
+def test_two_runs_have_equal_histories_except_times(runs):
     first, second = ([{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)] for out in runs[0])
     assert first == second
 
 
-def test_pictures_are_drawn_where_matplotlib_is_installed(runs):
+def test_pictures_are_drawn_if_matplotlib_is_installed(runs):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     for name in ("accuracy.png", "weights.png"):
         assert (runs[0][0] / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_taken_run_folder_is_refused_and_left_as_it_was(runs, shell):
+def test_taken_run_folder_is_refused_and_unchanged(runs, shell):
     before = (runs[0][0] / "history.jsonl").read_bytes()
     again = shell(*SHORT, "--out", runs[0][0])
     assert again.returncode == 2 and "taken" in again.stderr
     assert (runs[0][0] / "history.jsonl").read_bytes() == before
 
 
-def test_a_terminal_shows_round_accuracy_and_time_left(shell):
+def test_terminal_shows_round_accuracy_and_time_left(shell):
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT]
     env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
@@ -117,9 +117,9 @@ def test_a_terminal_shows_round_accuracy_and_time_left(shell):
         assert part in said
 
 
-def test_ctrl_c_leaves_a_readable_folder(shell):
+def test_ctrl_c_leaves_a_readable_run_folder(shell):
     out = shell.folder / "interrupted"
-    # a shell may start its background jobs, and so this test, deaf to Ctrl-C
+    # a shell may start its background jobs, and so this test, with SIGINT ignored
     hearing = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     hearing += "runpy.run_module('fedvg_jax.sim', run_name='__main__')"
     command = [sys.executable, "-c", hearing, "--rounds", "100000", "--out", str(out)]
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_a_readable_folder(shell):
     assert seals.newest(out) == len(records)
 
 
-def test_a_closed_output_ends_output_and_not_the_run(shell):
+def test_closed_output_does_not_end_the_run(shell):
     """As in `sim ... | head -1`."""
     out = shell.folder / "unread"
     command = [
@@ -159,7 +159,7 @@ def test_a_closed_output_ends_output_and_not_the_run(shell):
     assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest(out) == 6
 
 
-def test_signals_of_a_scheduler_and_a_lost_terminal(shell):
+def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
     """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint."""
     out = shell.folder / "hung-up"
     command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
@@ -182,17 +182,6 @@ def test_signals_of_a_scheduler_and_a_lost_terminal(shell):
     assert seals.newest(out) == len(history.read(out)) and not verification.check(out).misfits
 
 
-def test_help_names_every_setting_and_imports_no_jax(shell):
-    probe = "import sys; from fedvg_jax import sim\ntry: sim.main(['--help'])\n"
-    probe += "except SystemExit: assert 'jax' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=shell.environment)
-    assert done.returncode == 0, done.stderr
-    flags = "--alpha --clients --join-ratio --rounds --local-epochs --batch-size --lr --seed --partition-seed --dataset"
-    flags += " --data-dir --model --algorithm --weighting --lanes --conv --config --out --eval-every --fedvg.norm"
-    flags += " --resume --checkpoint-every --keep --deterministic"
-    assert all(flag in done.stdout for flag in flags.split())
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -211,7 +200,7 @@ def test_help_names_every_setting_and_imports_no_jax(shell):
         (["--rounds", "9" * 400], "rounds must be below 2**32"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_two(capsys, args, said):
+def test_mistake_is_one_line_and_exit_code_two(capsys, args, said):
     assert sim.main(args) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
@@ -229,18 +218,18 @@ def test_a_mistake_is_one_line_and_exit_code_two(capsys, args, said):
         (["--out", "n" * 300], "name too long"),
     ],
 )
-def test_what_only_the_data_can_tell_is_one_line_too(capfd, cache, args, said):
+def test_mistake_that_depends_on_the_data_is_one_line(capfd, cache, args, said):
     assert sim.main([*args, "--cache-dir", str(cache)]) == 2
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1 and said in errors[0]
 
 
-def test_an_unavailable_back_end_is_one_line(shell):
+def test_unavailable_back_end_is_one_line(shell):
     done = shell(*SHORT, JAX_PLATFORMS="nosuch")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
 
 
-def test_the_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
+def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('dataset = "cifar10"\nlr = 0.5\nrounds = 7\n[fedvg]\nnorm = "l2"\n')
     made = sim.parse(["--config", str(file), "--rounds", "9"])
@@ -249,7 +238,7 @@ def test_the_command_line_overrides_the_file_which_overrides_the_preset(tmp_path
     assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
 
 
-def test_a_file_of_arrays_trains(shell, tmp_path):
+def test_arrays_in_a_file_train(shell, tmp_path):
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -267,7 +256,7 @@ def test_a_file_of_arrays_trains(shell, tmp_path):
     assert "mine: 240 images 16 x 16 x 1, 3 classes" in done.stdout
 
 
-def test_the_default_folder_is_named_by_time_and_method_and_never_taken(tmp_path, monkeypatch):
+def test_default_run_folder_is_named_by_time_and_method_and_never_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = history.default_folder(Config())
     assert first.parent == Path("runs") and first.name.endswith("-fedavg-fedvg")

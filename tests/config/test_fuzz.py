@@ -1,4 +1,4 @@
-"""Whatever a file, a flag or an argument holds: it works, or it is a UsageError of one line."""
+"""Any file, flag or argument works, or is a UsageError of one line."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedvg_jax import config, data, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import draw
+from fedvg_jax.data.partitions import partition
 from fedvg_jax.data.readers import cifar, npz
 from fedvg_jax.runs import history, resume
 
@@ -27,8 +27,8 @@ VALUES = (
 
 
 @contextlib.contextmanager
-def or_one_line():
-    """A UsageError is an answer, too."""
+def allow_usage_error():
+    """Accepts a UsageError of one line."""
     try:
         yield
     except UsageError as error:
@@ -41,13 +41,13 @@ def folder(tmp_path_factory):
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-@example(b"alpha = " + b"9" * 5000)  # beyond what Python turns into a number
+@example(b"alpha = " + b"9" * 5000)  # more digits than Python converts
 @example(b"alpha = " + b"9" * 400)
 @example(b"a = " + b"[" * 5000)
 def test_any_bytes_as_a_config_file(folder, content):
     path = folder / "config.toml"
     path.write_bytes(content)
-    with or_one_line():
+    with allow_usage_error():
         config.check(config.apply(Config(), config.read_toml(path), "file"))
 
 
@@ -58,7 +58,7 @@ def test_any_bytes_as_a_config_file(folder, content):
 @example({"out": "a\0b"})
 @example({"local_epochs": "9" * 5000})
 def test_any_value_of_any_setting(settings):
-    with or_one_line():
+    with allow_usage_error():
         made = config.check(config.apply(Config(), settings, "test"))
         assert resume.from_json(json.loads(json.dumps(config.to_json(made))), "json") == made or "nan" in str(made)
 
@@ -69,7 +69,7 @@ FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--
 @settings(max_examples=25)
 @given(st.lists(FLAGS | VALUES.map(str), max_size=4))
 def test_any_command_line(argv):
-    with or_one_line(), contextlib.redirect_stdout(io.StringIO()):
+    with allow_usage_error(), contextlib.redirect_stdout(io.StringIO()):
         assert isinstance(sim.parse([word for word in argv if word not in ("-h", "--help")]), Config)
 
 
@@ -82,7 +82,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_as_the_settings_of_a_run(value):
-    with or_one_line():
+    with allow_usage_error():
         config.check(resume.from_json(value, "config.json"))
 
 
@@ -90,7 +90,7 @@ def test_any_json_as_the_settings_of_a_run(value):
 @example(b'{"round": 1}\n{"round": 2}\n{"rou')
 def test_any_bytes_as_a_history(folder, content):
     (folder / "history.jsonl").write_bytes(content)
-    with or_one_line():
+    with allow_usage_error():
         assert [r["round"] for r in history.read(folder)] == list(range(1, content.count(b"\n") + 1))
 
 
@@ -109,8 +109,8 @@ def test_any_bytes_as_a_history(folder, content):
 @example([0, 1] * 20, "official", 4, 1e30, 0.25, 0.1)
 def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
     ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
-    with or_one_line():
-        made = draw.draw_partition(
+    with allow_usage_error():
+        made = partition.make(
             np.array(labels, np.int32), kind=kind, num_clients=num_clients, alpha=alpha, min_samples=1,
             rule="top_up", **ratios,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def test_any_bytes_as_a_cifar_file(folder, parts):
     for name in cifar.FILES:
         (folder / name).write_bytes(bytes(RECORD))
     (folder / cifar.FILES[1]).write_bytes(b"".join(parts))
-    with or_one_line():
+    with allow_usage_error():
         got = data.load("cifar10", folder)
         assert got.x.shape == (len(got.y), 32, 32, 3) and set(got.y) <= set(range(10))
 
@@ -142,7 +142,7 @@ ARRAYS = st.tuples(
 @given(st.dictionaries(st.sampled_from([*npz.KEYS[0][0], *npz.KEYS[1][0], *npz.KEYS[2][0], "class_names"]), ARRAYS))
 def test_any_arrays_as_an_npz_file(folder, arrays):
     np.savez(folder / "set.npz", **arrays)
-    with or_one_line():
+    with allow_usage_error():
         got = data.load("npz", folder / "set.npz")
         assert got.x.dtype == np.uint8 and got.x.ndim == 4 and len(got.x) == len(got.y) > 0
         assert got.y.min() >= 0 and got.y.max() < len(got.class_names)

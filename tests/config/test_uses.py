@@ -1,4 +1,4 @@
-"""Which settings a run uses: flags that it does not use are refused, those of a file are listed."""
+"""Settings that a run does not use: flags are refused, those of a file or of Python are listed."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, checks, presets, uses
+from fedvg_jax.config import Config, allowed, uses
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import simulation
@@ -16,7 +16,7 @@ from fedvg_jax.runs import simulation
 NAMES = list(config.flatten(Config()))
 CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
 VALUES = {
-    **{name: list(allowed) for name, allowed in checks._NAMES.items()},
+    **{name: list(allowed) for name, allowed in allowed.NAMES.items()},
     "dataset": [*config.DATASETS, "tfds:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "momentum": [0.0, 0.9],
@@ -26,31 +26,33 @@ VALUES = {
 }
 
 
-def some(made: Config, condition: uses.Condition, holds: bool) -> Config:
-    """`made` with a value of the deciding setting for which the condition holds, or does not."""
-    tried = (config.apply(made, {condition.setting: value}, "test") for value in VALUES[condition.setting])
-    return next(other for other in tried if condition.holds(other) is holds)
+def with_condition(made: Config, condition: uses.Condition, holds: bool) -> Config:
+    """Returns `made` with a value of the deciding setting for which the condition holds, or does not."""
+    candidates = (config.apply(made, {condition.setting: value}, "test") for value in VALUES[condition.setting])
+    return next(other for other in candidates if condition.holds(other) is holds)
 
 
-def test_every_setting_is_unconditional_or_says_what_uses_it():
+def test_every_setting_is_unconditional_or_has_conditions():
     assert uses.UNCONDITIONAL | set(CONDITIONAL) == set(NAMES) and not uses.UNCONDITIONAL & set(CONDITIONAL)
-    known = {*NAMES, *(name.partition(".")[0] for name in NAMES)}
-    assert set(uses.CONDITIONS) <= known and {c.setting for n in CONDITIONAL for c in uses.conditions(n)} <= set(VALUES)
+    all_names = {*NAMES, *(name.partition(".")[0] for name in NAMES)}
+    assert set(uses.CONDITIONS) <= all_names and {c.setting for n in CONDITIONAL for c in uses.conditions(n)} <= set(
+        VALUES
+    )
 
 
-@pytest.mark.parametrize("name", CONDITIONAL)
-def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others(name):
-    made = Config()
-    for condition in uses.conditions(name):
-        made = some(made, condition, holds=True)
-    assert uses.unused(made, [name]) == []
-    for condition in uses.conditions(name):
-        assert uses.unused(some(made, condition, holds=False), [name]) == [name]
+def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
+    for name in CONDITIONAL:
+        made = Config()
+        for condition in uses.conditions(name):
+            made = with_condition(made, condition, holds=True)
+        assert uses.unused(made, [name]) == []
+        for condition in uses.conditions(name):
+            assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
 
 
-@pytest.mark.parametrize("model", ["mlp", "tinycnn", "cnn", "lenet5", "resnet18", "vit_s16"])
-def test_the_models_that_use_server_stats_are_those_with_running_statistics(model):
-    for norm in ("batch", "group") if model.startswith("resnet") else ("batch",):
+def test_models_that_use_server_stats_are_those_with_running_statistics():
+    models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
+    for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
         module = simulation.MODELS[model](3, "lax", **options)
         init = functools.partial(module.init, train=False)
@@ -60,7 +62,7 @@ def test_the_models_that_use_server_stats_are_those_with_running_statistics(mode
         assert ("batch_stats" in variables) == (uses.unused(made, ["server_stats"]) == []), model
 
 
-def test_the_data_sets_that_use_a_size_or_splits_are_those_whose_readers_take_them():
+def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():
     for setting, option in {"image_size": "size", "splits": "splits"}.items():
         takers = {name for name, source in SOURCES.items() if option in source.takes}
         assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
@@ -81,31 +83,37 @@ def test_the_data_sets_that_use_a_size_or_splits_are_those_whose_readers_take_th
         ("--conv gemm", "--conv is not used by --model mlp"),
     ],
 )
-def test_a_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys, flags, said):
+def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys, flags, said):
     assert sim.main(flags.split()) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-@pytest.mark.parametrize("method", presets.METHODS)
-@pytest.mark.parametrize("fidelity", presets.FIDELITY)
-def test_shorthands_set_what_the_run_may_not_use(method, fidelity):
-    sim.parse(["--method", method, "--fidelity", fidelity])
-
-
-def test_a_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
+def test_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text("lr = 0.1\n[fedprox]\nmu = 0.01\n[scaffold]\neta_g = 7.0\n")
-    found = sim.read_command_line(["--config", str(path), "--algorithm", "scaffold"])
-    assert found.unused == ["fedprox.mu"] and found.config.scaffold.eta_g == 7.0
-    assert "fedprox.mu" in config.to_json(found.config)["unused"]
-    assert "scaffold.eta_g" not in config.to_json(found.config)["unused"]
+    command_line = sim.read_command_line(["--config", str(path), "--algorithm", "scaffold"])
+    assert command_line.unused == ["fedprox.mu"] and command_line.config.scaffold.eta_g == 7.0
+    assert "fedprox.mu" in config.to_json(command_line.config)["unused"]
+    assert "scaffold.eta_g" not in config.to_json(command_line.config)["unused"]
 
 
-def test_the_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
+def test_options_of_the_generalised_weighting_are_unused_by_others_like_all_options(tmp_path):
+    """Listed from a file and from Python, refused as a flag."""
+    path = tmp_path / "sweep.toml"
+    path.write_text("[fedvg]\nmix = 0.5\n")
+    assert sim.read_command_line(["--config", str(path)]).unused == ["fedvg.mix"]
+    assert sim.read_command_line(["--config", str(path), "--weighting", "generalised"]).unused == []
+    assert "fedvg.mix" in config.to_json(config.check(Config(fedvg={"mix": 0.5})))["unused"]
+    with pytest.raises(UsageError, match=r"--fedvg\.mix is not used by --weighting fedvg; it is used by generalised"):
+        sim.parse(["--fedvg.mix", "0.5"])
+
+
+def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
     flags = ["--config", str(path), "--out", str(tmp_path / "run"), "--cache-dir", str(tmp_path / "cache")]
+    flags += ["--weighting", "samples"]
     assert sim.main(flags) == 0
     assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
     written = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -116,8 +124,8 @@ def test_the_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(
 # --- settings given from Python
 
 
-def test_python_settings_are_those_of_a_file():
-    """A dict is a group, an int a float, a NumPy scalar its number."""
+def test_settings_from_python_are_converted_as_from_a_file():
+    """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
     import numpy as np
 
     made = config.check(Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2))
@@ -139,7 +147,7 @@ def test_python_settings_are_those_of_a_file():
         ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
     ],
 )
-def test_a_setting_of_another_type_is_one_line_from_python(settings, said):
+def test_setting_of_another_type_is_one_line_from_python(settings, said):
     import fedvg_jax
 
     with pytest.raises(UsageError) as error:
@@ -148,7 +156,7 @@ def test_a_setting_of_another_type_is_one_line_from_python(settings, said):
 
 
 @pytest.mark.parametrize("given", [{"lr": 1.0}, "digits", 3])
-def test_a_config_that_is_none_is_one_line(given):
+def test_object_that_is_no_config_is_one_line(given):
     import fedvg_jax
 
     with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):

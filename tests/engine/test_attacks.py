@@ -109,7 +109,7 @@ def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, 
     ("settings", "reason"),
     [
         ({"attack.kind": "flip"}, "unknown attack.kind 'flip'"),
-        ({"attack.kind": "noise", "attack.clients": 0.02}, "0.02 of 20 is nobody; use > 0.025"),
+        ({"attack.kind": "noise", "attack.clients": 0.02}, "0.02 of 20 clients is none; use > 0.025"),
         *(({"attack.clients": value}, "attack.clients") for value in (0.0, 1.1)),
         ({"attack.scale": -1.0}, "attack.scale must be >= 0"),
     ],

@@ -36,7 +36,7 @@ def elsewhere(tmp_path_factory):
     ("changes", "said"),
     [
         ({"partition": "file"}, "--partition-file FILE"),
-        ({"partition_file": "a.npz"}, "partition_file a.npz is read by --partition file only"),
+        ({"partition_file": "a.npz"}, "partition_file a.npz is for --partition file"),
         ({"partition": "official", "split": "global"}, "split global"),
         ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
         ({"partition": "iid", "min_samples_rule": "top_up"}, "min_samples_rule top_up"),
@@ -56,7 +56,7 @@ def elsewhere(tmp_path_factory):
         ({"validation.rho": float("nan")}, "validation.rho"),
         ({"corrupt.kind": "labelflip"}, "did you mean 'label_flip'"),
         *(({f"corrupt.{n}": v}, f"corrupt.{n} must be in") for n in ("clients", "strength") for v in (0.0, 2.0)),
-        ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "nobody; use > 0.0833333"),
+        ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
         ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
     ],
 )

@@ -570,7 +570,8 @@ def test_the_command_line_takes_the_settings_of_the_run(begun):
 
 SCRIPT = """
 import os, signal, sys
-from fedvg_jax import loop, sim
+from fedvg_jax import sim
+from fedvg_jax.runs import loop
 def kill(record, state):
     if record["round"] == 5:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -586,7 +587,7 @@ def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has
     args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
     out = ["--resume", "auto", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *args, *out], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (-9, "") and "no run of these settings" in done.stdout
+    assert (done.returncode, done.stderr) == (-9, "") and "no run with these settings" in done.stdout
 
     drive = loop.drive
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
@@ -594,7 +595,7 @@ def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has
         patch.setattr(loop, "drive", lambda *a, farewell, **options: drive(*a, callbacks=[stop], **options))
         assert sim.main([*args, *out]) == 143
     said = "".join(capsys.readouterr().out.split())
-    assert "goingonwith" in said and f"--resume{tmp_path / 'run'}" in said
+    assert "resuming" in said and f"--resume{tmp_path / 'run'}" in said
 
     straight = ["--checkpoint-every", "1", "--keep", "9", "--out", str(tmp_path / "straight")]
     assert sim.main([*args, *straight]) == 0

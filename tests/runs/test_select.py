@@ -72,7 +72,7 @@ def test_the_summary_and_its_table_say_which_rows_selected(tmp_path):
     history = fedvg_jax.run(settings)
     assert history.summary["select"] == "held_out"
     for select, rows in display.SELECTED_ON.items():
-        shown = display.end(history._replace(summary=history.summary | {"select": select}))
+        shown = display.result_table(history._replace(summary=history.summary | {"select": select}))
         assert shown.caption == rows
 
 

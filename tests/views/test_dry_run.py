@@ -1,4 +1,4 @@
-"""The plan of a run: what is counted is what the run does."""
+"""The plan of a run counts the work that the run does."""
 
 from dataclasses import replace
 
@@ -16,48 +16,44 @@ SETTINGS = replace(config.Config(), clients=4, join_ratio=0.5, rounds=3, local_e
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    """What a dry run found, the folder it ran in, and what it printed."""
-    from _pytest.monkeypatch import MonkeyPatch
-
-    folder, found, shown = tmp_path_factory.mktemp("here"), [], display.plan
-    with MonkeyPatch.context() as patched:
+    """Returns the prediction of a dry run and the folder it ran in."""
+    folder, predictions, plan_table = tmp_path_factory.mktemp("plan"), [], display.plan_table
+    with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setattr(
-            display, "plan", lambda prediction, rounded: found.append(prediction) or shown(prediction, rounded)
-        )
+        patched.setattr(display, "plan_table", lambda p: predictions.append(p) or plan_table(p))
         patched.setattr(dry_run, "SECONDS", 0.01)
         patched.setattr(dry_run, "REPEATS", 1)
         assert sim.main([*FLAGS.split(), "--cache-dir", str(folder / "cache")]) == 0
-    return found[0], folder
+    return predictions[0], folder
 
 
-def test_a_dry_run_leaves_nothing_but_the_cache(planned):
+def test_dry_run_writes_only_the_cache(planned):
     assert [path.name for path in planned[1].iterdir()] == ["cache"]
 
 
-def test_its_counts_are_those_of_the_schedules(planned):
-    found, folder = planned
+def test_counts_equal_those_of_the_schedules(planned):
+    plan, folder = planned
     settings = replace(SETTINGS, cache_dir=folder / "cache")
     arrays = simulation.load_data(settings)
     parts = simulation.make_partition(settings, arrays)
     of_round = simulation.make_schedule(settings, arrays, parts, simulation.make_executor(settings))
     rounds = [of_round(number) for number in range(3)]
     batches = [[-(-len(parts.train[c]) // 32) - (len(parts.train[c]) % 32 == 1) for c in s.clients] for s in rounds]
-    assert found.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
+    assert plan.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
     used = [(s.rows[: schedule.num_minibatches(s)] >= 0).sum() for s in rounds]
-    assert found.train_images_per_round == pytest.approx(np.mean(used))
+    assert plan.train_images_per_round == pytest.approx(np.mean(used))
     shared = sum(map(len, parts.val))
-    assert found.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))
-    assert found.eval_images == shared + sum(map(len, parts.test))
-    assert (found.rounds, found.evaluations) == (3, 2)
+    assert plan.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))
+    assert plan.eval_images == shared + sum(map(len, parts.test))
+    assert (plan.rounds, plan.evaluations) == (3, 2)
 
 
-def test_a_run_takes_its_rounds_and_what_is_between_them(planned):
-    found, _ = planned
-    assert 0 < found.seconds_per_round * 3 <= found.seconds
-    assert found.compile_seconds > 0
+def test_run_takes_its_rounds_and_the_time_between_them(planned):
+    plan, _ = planned
+    assert 0 < plan.seconds_per_round * 3 <= plan.seconds
+    assert plan.compile_seconds > 0
     pixels, model = 1797 * 64, 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
-    assert found.memory_bytes > pixels + 2 * model, "the images, and the models of a cohort of two"
+    assert plan.memory_bytes > pixels + 2 * model, "the images, and the models of a cohort of two"
 
 
 @pytest.mark.parametrize(
@@ -65,20 +61,20 @@ def test_a_run_takes_its_rounds_and_what_is_between_them(planned):
     [({}, True), ({"weighting": "samples"}, False), ({"weighting": "samples+val_loss"}, True),
      ({"fedvg.norm": "delta"}, False), ({"fedvg.signal": "fisher"}, True)],
 )  # fmt: skip
-def test_the_validation_set_is_counted_where_weights_are_measured_on_it(changes, reads):
+def test_validation_set_is_counted_where_weights_use_it(changes, reads):
     settings = config.apply(config.Config(), changes, "test")
     assert dry_run.reads_scoring(settings) is reads
 
 
-def test_the_slope_is_that_of_a_line_and_needs_no_more_than_the_whole():
+def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():
     assert dry_run.slope(lambda n: (n, 0.25 + 0.125 * n), 1000) == 0.125
-    asked = []
-    assert dry_run.slope(lambda n: asked.append(n) or (n, 1e-3 * n), 7) == pytest.approx(1e-3)
-    assert asked[-1] == 7
+    sizes = []
+    assert dry_run.slope(lambda n: sizes.append(n) or (n, 1e-3 * n), 7) == pytest.approx(1e-3)
+    assert sizes[-1] == 7
     assert dry_run.slope(lambda n: (n, 1.0), 1) == 0.0
 
 
-def test_a_plan_of_any_number_of_rounds_counts_the_first_of_them(tmp_path, monkeypatch):
+def test_plan_of_many_rounds_counts_only_the_first(tmp_path, monkeypatch):
     """4,294,967,295 rounds take as many times a round of the same distribution."""
     monkeypatch.setattr(dry_run, "SECONDS", 0.001)
     monkeypatch.setattr(dry_run, "REPEATS", 1)
@@ -87,6 +83,6 @@ def test_a_plan_of_any_number_of_rounds_counts_the_first_of_them(tmp_path, monke
     counted = []
     sim_of_many = simulation.simulation(many)
     sim_of_many = sim_of_many._replace(schedule=lambda r, f=sim_of_many.schedule: counted.append(r) or f(r))
-    found = dry_run.predict(sim_of_many)
-    assert max(counted) == 2 and found.evaluations == -(-(2**32 - 1) // 2)
-    assert found.seconds >= found.seconds_per_round * (2**32 - 1)
+    plan = dry_run.predict(sim_of_many)
+    assert max(counted) == 2 and plan.evaluations == -(-(2**32 - 1) // 2)
+    assert plan.seconds >= plan.seconds_per_round * (2**32 - 1)

@@ -186,7 +186,6 @@ def test_unknown_names_are_reported(changes, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mix": 0.5}, "fedvg.mix is read by --weighting generalised only"),
         ({"weighting": "generalised", "mix": 1.5}, r"fedvg.mix must be in \[0, 1\]; got 1.5"),
         ({"weighting": "generalised", "temperature": 0.0}, "fedvg.temperature must be > 0"),
         ({"weighting": "generalised", "link": "power"}, "unknown fedvg.link 'power'"),

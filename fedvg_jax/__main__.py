@@ -1,0 +1,48 @@
+"""`fedvg COMMAND`, or `python -m fedvg_jax COMMAND`: the commands of this package as subcommands."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fedvg_jax.config.suggestions import suggestion
+
+COMMANDS = {
+    "sim": "train one federated model",
+    "prepare": "read, check, cache and draw a data set",
+    "bounds": "measure accuracies without a federation",
+    "verify": "check that run folders hold what their runs wrote",
+    "plots": "draw the pictures of run folders again",
+}
+"""Module with a `main` -> what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns its exit code; 2 for an unknown one.
+
+    Args:
+        argv: the name of the command and its arguments; by default the arguments of the process.
+    """
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        listed = "\n".join(f"  {command:{width}}  {purpose}" for command, purpose in COMMANDS.items())
+        print(f"usage: fedvg COMMAND [OPTIONS]\n\nCommands:\n{listed}\n\nOptions of a command: fedvg COMMAND --help")
+        return 0
+    if name not in COMMANDS:
+        print(f"error: unknown command '{name[:100]}'{suggestion(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"fedvg_jax.{name}").main(rest)
+
+
+def run_and_exit() -> None:
+    """Runs the command line of the process and exits with its code: the console script `fedvg`."""
+    code = main()
+    gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_and_exit()

@@ -1,0 +1,104 @@
+"""Shorthands for several settings, `method` and `fidelity`, and a `Config` that accepts them as arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fedvg_jax.config import presets
+from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.core.types import UsageError
+
+T = TypeVar("T")
+
+
+def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings, by dotted name, that the given shorthands stand for.
+
+    Raises:
+        UsageError: the value of a shorthand is unknown.
+
+    >>> meaning({"method": "fedprox"})
+    {'algorithm': 'fedprox', 'weighting': 'native', 'fedprox.mu': 0.01}
+    """
+    settings = {}
+    for name, table in presets.SHORTHANDS.items():
+        if name in shorthands:
+            value = shorthands[name]
+            if not isinstance(value, str) or value not in table:
+                raise UsageError(f"unknown {name} {value!r}{suggestion(str(value), table)}")
+            settings |= table[value]
+    return settings
+
+
+def accept_shorthands(config_class: type[T]) -> type[T]:
+    """Makes the constructor of the dataclass of settings apply its arguments `method` and `fidelity`.
+
+    Settings given beside a shorthand win. A group may be given as a dict of the settings to change. Of a group given as
+    a dataclass, the values that differ from the defaults win. A default that contradicts the shorthand is refused,
+    because whether it was chosen cannot be known.
+
+    Args:
+        config_class: a dataclass with a default for every field.
+    """
+    generated = config_class.__init__
+    fields: dict[str, Any] = {f.name: f for f in dataclasses.fields(config_class)}  # pyright: ignore[reportArgumentType]
+
+    @functools.wraps(generated)
+    def construct(self: Any, *args: Any, **settings: Any) -> None:
+        given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
+        given = {name: value for name, value in given.items() if value is not None}
+        settings |= dict(zip(fields, args, strict=False))
+        if given and settings.keys() >= fields.keys():
+            raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
+        for name, value in _by_group(meaning(given)).items():
+            if isinstance(value, dict):
+                default = fields[name].default_factory()
+                settings[name] = _fill_group(name, settings.get(name, {}), default, value)
+            else:
+                settings.setdefault(name, value)
+        generated(self, **settings)
+
+    config_class.__init__ = construct
+    return config_class
+
+
+def _by_group(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name as nested dicts."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        group, dot, inner = name.partition(".")
+        if dot:
+            nested.setdefault(group, {})[inner] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def _fill_group(name: str, given: Any, default: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a group of settings: as given, and with a shorthand's values where nothing is given.
+
+    Args:
+        name: of the group.
+        given: a dict of the settings to change, or the group as a dataclass.
+        default: the group with its defaults.
+        values: what the shorthand sets.
+    """
+    if isinstance(given, Mapping):
+        names = {f.name for f in dataclasses.fields(default)}
+        merged = {**values, **given}
+        return dataclasses.replace(default, **merged) if merged.keys() <= names else merged
+    if type(given) is not type(default):
+        return given  # refused when the settings are checked
+    changes = {}
+    for inner, value in values.items():
+        chosen, usual = getattr(given, inner), getattr(default, inner)
+        if chosen == usual and value != usual:
+            raise UsageError(
+                f"the shorthand sets {name}.{inner} to {value!r}, and the {type(default).__name__} given has"
+                f" the default {usual!r}; give {name} as a dict of the settings to change"
+            )
+        changes[inner] = value if chosen == usual else chosen
+    return dataclasses.replace(given, **changes)

@@ -1,0 +1,68 @@
+"""`python -m fedvg_jax.plots RUN [RUN ...]`, or `fedvg plots`: draws the pictures of run folders again.
+
+Reads config.json and history.jsonl of each folder, and writes accuracy.png (loss.png for a task without accuracy) and
+weights.png into it. A run that is still going may be drawn, too.
+
+Exit code 0, or 2 for an error, described in one line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvg_jax import sim
+from fedvg_jax.core.types import UsageError
+
+PROG = "python -m fedvg_jax.plots"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the folders that the command line names; returns the exit code.
+
+    Args:
+        argv: the arguments; by default those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
+    return sim.guarded(lambda: draw(parse(words)), stopped="stopped")
+
+
+def parse(argv: Sequence[str]) -> list[Path]:
+    """Returns the run folders of a command line.
+
+    Raises:
+        UsageError: there is none, or an option.
+    """
+    for word in argv:
+        if word.startswith("-"):
+            raise UsageError(f"unknown argument {word[:100]}; usage: {PROG} RUN [RUN ...]")
+    if not argv:
+        raise UsageError(f"name the folder of a run: {PROG} RUN [RUN ...]")
+    return [Path(word) for word in argv]
+
+
+def draw(folders: Sequence[Path]) -> int:
+    """Draws the pictures of run folders, prints their paths, and returns the exit code.
+
+    Raises:
+        UsageError: matplotlib is not installed, or a folder is not that of a run.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("pictures need matplotlib; pip install 'fedvg_jax[plot]'")
+    from fedvg_jax.runs import history, resume
+    from fedvg_jax.views import plots
+
+    for folder in folders:
+        config = resume.stored(folder)
+        for path in plots.write(folder, history.read(folder), config):
+            print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

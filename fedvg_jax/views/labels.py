@@ -1,0 +1,28 @@
+"""Short texts about a run, for the terminal and the titles of pictures."""
+
+from __future__ import annotations
+
+from fedvg_jax.config import Config
+from fedvg_jax.config.uses import unused
+
+
+def partition_label(config: Config) -> str:
+    """Returns the partition, with its concentration where it has one.
+
+    >>> partition_label(Config(alpha=0.1)), partition_label(Config(partition="iid"))
+    ('dirichlet, alpha 0.1', 'iid')
+    """
+    has_alpha = not unused(config, ["alpha"])
+    return f"{config.partition}, alpha {config.alpha:g}" if has_alpha else config.partition
+
+
+def run_label(config: Config) -> str:
+    """Returns algorithm, weighting, data set, partition and seed.
+
+    >>> run_label(Config())
+    'fedavg, fedvg weights; digits, dirichlet, alpha 0.05; seed 0'
+    """
+    return (
+        f"{config.algorithm}, {config.weighting} weights; {config.dataset}, {partition_label(config)};"
+        f" seed {config.seed}"
+    )

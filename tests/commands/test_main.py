@@ -1,0 +1,71 @@
+"""`fedvg COMMAND`: subcommands, and the texts of `--help` and `--help-all`."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedvg_jax import __main__ as command_line
+from fedvg_jax import bounds, config, sim
+from fedvg_jax.config import Config
+from fedvg_jax.config import help as help_texts
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_console_script_is_the_main_of_the_package():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"fedvg": "fedvg_jax.__main__:run_and_exit"}
+
+
+def test_subcommands_are_the_commands_of_the_package(capsys):
+    paths = [path for path in (ROOT / "fedvg_jax").glob("*.py") if not path.stem.startswith("__")]
+    modules = {path.stem for path in paths if "def main(" in path.read_text()}
+    assert set(command_line.COMMANDS) == modules
+    assert command_line.main([]) == 0
+    listed = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
+    assert set(listed) == modules
+
+
+def test_subcommand_gets_its_arguments_and_returns_its_exit_code(capsys):
+    assert command_line.main(["sim", "--alpha", "0"]) == 2
+    assert "alpha must be > 0" in capsys.readouterr().err
+
+
+def test_unknown_subcommand_is_one_line_with_a_suggestion(capsys):
+    assert command_line.main(["smi"]) == 2
+    shown = capsys.readouterr()
+    assert "did you mean 'sim'" in shown.err and shown.err.count("\n") == 1 and not shown.out
+
+
+@pytest.mark.parametrize("main", [sim.main, bounds.main], ids=["sim", "bounds"])
+def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", text, re.M)
+    assert 18 <= len(flags) <= 24 and {"--method", "--fidelity", "--alpha", "--resume"} <= set(flags)
+    assert "--conv" not in flags and len(text.splitlines()) <= 75
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_all_options_are_in_the_long_help_once(capsys):
+    assert sim.main(["--help-all"]) == 0
+    flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
+    names = [*config.flatten(Config()), "method", "fidelity"]
+    assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
+
+
+def test_every_option_with_names_lists_them():
+    text = help_texts.all_options("fedvg", "")
+    for entry in re.split(r"\n(?=  --)", text)[1:]:
+        word = entry.split("\n")[0].split()[1:2]
+        assert word != ["NAME"] or "Choices:" in entry, entry
+
+
+def test_help_imports_neither_jax_nor_tyro():
+    code = "import sys; from fedvg_jax import sim; sim.main(['--help']);"
+    code += "sys.exit(bool({'jax', 'tyro'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

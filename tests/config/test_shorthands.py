@@ -1,0 +1,52 @@
+"""`Config(method=..., fidelity=...)`: settings given beside a shorthand win."""
+
+import dataclasses
+
+import pytest
+
+from fedvg_jax import config, sim
+from fedvg_jax.config import Config, FedDyn, FedProx, presets
+from fedvg_jax.core.types import UsageError
+
+
+def settings_from_python(**shorthands):
+    return config.flatten(config.check(Config(**shorthands)))
+
+
+def test_shorthands_in_python_equal_those_of_the_command_line():
+    for method, fidelity in [*((method, "official") for method in presets.METHODS), ("fedprox", "corrected")]:
+        expected = config.flatten(sim.parse(["--method", method, "--fidelity", fidelity]))
+        settings = settings_from_python(method=method, fidelity=fidelity, cache_dir=expected["cache_dir"])
+        assert settings == expected, (method, fidelity)
+
+
+def test_explicit_settings_override_shorthands_even_with_default_values():
+    made = Config(
+        method="fedprox", weighting="fedvg", fedprox={"mu": 0.5}, server_stats="averaged", fidelity="official"
+    )
+    assert (made.algorithm, made.weighting, made.server_stats) == ("fedprox", "fedvg", "averaged")
+    assert made.fedprox == FedProx(mu=0.5)
+    assert Config(method="fedprox", fedprox=FedProx(mu=0.5)).fedprox.mu == 0.5
+
+
+def test_group_given_whole_is_refused_where_its_default_contradicts_the_shorthand():
+    with pytest.raises(UsageError, match="give feddyn as a dict"):
+        Config(fidelity="official", feddyn=FedDyn(alpha=0.3))
+    made = Config(fidelity="official", feddyn={"alpha": 0.3})
+    assert made.feddyn.alpha == 0.3 and made.feddyn.regulariser == Config(fidelity="official").feddyn.regulariser
+
+
+def test_unknown_shorthand_suggests_the_closest_name():
+    with pytest.raises(UsageError, match="unknown method 'fedprxo'; did you mean 'fedprox'"):
+        Config(method="fedprxo")
+    with pytest.raises(UsageError, match="did you mean 'official'"):
+        Config(fidelity="offical")
+
+
+def test_shorthands_are_no_fields():
+    """config.json, equality and replacement see the settings only."""
+    made = Config(method="fedprox", rounds=3)
+    assert "method" not in config.to_json(made) and "fidelity" not in config.to_json(made)
+    assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
+    with pytest.raises(UsageError, match=r"dataclasses\.replace cannot apply method"):
+        dataclasses.replace(made, method="fedavg")

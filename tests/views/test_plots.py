@@ -1,0 +1,91 @@
+"""Pictures of a run folder."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from fedvg_jax import config, plots
+from fedvg_jax.config import Config
+from fedvg_jax.views import plots as figures
+
+pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+
+
+def make_records(num_clients: int, num_rounds: int = 12, **changes):
+    """Returns records of random weights; client 0 never takes part."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(5, 200, num_clients)
+    records = []
+    for index in range(1, num_rounds + 1):
+        clients = np.sort(rng.choice(np.arange(1, num_clients), max(2, num_clients // 2), replace=False))
+        values = rng.dirichlet(np.ones(len(clients)))
+        accuracy = 0.5 + 0.03 * index
+        metrics = {"test_accuracy": accuracy, "val_accuracy": accuracy - 0.01, "test_majority_accuracy": 0.4}
+        records.append(
+            {"round": index, "clients": clients.tolist(), "weights": values.tolist(),
+             "num_samples": sizes[clients].tolist(), **metrics, **changes}
+        )  # fmt: skip
+    return records
+
+
+def test_accuracy_has_a_title_the_range_of_the_data_and_the_majority_line():
+    settings = Config(algorithm="fedprox", weighting="samples", alpha=0.1, seed=7)
+    figure = figures.accuracy(make_records(5), figures.run_label(settings))
+    axes = figure.axes[0]
+    for part in ("fedprox", "samples", "digits", "alpha 0.1", "seed 7"):
+        assert part in axes.get_title(loc="left")
+    low, high = axes.get_ylim()
+    assert 35 < low < 40 and 86 < high < 95
+    assert [40.0, 40.0] in [list(line.get_ydata()) for line in axes.lines]
+
+
+@pytest.mark.parametrize("num_evaluations", [1, 2])
+def test_few_evaluations_are_drawn(num_evaluations):
+    assert figures.accuracy(make_records(3, num_evaluations), "title").axes[0].get_ylim()[0] < 40
+
+
+def test_clients_are_sorted_by_size_and_absent_ones_left_out():
+    records = make_records(20)
+    records[0]["weights"][0] = 0.0
+    records[0]["dropped"] = [records[0]["clients"][0]]
+    ids, sizes, shares = figures.weight_shares(records)
+    assert 0 not in ids and (np.diff(sizes) >= 0).all()
+    first = list(ids).index(records[0]["clients"][0])
+    assert np.isnan(shares[first, 0]) and np.isfinite(shares).sum() == sum(len(r["clients"]) for r in records) - 1
+    assert shares[list(ids).index(records[1]["clients"][0]), 1] == records[1]["weights"][0] * 10
+
+
+@pytest.mark.parametrize("num_clients", [3, 20, 100, 1000])
+def test_labels_of_clients_do_not_overlap(num_clients):
+    figure = figures.weights(make_records(num_clients, 60 if num_clients > 20 else 12), "title")
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels() if label.get_visible()]
+    assert len(boxes) >= 2
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
+
+
+def test_colours_span_the_data():
+    for spread in (1.1, 3.0, 30.0):
+        shares = np.array([[1 / spread, 1.0, spread, np.nan]])
+        limit = figures._colour_limit(shares)
+        assert max(1.25, 0.8 * spread) <= limit <= max(1.25, spread * 1.001)
+        assert 3 <= len(figures._ticks(limit)) <= 11
+
+
+def test_command_draws_a_run_folder_again(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(config.to_json(Config(clients=5))))
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_records(5)))
+    assert plots.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in ("accuracy.png", "weights.png")]
+    assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "name the folder"), (["/no/such"], "no run folder"), (["--all"], "unknown argument")]
+)
+def test_mistake_is_one_line(capsys, words, message):
+    assert plots.main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -99,7 +99,7 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
     the width of the largest."""
     import numpy as np
 
-    from fedvg_jax.runs import loop, simulation
+    from fedvg_jax.runs import chunks, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
@@ -114,9 +114,9 @@ def _accuracies(federated: Simulation, jobs) -> Iterator[float]:
         parts = single.partition._replace(train=[rows])
         return single._replace(schedule=simulation.make_schedule(alone, single.arrays, parts, executor, width))
 
-    programs = loop.compile_programs(with_rows(jobs[0][2]))
+    programs = chunks.compile_programs(with_rows(jobs[0][2]))
     for _, _, rows in jobs:
-        *_, (_, records) = loop.chunks(with_rows(rows), programs, single.state, 0, single=False)
+        *_, (_, records) = chunks.run_chunks(with_rows(rows), programs, single.state, 0, single=False)
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; give a task of classification")
         yield records[-1]["test_accuracy"]

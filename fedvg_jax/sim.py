@@ -26,7 +26,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config, presets
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import resume, seals, stop_signals
+from fedvg_jax.runs import history, resume, seals, stop_signals
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     dataset = known.dataset or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
     if isinstance(going_on, str) and going_on != resume.AUTO:  # that run's settings need not be repeated
-        config = dataclasses.replace(resume.stored(Path(going_on)), out=Path(going_on), resume=going_on)
+        config = dataclasses.replace(history.read_config(Path(going_on)), out=Path(going_on), resume=going_on)
     in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, _meaning(in_file) | file, str(known.config))
     config = _from_flags(configs.apply(config, _meaning(shorthands), "shorthand"), argv)
@@ -188,8 +188,6 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
-    from fedvg_jax.runs import history
-
     console = Console()
 
     def tell(line: str) -> None:
@@ -224,7 +222,7 @@ def exit_message(out: Path) -> str:
     """The line to leave with when a run is stopped at once."""
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
-    done = seals.newest(out)
+    done = seals.newest_round(out)
     saved = f"round {done} is saved" if done else "no round is saved yet"
     return f"stopped at once; {saved}: {PROG} --resume {out}"
 
@@ -238,7 +236,7 @@ def _run(config: Config, console: Console, tell: Callable[[str], None], unused: 
         sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start(sim, unused), highlight=False, soft_wrap=True, markup=False)
     with display.rounds(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show, tell=tell, farewell=lambda: exit_message(config.out))
+        finished = loop.run_simulation(sim, on_records=show, log=tell, exit_message=lambda: exit_message(config.out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 

@@ -43,7 +43,9 @@ def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
 def opened(settings: config.Config, state: SimState, told: list[str]) -> Iterator:
     from fedvg_jax.runs import recorder as recording
 
-    with recording.opened(settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
+    with recording.open_run_folder(
+        settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append
+    ) as recorder:
         yield recorder
 
 
@@ -60,7 +62,7 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
             )
             recorder.add([truth[-1][1]], state)
             recorder.checkpoint(state, truth[-1][1], (0.0, float(number)))
-            recorder.settle()
+            recorder.wait()
     return truth
 
 
@@ -69,7 +71,7 @@ def judged_damage(run: Path, template: SimState, truth: list) -> tuple[str, str]
 
     told: list[str] = []
     try:
-        settings = resume.resolve(dataclasses.replace(resume.stored(run), out=run, resume=str(run)))
+        settings = resume.resolve(dataclasses.replace(history.read_config(run), out=run, resume=str(run)))
         with opened(settings, template, told) as recorder:
             start = recorder.start
     except UsageError as error:

@@ -87,11 +87,11 @@ def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf")
 def where(out: Path, anytime: bool) -> str:
     if anytime:
         return "killed at any instant"
-    return "killed in its rounds, a checkpoint there" if seals.newest(out) else "killed in its rounds, none yet"
+    return "killed in its rounds, a checkpoint there" if seals.newest_round(out) else "killed in its rounds, none yet"
 
 
 def outcome(out: Path, rounds: int) -> tuple:
     """History but for times; CRC-32 of all leaves of the last state and of the best model."""
     records = [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)]
-    seal = json.loads((out / "checkpoints" / checkpoint.name(rounds) / checkpoint.SEAL).read_text())
+    seal = json.loads((out / "checkpoints" / checkpoint.folder_name(rounds) / checkpoint.SEAL).read_text())
     return records, seal["leaves"], seal["best"]

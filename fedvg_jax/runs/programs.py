@@ -2,7 +2,7 @@
 
 A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
-alpha or learning rate compiles nothing.
+alpha or learning rate needs no compilation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_opti
 from fedvg_jax.runs.weighting_registry import make_weighting
 
 MAX_PROGRAMS = 16
-"""Programs kept; the least recently used goes first."""
+"""Size of the store; the least recently used program is dropped first."""
 
 VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
@@ -46,7 +46,7 @@ VALUES = (
 
 
 class Images(NamedTuple):
-    """What a named model has to know of the data."""
+    """The images that a named model is built for."""
 
     shape: tuple[int, ...]
     """[H, W, D]"""
@@ -65,20 +65,23 @@ class Program(NamedTuple):
     init: Callable[[jax.Array], Variables]
     """key -> variables; jitted"""
     chunk: Callable[[SimState, Any, Schedule, Data, Hyper], tuple[SimState, Any]]
-    """see `round.make_chunk`; jitted, the state is donated"""
+    """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Callable[[Variables, Tree, Any], Tree]
     """see `evaluate.make_evaluate`; jitted"""
 
 
 class Executables(NamedTuple):
-    """Compiled for the shapes of one run."""
+    """The two programs of a run, compiled for its shapes."""
 
     chunk: Callable
     evaluate: Callable
 
 
 def static_settings(config: Config) -> Config:
-    """`config` with every value at its default; of momentum and weight decay it remains whether they are used."""
+    """Returns `config` with every value of `VALUES` at its default.
+
+    Momentum and weight decay keep whether they are used, on which the program depends.
+    """
     defaults = configs.flatten(Config())
     values = {name: defaults[name] for name in VALUES}
     values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
@@ -94,10 +97,10 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: Weighting | None = None,
 ) -> Program:
-    """The program of a run, from the process's store if a run with equal static settings has made it.
+    """Returns the program of a run, from the store of this process if a run has equal static settings.
 
     Args:
-        images: for a model that the config names; None with a `task`.
+        images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions.
     """
     key = (static_settings(config), images, task, algorithm, weighting, jax.config.jax_enable_x64)
@@ -141,10 +144,10 @@ _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 def compile_for(
     chunk: Callable, evaluate: Callable, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
 ) -> Executables:
-    """The two programs of a run compiled for its shapes, or those compiled before for equal ones.
+    """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
     Args:
-        chunk, evaluate: jitted, of a `Program`.
+        chunk, evaluate: jitted functions of a `Program`.
         rounds: a stacked schedule.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
@@ -156,8 +159,8 @@ def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     lowered = chunk.lower(state, count, rounds, data, hyper)
     tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
-    with futures.ThreadPoolExecutor(1) as beside:  # the evaluation is traced while the rounds compile
-        compiling = beside.submit(lowered.compile)
+    with futures.ThreadPoolExecutor(1) as pool:  # the evaluation is traced while the rounds compile
+        compiling = pool.submit(lowered.compile)
         compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
         compiled_chunk = compiling.result()
 
@@ -168,13 +171,13 @@ def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype, and where it is held if it has been put there."""
+    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
 
 
 def _is_hashable(key: Hashable) -> bool:
-    """A user's own bundle may hold what has no hash; its program is made anew."""
+    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
     try:
         hash(key)
     except TypeError:

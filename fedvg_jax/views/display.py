@@ -17,7 +17,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
-from fedvg_jax.runs.history import History, Record, is_lost, judged
+from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.rounding import Rounding
 
@@ -181,7 +181,7 @@ def plan(prediction: Prediction, rounded: Rounding | None = None) -> Table:
 
 def judgement(record: Record) -> str:
     """Test accuracy, or the loss of a task without one."""
-    name, *_ = judged(record)
+    name, *_ = primary_metric(record)
     value = record[f"test_{name}"]
     if is_lost(record):
         return f"test {name} lost"

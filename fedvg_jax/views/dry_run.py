@@ -24,7 +24,8 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Data, Schedule
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import loop, simulation
+from fedvg_jax.runs import chunks as run_chunks
+from fedvg_jax.runs import simulation
 
 SECONDS = 1.0
 """A sample is made longer until it takes so long, or is the whole."""
@@ -62,7 +63,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     Args:
         sim: as `build.simulation` gives it; its state is not touched.
     """
-    config, programs = sim.config, loop.compile_programs(sim)
+    config, programs = sim.config, run_chunks.compile_programs(sim)
     first = sim.schedule(0)
     sample = _Sample(sim, programs, first, simulation.make_executor(config).lanes_together)
     groups = int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
@@ -70,7 +71,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     group = slope(sample.scoring, groups)
     fixed = slope(sample.rounds, simulation.MAX_ROUNDS)
     chunk = sample.rounds(1)[1] - fixed
-    evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
+    evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))
     empty = max(0.0, fixed - step * _longest_lane(sample.cut(1)))  # of a round without a step
     counted = range(min(config.rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
@@ -78,14 +79,14 @@ def predict(sim: simulation.Simulation) -> Prediction:
     seconds_per_round = float(np.mean(empty + step * in_turn + group * groups))
     training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
-    chunks = max(evaluations, math.ceil(training / loop.CHUNK_SECONDS))
+    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS))
     uses_data = reads_scoring(config)
     return Prediction(
         config.rounds,
         float(steps.mean()),
         float(images.mean()),
         cohort_size(config) * int((np.asarray(sim.data.scoring) >= 0).sum()) * uses_data,
-        sum(int((np.asarray(table) >= 0).sum()) for table in loop.evaluation_tables(sim.data).values()),
+        sum(int((np.asarray(table) >= 0).sum()) for table in run_chunks.evaluation_tables(sim.data).values()),
         evaluations,
         programs.seconds,
         seconds_per_round,
@@ -98,7 +99,7 @@ class _Sample(NamedTuple):
     """Runs of one round, cut short."""
 
     sim: simulation.Simulation
-    programs: loop.Programs
+    programs: run_chunks.Programs
     schedule: Schedule
     lanes_together: int = 1
 
@@ -195,7 +196,7 @@ def _seconds(run: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _memory(programs: loop.Programs) -> int:
+def _memory(programs: run_chunks.Programs) -> int:
     if hardware.current().is_cpu and sys.platform != "win32":
         import resource
 

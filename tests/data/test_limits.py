@@ -275,7 +275,7 @@ def test_settings_of_a_run_that_are_no_object_are_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)
     with says("config.json"):
-        resume.stored(tmp_path)
+        history.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
@@ -295,7 +295,7 @@ def test_a_history_nested_too_deeply_is_one_line(tmp_path):
 
 
 def test_trusting_a_cache_changes_no_number():
-    assert "trust_cache" in resume.FREE and not Config().trust_cache
+    assert "trust_cache" in resume.RESUMABLE_CHANGES and not Config().trust_cache
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

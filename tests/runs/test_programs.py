@@ -10,6 +10,7 @@ import pytest
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, simulation
 
@@ -35,7 +36,7 @@ def program_text(settings: Config) -> str:
     kept = made.optimiser if settings.optimiser_state == "kept" else None
     hyper = simulation.make_hyper(settings)
     start = (jax.random.key(0), hyper, settings.server_stats == "official", kept, sim.state.variables)
-    state = jax.eval_shape(lambda: simulation.round.init(made.task, made.algorithm, settings.clients, *start))
+    state = jax.eval_shape(lambda: federated_round.init(made.task, made.algorithm, settings.clients, *start))
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
 

@@ -18,11 +18,23 @@ import pytest
 import worlds
 from test_files import disk_of
 
+import fedvg_jax
 from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, contracts, history, loop, recorder, resume, seals, simulation, verification
+from fedvg_jax.runs import (
+    checkpoint,
+    chunks,
+    contracts,
+    history,
+    loop,
+    recorder,
+    resume,
+    seals,
+    simulation,
+    verification,
+)
 from fedvg_jax.weightings import rules as weighting
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
@@ -49,16 +61,16 @@ class Tiny:
             evaluate=worlds.jit(made.evaluate.__wrapped__),
             data=made.data._replace(val=made.data.test),  # tables of one shape are one program
         )
-        self.sim, self.programs = made, loop.compile_programs(made)
+        self.sim, self.programs = made, chunks.compile_programs(made)
 
-    def run(self, out, rule="fedvg", callbacks=(), tell=pytest.fail, **changes):
+    def run(self, out, rule="fedvg", callbacks=(), log=pytest.fail, **changes):
         """`changes` are settings."""
         settings = replace(self.sim.config, out=out, weighting=rule, **changes)
         hyper = self.sim.hyper | {"rule": jnp.int32(RULES.index(rule))}
         made = self.sim._replace(config=resume.resolve(settings), hyper=hyper)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "compile_programs", lambda sim: self.programs)
-            return loop.drive(made, callbacks=callbacks, tell=tell)
+            patch.setattr(chunks, "compile_programs", lambda sim: self.programs)
+            return loop.run_simulation(made, callbacks=callbacks, log=log)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +96,14 @@ def run(whole, tmp_path):
 def left_at(run, number):
     """The folder as a kill right after a checkpoint's seal would leave it, but for rounds since."""
     (run / "summary.json").unlink(missing_ok=True)
-    for path in checkpoint.listed(run):
+    for path in checkpoint.checkpoint_folders(run):
         if int(path.name) > number:
             shutil.rmtree(path)
     return run
 
 
 def seal(run, number=6):
-    return json.loads((run / "checkpoints" / checkpoint.name(number) / "seal.json").read_text())
+    return json.loads((run / "checkpoints" / checkpoint.folder_name(number) / "seal.json").read_text())
 
 
 def numbers(run):
@@ -137,7 +149,7 @@ def test_the_chunks_between_evaluations_and_checkpoints_change_no_bit(tiny, whol
         if changes.get("keep") != 0:
             assert seal(tmp_path / str(i))["leaves"] == seal(whole)["leaves"]
     assert not (tmp_path / "2" / "checkpoints").exists()
-    assert [path.name for path in checkpoint.listed(tmp_path / "1")] == ["000005", "000006"]
+    assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "1")] == ["000005", "000006"]
 
 
 @pytest.mark.parametrize("number", [1, 4, 5])
@@ -180,16 +192,16 @@ def test_seconds_are_those_of_all_parts(tiny, run):
 def test_a_damaged_checkpoint_costs_rounds_and_no_bit(tiny, whole, run):
     (run / "checkpoints" / "000005" / "seal.json").write_text("{}")
     (run / "checkpoints" / "000004" / "seal.json").unlink()
-    told = []
-    tiny().run(left_at(run, 5), resume=str(run), tell=told.append)
-    assert [line.split(": ")[1] for line in told] == ["seal.json is damaged", "half-written"]
+    logged = []
+    tiny().run(left_at(run, 5), resume=str(run), log=logged.append)
+    assert [line.split(": ")[1] for line in logged] == ["seal.json is damaged", "half-written"]
     assert_same(run, whole)
 
 
 def test_without_any_checkpoint_it_starts_again_and_says_so(tiny, whole, run):
-    told = []
-    found = tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
-    assert len(told) == 1 and "starts again with round 1" in told[0]
+    logged = []
+    found = tiny().run(left_at(run, 0), resume=str(run), log=logged.append)
+    assert len(logged) == 1 and "starts again with round 1" in logged[0]
     assert_same(run, whole)
     assert found.summary["resumed_from"] == 0
 
@@ -204,19 +216,19 @@ def test_without_any_checkpoint_it_starts_again_and_says_so(tiny, whole, run):
 )
 def test_a_damaged_history_loses_its_damaged_lines_and_nothing_else(tiny, whole, run, damage, lost):
     """The checkpoint of round 6 stays, and the damaged file is kept under another name."""
-    path, told = run / "history.jsonl", []
+    path, logged = run / "history.jsonl", []
     path.write_bytes(damage(path.read_bytes()))
     damaged = path.read_bytes()
-    found = tiny().run(run, resume=str(run), tell=told.append)
+    found = tiny().run(run, resume=str(run), log=logged.append)
     assert seal(run) == seal(whole) and (run / "history.damaged-1.jsonl").read_bytes() == damaged
     assert [r["round"] for r in found.records if history.is_lost(r)] == lost
     kept = [(mine, theirs) for mine, theirs in zip(numbers(run), numbers(whole), strict=True) if not mine.get("lost")]
     assert len(kept) == 6 - len(lost) and all(mine == theirs for mine, theirs in kept)
-    assert "are lost" in told[0] and all("\n" not in line for line in told)
+    assert "are lost" in logged[0] and all("\n" not in line for line in logged)
     results = json.loads((whole / "summary.json").read_text())
     assert found.summary["lost_rounds"] == lost
     assert found.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
-    again = tiny().run(run, resume=str(run), tell=lambda line: None)
+    again = tiny().run(run, resume=str(run), log=lambda line: None)
     assert again.summary == found.summary and not (run / "history.damaged-2.jsonl").exists()
 
 
@@ -244,14 +256,14 @@ def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manif
     others = {**seal(run)["sources"], source: "0" * 32}
     monkeypatch.setattr(loop.provenance, "sources", lambda arrays, partition: others)
     with pytest.raises(UsageError, match=f"another {source}"):
-        tiny().run(run, resume=str(run), rounds=7, tell=lambda line: None)
+        tiny().run(run, resume=str(run), rounds=7, log=lambda line: None)
     assert len(history.read(run)) == 6
 
 
 def test_a_run_that_starts_again_keeps_the_history_it_had(tiny, run):
-    before, told = (run / "history.jsonl").read_bytes(), []
-    tiny().run(left_at(run, 0), resume=str(run), tell=told.append)
-    assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in told[0]
+    before, logged = (run / "history.jsonl").read_bytes(), []
+    tiny().run(left_at(run, 0), resume=str(run), log=logged.append)
+    assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in logged[0]
 
 
 # --- what verify finds
@@ -363,7 +375,7 @@ def test_the_model_best_on_validation_is_in_the_history_and_in_the_folder(tiny, 
 def test_the_best_model_of_a_task_without_accuracy_is_by_loss():
     best, models = None, [{"w": np.full(1, i)} for i in range(5)]
     for i, loss in enumerate([3.0, None, 1.0, 2.0, 1.0]):
-        best = recorder.better(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
+        best = recorder.update_best(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
     assert (best.round, best.metric, best.value, best.variables["w"][0]) == (2, "loss", 1.0, 2)
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
 
@@ -392,7 +404,7 @@ def test_settings_that_changed_on_the_disk_do_not_begin_another_run(tiny, run):
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
     with pytest.raises(UsageError, match=r"lr 0\.1 -> 0\.3; its config\.json was changed"):
-        tiny().run(run, resume=str(run), lr=0.3, tell=print)
+        tiny().run(run, resume=str(run), lr=0.3, log=print)
     assert len(history.read(run)) == 6
 
 
@@ -404,12 +416,12 @@ def test_other_data_are_refused(tiny, run):
         tiny().run(run, resume=str(run), rounds=7)
 
 
-def test_other_versions_are_told_of(tiny, run):
-    manifest, told = json.loads((run / "manifest.json").read_text()), []
+def test_other_versions_are_logged_of(tiny, run):
+    manifest, logged = json.loads((run / "manifest.json").read_text()), []
     manifest["runs"][0]["versions"] |= {"jax": "0.0.1"}
     (run / "manifest.json").write_text(json.dumps(manifest))
-    tiny().run(left_at(run, 4), resume=str(run), tell=told.append)
-    assert len(told) == 1 and "0.0.1" in told[0]
+    tiny().run(left_at(run, 4), resume=str(run), log=logged.append)
+    assert len(logged) == 1 and "0.0.1" in logged[0]
     assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
 
 
@@ -433,7 +445,7 @@ def test_a_folder_taken_away_is_one_line(tiny, tmp_path):
         while (tmp_path / "run").exists():  # the manifest may just be written
             shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
-    with pytest.raises(UsageError, match=r"\A[^\n]*was taken away[^\n]*\Z"):
+    with pytest.raises(UsageError, match=r"\A[^\n]*was removed[^\n]*\Z"):
         tiny().run(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
 
 
@@ -448,16 +460,16 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tiny, wh
     finally:
         room.__exit__(None, None, None)
     assert [r["round"] for r in history.read(out)] == [1, 2, 3]
-    tiny().run(out, resume=str(out), tell=print)
+    tiny().run(out, resume=str(out), log=print)
     assert_same(out, whole)
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGQUIT"])
 def test_a_warning_signal_saves_a_checkpoint_and_the_run_goes_on(tiny, whole, tmp_path, name):
-    told, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
-    found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, tell=told.append)
-    assert told == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
-    assert [path.name for path in checkpoint.listed(tmp_path / "run")] == ["000002", "000006"]
+    logged, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
+    found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
+    assert logged == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
+    assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
     assert_same(tmp_path / "run", whole)
 
 
@@ -465,11 +477,11 @@ def test_ctrl_c_reaches_the_caller_of_run_after_a_checkpoint(tiny, tmp_path, mon
     """So a loop over runs ends."""
     settings = replace(tiny().sim.config, out=tmp_path / "run")
     monkeypatch.setattr(simulation, "simulation", lambda config, **given: tiny().sim._replace(config=config))
-    monkeypatch.setattr(loop, "compile_programs", lambda sim: tiny().programs)
+    monkeypatch.setattr(chunks, "compile_programs", lambda sim: tiny().programs)
     stop = functools.partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="after round 2"):
-        loop.run(settings, callbacks=[at(2, stop)])
-    assert seals.newest(tmp_path / "run") == 2
+        fedvg_jax.run(settings, callbacks=[at(2, stop)])
+    assert seals.newest_round(tmp_path / "run") == 2
 
 
 def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
@@ -481,12 +493,12 @@ def test_a_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
 
     found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
     assert (found.summary["stopped_by"], found.summary["interrupted"]) == ("SIGHUP", True)
-    assert seals.newest(tmp_path / "run") == 3
+    assert seals.newest_round(tmp_path / "run") == 3
 
 
 def test_a_file_taken_away_is_named(tiny, tmp_path):
     path = tmp_path / "run" / "history.jsonl"
-    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* was taken away[^\n]*\Z"):
+    with pytest.raises(UsageError, match=r"\Ahistory.jsonl of run folder [^\n]* was removed[^\n]*\Z"):
         tiny().run(tmp_path / "run", callbacks=[at(2, path.unlink)])
 
 
@@ -500,7 +512,7 @@ def begun(tmp_path, monkeypatch):
     for i, name in enumerate("ab"):
         folder = Path("runs", name)
         folder.mkdir(parents=True)
-        history.begin(folder, SMALL)
+        history.write_settings(folder, SMALL)
         history.append(folder, [{"round": 1}, {"round": 2}], is_first=True)
         os.utime(folder / "config.json", (i, i))
 
@@ -524,7 +536,7 @@ def test_any_setting_that_changes_a_number_is_refused_with_its_name(begun, name)
     other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
     changed = config.apply(SMALL, {name: other}, "test")
     changed = replace(changed, resume="runs/a", out=None)
-    if name in resume.FREE:
+    if name in resume.RESUMABLE_CHANGES:
         assert resume.resolve(changed).out == Path("runs/a")
     else:
         with pytest.raises(UsageError) as error:
@@ -569,17 +581,18 @@ def test_the_command_line_takes_the_settings_of_the_run(begun):
 
 SCRIPT = """
 import os, signal, sys
-from fedvg_jax import loop, sim
+from fedvg_jax import sim
+from fedvg_jax.runs import loop
 def kill(record, state):
     if record["round"] == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-drive = loop.drive
-loop.drive = lambda *args, **options: drive(*args, callbacks=[kill], **options)
+run_simulation = loop.run_simulation
+loop.run_simulation = lambda *args, **options: run_simulation(*args, callbacks=[kill], **options)
 sys.exit(sim.main(sys.argv[1:]))
 """
 
 
-def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has(tmp_path, monkeypatch, capsys):
+def test_a_process_killed_and_one_logged_to_stop_leave_what_an_undisturbed_one_has(tmp_path, monkeypatch, capsys):
     """kill -9 at round 5; then this process goes on, until a SIGTERM at round 7; against one at one go."""
     args = ["--clients", "5", "--alpha", "5", "--local-epochs", "1", "--rounds", "8", "--checkpoint-every", "2"]
     args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
@@ -587,10 +600,14 @@ def test_a_process_killed_and_one_told_to_stop_leave_what_an_undisturbed_one_has
     done = subprocess.run([sys.executable, "-c", SCRIPT, *args, *out], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-9, "") and "no run of these settings" in done.stdout
 
-    drive = loop.drive
+    run_simulation = loop.run_simulation
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
+
+    def run_and_stop(*args, exit_message, **options):
+        return run_simulation(*args, callbacks=[stop], **options)
+
     with monkeypatch.context() as patch:  # without the watch, which would end this process
-        patch.setattr(loop, "drive", lambda *a, farewell, **options: drive(*a, callbacks=[stop], **options))
+        patch.setattr(loop, "run_simulation", run_and_stop)
         assert sim.main([*args, *out]) == 143
     said = "".join(capsys.readouterr().out.split())
     assert "goingonwith" in said and f"--resume{tmp_path / 'run'}" in said

@@ -71,9 +71,7 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: G
     def make_client(shared, planned):
         state, data, hyper = shared
         live = carried or task.support
-        return local_training.make_client(
-            task, fedavg.fedavg(), local_training.sgd, state, planned, data, hyper, live=live
-        )
+        return local_training.make_client(task, fedavg(), local_training.sgd, state, planned, data, hyper, live=live)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)

@@ -30,7 +30,7 @@ def fedprox_with_server_rate() -> Algorithm:
     def residual(hyper, server, params, cohort):
         return tree.scale(1 - hyper["eta_g"], cohort.update), server
 
-    return fedprox.fedprox()._replace(residual=residual)
+    return fedprox()._replace(residual=residual)
 
 
 # %%

@@ -78,7 +78,7 @@ def test_outside_libraries_stay_in_their_packages():
 
 
 def test_no_algorithm_imports_another():
-    for module in SOURCES:
+    for module in SOURCES.keys() - {"algorithms"}:
         others = {m for m in imported_modules(module) if package_of(m) == package_of(module) == "algorithms"}
         assert others <= {"algorithms/base"}, f"{module} imports {others}"
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax.algorithms import elastic, fedavg, feddyn, fednova, fedopt, fedprox, scaffold
+from fedvg_jax import algorithms
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.core import hardware
 from fedvg_jax.core.gradient_support import EVERYTHING
@@ -22,20 +22,20 @@ from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
-    "fedavg": lambda config: fedavg.fedavg(),
-    "fedavgm": lambda config: fedopt.fedavgm(),
-    "fedprox": lambda config: fedprox.fedprox(),
-    "scaffold": lambda config: scaffold.scaffold(keeps=config.scaffold.memory == "kept"),
-    "feddyn": lambda config: feddyn.feddyn(
+    "fedavg": lambda config: algorithms.fedavg(),
+    "fedavgm": lambda config: algorithms.fedavgm(),
+    "fedprox": lambda config: algorithms.fedprox(),
+    "scaffold": lambda config: algorithms.scaffold(keeps=config.scaffold.memory == "kept"),
+    "feddyn": lambda config: algorithms.feddyn(
         config.feddyn.regulariser == "full",
         config.feddyn.weights,
         averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
     ),
-    "elastic": lambda config: elastic.elastic(official=config.elastic.sensitivity == "official"),
-    "fedadam": lambda config: fedopt.fedadam(config.fedopt.variant),
-    "fedyogi": lambda config: fedopt.fedyogi(config.fedopt.variant),
-    "fedadagrad": lambda config: fedopt.fedadagrad(config.fedopt.variant),
-    "fednova": lambda config: fednova.fednova(),
+    "elastic": lambda config: algorithms.elastic(official=config.elastic.sensitivity == "official"),
+    "fedadam": lambda config: algorithms.fedadam(config.fedopt.variant),
+    "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant),
+    "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant),
+    "fednova": lambda config: algorithms.fednova(),
 }
 
 MODELS: dict[str, Callable] = {

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import files, tree
@@ -205,7 +206,7 @@ def place_like(template: Tree, state: Tree) -> Tree:
 
     def placed(expected, value):
         if _is_key(expected):
-            return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(expected))
+            return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
         return jax.device_put(value, expected.sharding)
 
     return jax.tree.map(placed, template, state)
@@ -300,7 +301,11 @@ def _shape(leaf) -> tuple[tuple[int, ...], str]:
 
 def _describe(leaf: np.ndarray) -> list:
     """Returns [shape, dtype, CRC-32 of the bytes]."""
-    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))]
+    return [
+        list(leaf.shape),
+        str(leaf.dtype),
+        zlib.crc32(memoryview(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))),
+    ]
 
 
 def _untyped(leaf):
@@ -308,7 +313,7 @@ def _untyped(leaf):
 
 
 def _is_key(leaf) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _prune(run: Path, number: int, keep: int) -> None:

@@ -99,13 +99,13 @@ class History(_Results):
         return cls(records, summary, _model_reader(folder, "final"), folder, _model_reader(folder, "best"), config)
 
     @property
-    def variables(self) -> Variables:
+    def variables(self) -> Variables:  # pyright: ignore[reportIncompatibleVariableOverride]  reads the stored field
         """The final global model."""
         stored = self[2]
         return stored() if callable(stored) else stored
 
     @property
-    def best_variables(self) -> Variables | None:
+    def best_variables(self) -> Variables | None:  # pyright: ignore[reportIncompatibleVariableOverride]  as above
         """The global model of the round best on validation."""
         stored = self[4]
         return stored() if callable(stored) else stored

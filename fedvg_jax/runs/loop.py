@@ -78,7 +78,7 @@ def _finished_history(config: Config, recorder: recording.Recorder, log: Callabl
     """Returns the history of a run whose rounds are all done, after checking its folder."""
     start, folder = recorder.start, recorder.folder
     assert folder is not None, "only a run with a folder is resumed"
-    summary = recorder.read_summary()
+    summary = recording.read_summary(folder)
     if start.is_repaired or not (folder / "summary.json").exists():
         results = history.summarise(start.records)
         reliable = {name: value for name, value in results.items() if value is not None or not summary}
@@ -130,7 +130,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     has_warned = False
     with stop_signals.catch_signals() as requests:
         with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
-            rounds = chunks.run_chunks(sim, compiled, state, num_done, single=bool(observers.callbacks))
+            is_single = bool(observers.callbacks)
+            rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
                 _record_chunk(run, state, new)
                 if len(run.records) > len(new):  # the first chunk is one round

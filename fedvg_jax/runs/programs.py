@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
@@ -64,9 +65,9 @@ class Program(NamedTuple):
     optimiser: Optimiser
     init: Callable[[jax.Array], Variables]
     """key -> variables; jitted"""
-    chunk: Callable[[SimState, Any, Schedule, Data, Hyper], tuple[SimState, Any]]
+    chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
-    evaluate: Callable[[Variables, Tree, Any], Tree]
+    evaluate: Wrapped
     """see `evaluate.make_evaluate`; jitted"""
 
 
@@ -103,12 +104,15 @@ def make_program(
         images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions.
     """
-    key = (static_settings(config), images, task, algorithm, weighting, jax.config.jax_enable_x64)
+    is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
+    key = (static_settings(config), images, task, algorithm, weighting, is_double)
     return _stored(*key) if _is_hashable(key) else _make(*key)
 
 
 def _make(config: Config, images: Images | None, task, algorithm, weighting, is_double: bool) -> Program:
-    task = task or named_task(config, images.shape, images.num_classes)
+    if task is None:
+        assert images is not None, "a named model needs the shape of its images"
+        task = named_task(config, images.shape, images.num_classes)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live = EVERYTHING if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -142,7 +146,7 @@ _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def compile_for(
-    chunk: Callable, evaluate: Callable, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+    chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
 ) -> Executables:
     """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
@@ -155,7 +159,7 @@ def compile_for(
 
 
 @functools.lru_cache(MAX_PROGRAMS)
-def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
+def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     lowered = chunk.lower(state, count, rounds, data, hyper)
     tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}

@@ -91,30 +91,45 @@ class Start(NamedTuple):
     """False for a finished run without a checkpoint, whose final state is lost"""
 
 
-class Recorder:
-    """Records a run's progress: to disk, or in memory when there is no run folder."""
+class Destination(NamedTuple):
+    """A run folder that belongs to this process."""
 
-    def __init__(self, config: Config, start: Start, pool: ThreadPoolExecutor | None, sources: Sources | None):
+    folder: Path
+    pool: ThreadPoolExecutor
+    """writes checkpoints, one at a time"""
+    sources: Sources
+
+
+class Recorder:
+    """Records a run's progress: to disk, or in memory when there is no run folder.
+
+    Attributes:
+        folder: the run folder, or None.
+        start: the state that the run continues from.
+        best: the best model so far, or None.
+    """
+
+    def __init__(self, config: Config, start: Start, destination: Destination | None):
         self.folder, self.start, self.best = config.out, start, start.best
-        self._config, self._pool, self._sources, self._history = config, pool, sources, start.history
+        self._config, self._destination, self._history = config, destination, start.history
         self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
         self._pending: Future | None = None
-        self._saved, self._saved_at = len(start.records), time.perf_counter()
-        if self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
-            self._pool.submit(importlib.import_module, "orbax.checkpoint")
+        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
+        if destination and self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
+            destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether the run writes checkpoints."""
-        return self.folder is not None and self._config.keep > 0
+        return self._destination is not None and self._config.keep > 0
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
         self.best = update_best(self.best, records[-1], state.variables)
         self._evaluated += [r["round"] for r in records if "test_loss" in r]
-        if self.folder is not None:
-            with as_usage_error(self.folder):
-                new = history.append(self.folder, records, is_first=not self._history.size)
+        if self._destination:
+            with as_usage_error(self._destination.folder):
+                new = history.append(self._destination.folder, records, is_first=not self._history.size)
             self._history = seals.extend(self._history, new)
 
     def checkpoint(
@@ -137,15 +152,16 @@ class Recorder:
         Raises:
             UsageError: the previous checkpoint could not be written.
         """
-        if not self.keeps_checkpoints:
+        if not self._destination or not self.keeps_checkpoints:
             return
         if self._pending is not None and (self._pending.done() or is_last):
             self._pending.result()
-        if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved):
+        if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved_round):
             self.wait()
-            on_host = {"state": checkpoint.to_host(state), "best": self.best and self.best.variables}
-            self._saved, self._saved_at = last["round"], time.perf_counter()
-            self._pending = self._pool.submit(self._save, last["round"], on_host, self._seal_entries(seconds))
+            on_host = {"state": checkpoint.to_host(state), "best": self.best.variables if self.best else None}
+            self._saved_round, self._saved_at = last["round"], time.perf_counter()
+            arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
+            self._pending = self._destination.pool.submit(_save, *arguments)
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""
@@ -154,29 +170,15 @@ class Recorder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json, with digests of the files that it was computed from."""
-        if self.folder is not None:
-            sources = self._sources.as_json()
-            with as_usage_error(self.folder):
-                text = {**summary, "seal": {**self._history.as_json(), **sources}}
-                history.write_json(self.folder / "summary.json", seals.with_digest(text))
-
-    def read_summary(self) -> dict[str, Any] | None:
-        """Returns the content of summary.json; None if it is missing, damaged or edited."""
-        summary = read_object(self.folder / "summary.json")
-        if not summary or not seals.has_own_digest(summary):
-            return None
-        return {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
-
-    def write_missing_documents(self) -> None:
-        """Writes layers.json and partition.json if they are missing."""
-        for name, text in self._sources.documents.items():
-            if not (self.folder / name).exists():
-                with as_usage_error(self.folder):
-                    files.replace(self.folder / name, text)
+        if self._destination:
+            sources = self._destination.sources.as_json()
+            with as_usage_error(self._destination.folder):
+                entries = {**summary, "seal": {**self._history.as_json(), **sources}}
+                history.write_json(self._destination.folder / "summary.json", seals.with_digest(entries))
 
     def _is_due(self, number: int, is_last: bool) -> bool:
         if is_last:
-            return number > self._saved
+            return number > self._saved_round
         if self._config.checkpoint_every:
             return number % self._config.checkpoint_every == 0
         is_idle = self._pending is None or self._pending.done()
@@ -188,15 +190,35 @@ class Recorder:
             "versions": provenance.versions(),
             **self._history.as_json(),
             "evaluated": list(self._evaluated),
-            "best": self.best and self.best.as_json(),
+            "best": self.best.as_json() if self.best else None,
             "seconds": list(seconds),
             "parts": self.start.parts,
         }
 
-    def _save(self, number: int, state: Any, entries: checkpoint.SealEntries) -> None:
-        with as_usage_error(self.folder):
-            files.flush([self.folder / "history.jsonl"])
-            checkpoint.save(self.folder, number, state, entries | self._sources.as_json(), self._config.keep)
+    def write_missing_documents(self) -> None:
+        """Writes layers.json and partition.json if they are missing."""
+        if self._destination:
+            folder, _, sources = self._destination
+            for name, text in sources.documents.items():
+                if not (folder / name).exists():
+                    with as_usage_error(folder):
+                        files.replace(folder / name, text)
+
+
+def _save(destination: Destination, number: int, state: Any, entries: checkpoint.SealEntries, keep: int) -> None:
+    """Writes a checkpoint, after flushing the records that its seal vouches for."""
+    folder, _, sources = destination
+    with as_usage_error(folder):
+        files.flush([folder / "history.jsonl"])
+        checkpoint.save(folder, number, state, entries | sources.as_json(), keep)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of summary.json; None if it is missing, damaged or edited."""
+    summary = read_object(folder / "summary.json")
+    if not summary or not seals.has_own_digest(summary):
+        return None
+    return {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
 
 
 @contextlib.contextmanager
@@ -216,7 +238,7 @@ def open_run_folder(
         UsageError: the folder has files already, is in use, or cannot be written; or the run has other data.
     """
     if config.out is None:
-        yield Recorder(config, Start(state, []), None, None)
+        yield Recorder(config, Start(state, []), None)
         return
     run_sources = Sources(functools.cache(sources), history.document_texts(**documents))
     with contextlib.ExitStack() as stack:
@@ -226,13 +248,13 @@ def open_run_folder(
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
         if config.resume:
             start = _resumed_start(config, state, documents, run_sources, log)
-            yield Recorder(config, start, pool, run_sources)
+            yield Recorder(config, start, Destination(config.out, pool, run_sources))
         else:
             history.refuse_taken(config.out)
             with starting(config.out):
                 history.write_settings(config.out, config, **documents)
             writing = pool.submit(_write_manifest, config.out, run_sources, 0)
-            yield Recorder(config, Start(state, []), pool, run_sources)
+            yield Recorder(config, Start(state, []), Destination(config.out, pool, run_sources))
             writing.result()
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
@@ -68,9 +69,9 @@ class Simulation(NamedTuple):
     hyper: Hyper
     schedule: Callable[[int], Schedule]
     """round, from 0 -> its schedule, NumPy arrays"""
-    chunk: Callable
+    chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
-    evaluate: Callable
+    evaluate: Wrapped
     """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
@@ -117,8 +118,9 @@ def simulation(
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
     """
-    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    files.private_folder(config.cache_dir, config.trust_cache)
+    cache_dir = config.cache_dir or default_cache_dir()
+    config = check(dataclasses.replace(config, cache_dir=cache_dir))
+    files.private_folder(cache_dir, config.trust_cache)
     if config.pretrained:  # checked before the data are read, which may take minutes
         pretrained.read(config.pretrained)
     population = _make_population(config, data, partition, progress, reading)
@@ -130,7 +132,7 @@ def simulation(
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     program = programs.make_program(config, images, task, algorithm, weighting)
     tables = make_data(config, arrays, parts, population.shared, program.task)
-    hyper = make_hyper(config) | make_multipliers(config, program.task)
+    hyper = {**make_hyper(config), **make_multipliers(config, program.task)}
     _check_weighting(config, weighting, program.task, tables, hyper, arrays)
     state = make_state(config, program, hyper, len(arrays.y), tables, max(map(len, parts.train)))
     placement = program.executor.placement
@@ -212,7 +214,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
     return datasets.load(
         config.dataset,
         config.data_dir,
-        config.cache_dir / "data",
+        (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
         progress=reading,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +85,7 @@ def method(config: Config) -> str:
 def rounds(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish: a bar with accuracy, or loss, and time left; or a line per evaluation where there is
     no terminal."""
-    if not console.is_terminal:
+    if not _shows_bar(console):
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
@@ -98,6 +99,11 @@ def rounds(console: Console, total: int) -> Iterator[Callable[[list[Record]], No
                 progress.update(bar, judgement=judgement(records[-1]))
 
         yield show
+
+
+def _shows_bar(console: Console) -> bool:
+    """Returns whether a progress bar can be drawn: on a terminal, or in a notebook that has ipywidgets."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager

@@ -579,7 +579,7 @@ def test_the_command_line_takes_the_settings_of_the_run(begun):
 # --- as a user meets it
 
 
-SCRIPT = """
+KILLED_AT_ROUND_5 = """
 import os, signal, sys
 from fedvg_jax import sim
 from fedvg_jax.runs import loop
@@ -592,14 +592,38 @@ sys.exit(sim.main(sys.argv[1:]))
 """
 
 
-def test_a_process_killed_and_one_logged_to_stop_leave_what_an_undisturbed_one_has(tmp_path, monkeypatch, capsys):
-    """kill -9 at round 5; then this process goes on, until a SIGTERM at round 7; against one at one go."""
+@pytest.fixture
+def killed(tmp_path):
+    """The arguments of a run of eight rounds, of which a process of its own was killed at round 5."""
     args = ["--clients", "5", "--alpha", "5", "--local-epochs", "1", "--rounds", "8", "--checkpoint-every", "2"]
-    args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples"]
+    args += ["--eval-every", "4", "--cache-dir", str(tmp_path / "cache"), "--weighting", "samples", "--model", "mlp"]
     out = ["--resume", "auto", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *args, *out], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", KILLED_AT_ROUND_5, *args, *out], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-9, "") and "no run of these settings" in done.stdout
+    return args, out
 
+
+def straight(tmp_path, args):
+    """The folder of the same run without a stop."""
+    folder = tmp_path / "straight"
+    assert sim.main([*args, "--checkpoint-every", "1", "--keep", "9", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_killed_process_resumes_to_the_history_of_an_undisturbed_one(killed, tmp_path):
+    args, out = killed
+    assert sim.main([*args, *out]) == 0
+    assert_same_at(8, tmp_path / "run", straight(tmp_path, args))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["parts"] == 2 and summary["resumed_from"] in (0, 2, 4)  # the last that was sealed before the kill
+
+
+@pytest.mark.slow
+def test_killed_and_then_terminated_process_leaves_the_rounds_of_an_undisturbed_one(
+    killed, tmp_path, monkeypatch, capsys
+):
+    """SIGKILL at round 5; then this process continues, until a SIGTERM at round 7."""
+    args, out = killed
     run_simulation = loop.run_simulation
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
 
@@ -609,13 +633,50 @@ def test_a_process_killed_and_one_logged_to_stop_leave_what_an_undisturbed_one_h
     with monkeypatch.context() as patch:  # without the watch, which would end this process
         patch.setattr(loop, "run_simulation", run_and_stop)
         assert sim.main([*args, *out]) == 143
-    said = "".join(capsys.readouterr().out.split())
-    assert "goingonwith" in said and f"--resume{tmp_path / 'run'}" in said
-
-    straight = ["--checkpoint-every", "1", "--keep", "9", "--out", str(tmp_path / "straight")]
-    assert sim.main([*args, *straight]) == 0
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")[:7]
-    assert seal(tmp_path / "run", 7)["leaves"] == seal(tmp_path / "straight", 7)["leaves"]
+    printed = "".join(capsys.readouterr().out.split())
+    assert "goingonwith" in printed and f"--resume{tmp_path / 'run'}" in printed
+    assert_same_at(7, tmp_path / "run", straight(tmp_path, args))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["parts"], summary["stopped_by"]) == (2, "SIGTERM")
-    assert summary["resumed_from"] in (0, 2, 4)  # the last that was sealed when it was killed
+
+
+def assert_same_at(number, one, other):
+    """History and leaves of the checkpoint of a round, in every bit."""
+    assert numbers(one) == numbers(other)[:number]
+    assert seal(one, number)["leaves"] == seal(other, number)["leaves"]
+
+
+def test_exit_message_names_the_saved_round_or_the_missing_folder(run, capsys):
+    command = f"{sim.PROG} --resume {run}"
+    assert sim.exit_message(run) == f"stopped at once; round 6 is saved: {command}"
+    assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
+
+    def interrupted():
+        with sim._stopping(run):
+            shutil.rmtree(run)
+            raise KeyboardInterrupt
+
+    assert sim.guarded(interrupted) == 130
+    assert capsys.readouterr().err == f"stopped at once; there is no run folder {run}\n"
+
+
+# --- finished without a checkpoint
+
+
+def test_finished_run_without_checkpoints_reports_its_result_again(tiny, tmp_path):
+    out = tmp_path / "run"
+    first = tiny().run(out, keep=0)
+    files = {path: path.read_bytes() for path in out.iterdir() if path.suffix}
+    again = tiny().run(out, keep=0, resume=str(out))
+    assert (again.records, again.summary) == (first.records, first.summary)
+    assert files == {path: path.read_bytes() for path in out.iterdir() if path.suffix}
+    with pytest.raises(UsageError, match=r"\A[^\n]*holds no global model[^\n]*--keep 1[^\n]*\Z"):
+        again.variables  # noqa: B018
+
+
+def test_finished_run_without_checkpoints_starts_again_for_more_rounds(tiny, tmp_path):
+    out, logged = tmp_path / "run", []
+    tiny().run(out, keep=0, rounds=2)
+    found = tiny().run(out, keep=0, rounds=3, resume=str(out), log=logged.append)
+    assert len(found.records) == 3 and "starts again with round 1" in logged[0]
+    assert len((out / "history.earlier-1.jsonl").read_bytes().splitlines()) == 2

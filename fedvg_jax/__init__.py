@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedvg_jax import executors as executors
     from fedvg_jax import models as models
     from fedvg_jax import weightings as weightings
-    from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, stack_schedules
+    from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, sgd, stack_schedules
     from fedvg_jax.config import Config
     from fedvg_jax.core.types import (
         Algorithm,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.engine.differentiable import hypergradient, over_rounds, unrolled
     from fedvg_jax.engine.federated_round import make_round
-    from fedvg_jax.engine.local_training import sgd
     from fedvg_jax.models.adapt import linen_task, nnx_task
     from fedvg_jax.runs.checkpoint import best_variables, final_variables
     from fedvg_jax.runs.contracts import check_task, check_weighting
@@ -93,7 +92,7 @@ _MODULES = {
     "over_rounds": "engine.differentiable",
     "run": "api",
     "sampled_joint_fisher": "weightings",
-    "sgd": "engine.local_training",
+    "sgd": "api",
     "simulation": "runs.simulation",
     "stack_schedules": "api",
     "unrolled": "engine.differentiable",

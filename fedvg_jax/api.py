@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
@@ -25,7 +26,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import differentiable, executors, federated_round, schedule
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import chunks, history, loop, resume, simulation
 from fedvg_jax.runs.history import History
@@ -112,6 +113,21 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
     return finished
 
 
+def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:
+    """Returns plain SGD at learning rate `hyper["lr"]`: theta <- theta - lr g. The clients' optimiser of `make_round`.
+
+    Args:
+        hyper: has "lr".
+        round: number of the round, from 0, for optimisers whose rate depends on it.
+
+    >>> optimiser = sgd({"lr": 0.5}, 0)
+    >>> updates, _ = optimiser.update({"w": jax.numpy.ones(2)}, optimiser.init({"w": jax.numpy.zeros(2)}))
+    >>> updates["w"].tolist()
+    [-0.5, -0.5]
+    """
+    return local_training.sgd(hyper, round)
+
+
 def init_state(
     task: Task,
     algorithm: Algorithm,
@@ -130,6 +146,12 @@ def init_state(
         hyper: name -> value, such as {"lr": 0.1}.
         seed: of the initial model.
         variables: the initial model, in place of the task's.
+
+    >>> from fedvg_jax.algorithms import fedavg
+    >>> task = Task(lambda key: Variables({"w": jax.numpy.zeros(2)}, {}), None, None, None, None, str)
+    >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
+    >>> int(state.round), state.variables.params["w"].tolist()
+    (0, [0.0, 0.0])
     """
     return federated_round.init(task, algorithm, num_clients, jax.random.key(seed), hyper, variables=variables)
 
@@ -201,6 +223,12 @@ def evaluate(
 
     Raises:
         UsageError: there are no data, or no rows.
+
+    >>> def measure(params, stats, batch, mask):
+    ...     return {"sum": jax.numpy.where(mask, batch, 0).sum() * params["w"], "rows": mask.sum()}
+    >>> task = Task(None, None, None, measure, lambda sums: {"loss": sums["sum"] / sums["rows"]}, str)
+    >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
+    {'loss': 4.0}
     """
     task = model.task if isinstance(model, Simulation) else model
     if data is None:

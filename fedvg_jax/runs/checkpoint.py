@@ -149,6 +149,11 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
 
     Raises:
         UsageError: there is no intact checkpoint, or its shapes are not those of the template.
+
+    >>> final_variables("nowhere")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: nowhere holds no global model (no checkpoint in nowhere/checkpoints); ...
     """
     return _read_model(Path(run), "state.variables.", "global model", "--keep 1 or more leaves one", template)
 
@@ -301,11 +306,8 @@ def _shape(leaf) -> tuple[tuple[int, ...], str]:
 
 def _describe(leaf: np.ndarray) -> list:
     """Returns [shape, dtype, CRC-32 of the bytes]."""
-    return [
-        list(leaf.shape),
-        str(leaf.dtype),
-        zlib.crc32(memoryview(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))),
-    ]
+    flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
 
 
 def _untyped(leaf):

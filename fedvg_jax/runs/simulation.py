@@ -117,6 +117,10 @@ def simulation(
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
+
+    >>> sim = simulation(Config(clients=4, join_ratio=0.5, alpha=10.0))
+    >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
+    ('digits', 4, (2,))
     """
     cache_dir = config.cache_dir or default_cache_dir()
     config = check(dataclasses.replace(config, cache_dir=cache_dir))

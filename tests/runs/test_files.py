@@ -1,4 +1,4 @@
-"""Files whole or not at all, folders held by one, and being asked to stop."""
+"""Atomic files, locked folders, and signals."""
 
 import os
 import resource
@@ -29,7 +29,7 @@ def disk_of(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+def test_file_is_replaced_completely_or_unchanged(tmp_path):
     path = tmp_path / "file"
     files.replace(path, "old")
     with disk_of(100), pytest.raises(OSError):
@@ -37,7 +37,7 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_lines_are_added_whole_or_not_at_all(tmp_path):
+def test_lines_are_appended_completely_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     files.append(path, "one\n", is_first=True)
     with disk_of(100), pytest.raises(OSError):
@@ -46,22 +46,22 @@ def test_lines_are_added_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "one\nthree\n"
 
 
-def test_a_file_that_was_deleted_meanwhile_is_not_begun_again(tmp_path):
+def test_appending_to_a_deleted_file_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.append(tmp_path / "file", "two\n", is_first=False)
 
 
-def test_a_folder_of_which_only_a_lock_or_a_draft_was_left_is_free(tmp_path):
+def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     """As by a kill before the run had begun."""
     (tmp_path / ".config.json.draft").write_text("{")
     (tmp_path / files.LOCK).touch()
     history.refuse_taken(tmp_path)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UsageError, match="is taken"):
+    with pytest.raises(UsageError, match="has files"):
         history.refuse_taken(tmp_path)
 
 
-def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
+def test_folder_is_locked_by_one_process_and_released(tmp_path):
     with files.held(tmp_path):
         with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on") as error, files.held(tmp_path):
             pass
@@ -70,7 +70,7 @@ def test_a_folder_is_held_by_one_and_let_go_of(tmp_path):
         pass
 
 
-def test_the_first_signal_is_noted_and_the_second_interrupts():
+def test_first_signal_is_collected_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals.catch_signals() as requests:
         signal.raise_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_the_first_signal_is_noted_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
-def test_outside_the_main_thread_nothing_is_noted():
+def test_outside_the_main_thread_no_signal_is_collected():
     found = []
 
     def listen():
@@ -117,7 +117,7 @@ with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
         (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
 )
-def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):
+def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
     """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
     command = [sys.executable, "-c", DEAF.format(grace=grace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -148,20 +148,20 @@ def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, c
         (b'{"a":' * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_json_object_is_told_in_one_line_that_names_the_file(tmp_path, content, said):
+def test_value_that_is_no_json_object_is_one_line_with_the_file(tmp_path, content, said):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{said}[^\n]*\Z"):
         files.read_object(path)
 
 
-def test_a_json_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_json_file_is_named(tmp_path):
     for path in (tmp_path / "gone.json", tmp_path):
         with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
             files.read_object(path)
 
 
-def test_a_json_object_is_read(tmp_path):
+def test_json_object_is_read(tmp_path):
     (tmp_path / "a.json").write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
     assert files.read_object(tmp_path / "a.json") == {"a": [1, "\u00fc"]}
 
@@ -172,7 +172,7 @@ unix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no 
 
 
 @unix
-def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
+def test_cache_folder_is_created_for_its_user_only(tmp_path):
     folder = tmp_path / "above" / "cache"
     before = os.umask(0)
     try:
@@ -186,7 +186,7 @@ def test_the_cache_folder_is_made_for_its_user_alone(tmp_path):
 @unix
 @pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
 @pytest.mark.parametrize("inner", ["", "xla"])
-def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path, mode, inner):
+def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mode, inner):
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
     (folder / inner).chmod(mode)
@@ -200,7 +200,7 @@ def test_a_cache_folder_that_others_may_write_is_refused_unless_trusted(tmp_path
 @unix
 @pytest.mark.parametrize("own", [0, 1000])
 @pytest.mark.parametrize("inner", ["", "xla"])
-def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
+def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
     """Also where this user is root, who may write everywhere and should run nobody's programs."""
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
@@ -218,26 +218,26 @@ def test_a_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monk
     files.private_folder(folder, is_trusted=True)
 
 
-def test_a_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
+def test_system_without_user_ids_is_not_checked(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "geteuid", raising=False)
     tmp_path.chmod(0o777)
     files.private_folder(tmp_path, is_trusted=False)
 
 
-def test_a_cache_folder_whose_path_is_no_utf_8_is_refused(tmp_path):
+def test_cache_folder_whose_path_is_not_utf_8_is_refused(tmp_path):
     """JAX's compiler options take no such path: the run would end in a message of pybind's."""
     with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
         files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
 
 
-def test_a_cache_folder_that_cannot_be_made_is_left_to_who_writes_there(tmp_path):
+def test_cache_folder_that_cannot_be_created_is_reported_by_its_writer(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     files.private_folder(tmp_path / "file" / "cache", is_trusted=False)
 
 
 @unix
 @pytest.mark.parametrize("command", ["sim", "prepare"])
-def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command, capsys):
+def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, command, capsys):
     from fedvg_jax import prepare, sim
 
     (tmp_path / "cache").mkdir()
@@ -249,7 +249,7 @@ def test_commands_refuse_a_cache_folder_that_others_may_write(tmp_path, command,
         assert prepare.main(["digits", *flags, "--trust-cache"]) == 0
 
 
-def test_output_that_closes_is_dropped():
+def test_output_to_a_closed_stream_is_dropped():
     """As a pipe into head, or a log on a full disk."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -262,7 +262,7 @@ def test_output_that_closes_is_dropped():
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
-def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
+def test_export_to_a_target_that_is_no_regular_file_is_refused(tmp_path, kind):
     path = tmp_path / "model"
     make = {
         "folder": path.mkdir,
@@ -279,7 +279,7 @@ def test_an_export_to_what_is_no_regular_file_is_refused(tmp_path, kind):
         files.export_target(Path(changed.get(kind, path)))
 
 
-def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
+def test_export_to_a_link_replaces_its_target(tmp_path):
     (tmp_path / "old").write_text("old")
     (tmp_path / "link").symlink_to("old")
     files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])
@@ -287,7 +287,7 @@ def test_an_export_to_a_link_replaces_the_file_it_points_to(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_under_nohup_a_lost_terminal_changes_nothing():
+def test_lost_terminal_changes_nothing_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_signals.catch_signals() as requests:
@@ -295,9 +295,3 @@ def test_under_nohup_a_lost_terminal_changes_nothing():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_the_public_names_are_listed():
-    import fedvg_jax
-
-    assert set(fedvg_jax.__all__) <= set(dir(fedvg_jax))

@@ -96,10 +96,10 @@ def test_outside_the_main_thread_no_signal_is_collected():
 
 DEAF = """
 import ctypes
-from fedvg_jax import interrupts
+from fedvg_jax.runs import stop_signals
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
-with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
+with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
     print("ready", flush=True)
     wait(mutex)
 """

@@ -132,7 +132,7 @@ def run(box: world.Box) -> Results:
         if time.monotonic() > deadline:
             signal.raise_signal(signal.SIGINT)  # as Ctrl-C would stop it: after this chunk
 
-    history = loop.drive(sim, on_records=watch)
+    history = loop.run_simulation(sim, on_records=watch)
     took, done, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds
     yield {
         "rounds": done,

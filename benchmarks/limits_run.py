@@ -26,7 +26,7 @@ def main(folder: Path, what: str, name: str) -> None:
         plan = dry_run.predict(sim)
         found = {"seconds": round(plan.seconds, 3), "gib": round(plan.memory_bytes / 2**30, 3)}
     else:
-        finished = loop.drive(sim)
+        finished = loop.run_simulation(sim)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {"seconds": finished.summary["run_seconds"], "gib": round(peak / 2**30, 3)}
     print(json.dumps(found), flush=True)

@@ -1,6 +1,6 @@
 """Federated learning with validation-gradient weights (FedVG) in JAX and Flax.
 
-The names below are the library's promises; they are imported when first used, so that `import fedvg_jax` stays light.
+Public names are imported when they are first used, so that `import fedvg_jax` stays light.
 """
 
 from __future__ import annotations
@@ -9,78 +9,156 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedvg_jax import algorithms as algorithms
+    from fedvg_jax import data as data
+    from fedvg_jax import executors as executors
+    from fedvg_jax import models as models
+    from fedvg_jax import weightings as weightings
+    from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, sgd, stack_schedules
     from fedvg_jax.config import Config
-    from fedvg_jax.core.types import UsageError
+    from fedvg_jax.core.types import (
+        Algorithm,
+        Batch,
+        Data,
+        Executor,
+        Schedule,
+        SimState,
+        Task,
+        UsageError,
+        Variables,
+        Weighting,
+    )
+    from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.engine.differentiable import hypergradient, over_rounds, unrolled
     from fedvg_jax.engine.federated_round import make_round
     from fedvg_jax.models.adapt import linen_task, nnx_task
-    from fedvg_jax.runs.checkpoint import best_variables
+    from fedvg_jax.runs.checkpoint import best_variables, final_variables
     from fedvg_jax.runs.contracts import check_task, check_weighting
     from fedvg_jax.runs.history import DivergedError, History
-    from fedvg_jax.runs.loop import run
-    from fedvg_jax.weightings.aggregation import aggregate
-    from fedvg_jax.weightings.family import generalised_weights
-    from fedvg_jax.weightings.fedvg import inverse_norm_weights
-    from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-    from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
+    from fedvg_jax.runs.simulation import Simulation, simulation
+    from fedvg_jax.runs.verification import MisfitError
+    from fedvg_jax.weightings import (
+        aggregate,
+        fisher_trace,
+        generalised_weights,
+        gradient_norms,
+        inverse_norm_weights,
+        joint_fisher,
+        sampled_joint_fisher,
+        validation_gradients,
+    )
 
 __version__ = "0.1.0"
 
+_MODULES = {
+    "Algorithm": "core.types",
+    "Arrays": "data.arrays",
+    "Batch": "core.types",
+    "Config": "config",
+    "Data": "core.types",
+    "DivergedError": "runs.history",
+    "Executor": "core.types",
+    "History": "runs.history",
+    "MisfitError": "runs.verification",
+    "Schedule": "core.types",
+    "SimState": "core.types",
+    "Simulation": "runs.simulation",
+    "Task": "core.types",
+    "UsageError": "core.types",
+    "Variables": "core.types",
+    "Weighting": "core.types",
+    "aggregate": "weightings",
+    "algorithms": "algorithms",
+    "best_variables": "runs.checkpoint",
+    "check_task": "runs.contracts",
+    "check_weighting": "runs.contracts",
+    "data": "data",
+    "evaluate": "api",
+    "executors": "executors",
+    "final_variables": "runs.checkpoint",
+    "fisher_trace": "weightings",
+    "generalised_weights": "weightings",
+    "gradient_norms": "weightings",
+    "hypergradient": "engine.differentiable",
+    "init_state": "api",
+    "inverse_norm_weights": "weightings",
+    "joint_fisher": "weightings",
+    "linen_task": "models.adapt",
+    "make_round": "engine.federated_round",
+    "make_schedule": "api",
+    "max_steps": "api",
+    "models": "models",
+    "nnx_task": "models.adapt",
+    "over_rounds": "engine.differentiable",
+    "run": "api",
+    "sampled_joint_fisher": "weightings",
+    "sgd": "api",
+    "simulation": "runs.simulation",
+    "stack_schedules": "api",
+    "unrolled": "engine.differentiable",
+    "validation_gradients": "weightings",
+    "weightings": "weightings",
+}
+"""public name -> the module that defines it; a namespace is a module itself"""
+
 __all__ = [
+    "Algorithm",
+    "Arrays",
+    "Batch",
     "Config",
+    "Data",
     "DivergedError",
+    "Executor",
     "History",
+    "MisfitError",
+    "Schedule",
+    "SimState",
+    "Simulation",
+    "Task",
     "UsageError",
+    "Variables",
+    "Weighting",
     "aggregate",
+    "algorithms",
     "best_variables",
     "check_task",
     "check_weighting",
+    "data",
+    "evaluate",
+    "executors",
+    "final_variables",
     "fisher_trace",
     "generalised_weights",
     "gradient_norms",
     "hypergradient",
+    "init_state",
     "inverse_norm_weights",
     "joint_fisher",
     "linen_task",
     "make_round",
+    "make_schedule",
+    "max_steps",
+    "models",
     "nnx_task",
     "over_rounds",
     "run",
     "sampled_joint_fisher",
+    "sgd",
+    "simulation",
+    "stack_schedules",
     "unrolled",
     "validation_gradients",
+    "weightings",
 ]
-
-_HOME = {
-    "Config": "config",
-    "DivergedError": "runs.history",
-    "History": "runs.history",
-    "UsageError": "core.types",
-    "aggregate": "weightings.aggregation",
-    "best_variables": "runs.checkpoint",
-    "check_task": "runs.contracts",
-    "check_weighting": "runs.contracts",
-    "fisher_trace": "weightings.fisher",
-    "generalised_weights": "weightings.family",
-    "gradient_norms": "weightings.signals",
-    "hypergradient": "engine.differentiable",
-    "inverse_norm_weights": "weightings.fedvg",
-    "joint_fisher": "weightings.fisher",
-    "linen_task": "models.adapt",
-    "make_round": "engine.federated_round",
-    "nnx_task": "models.adapt",
-    "over_rounds": "engine.differentiable",
-    "run": "runs.loop",
-    "sampled_joint_fisher": "weightings.fisher",
-    "unrolled": "engine.differentiable",
-    "validation_gradients": "weightings.signals",
-}
 
 
 def __getattr__(name: str):
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedvg_jax' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedvg_jax.{_HOME[name]}"), name)
+    module = importlib.import_module(f"fedvg_jax.{_MODULES[name]}")
+    value = module if _MODULES[name] == name else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -122,7 +122,7 @@ def _accuracies(federated: Simulation, jobs: Sequence[Job]) -> Iterator[float]:
     """
     import numpy as np
 
-    from fedvg_jax.runs import loop, simulation
+    from fedvg_jax.runs import chunks, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
@@ -138,9 +138,9 @@ def _accuracies(federated: Simulation, jobs: Sequence[Job]) -> Iterator[float]:
         schedule = simulation.make_schedule(alone, single.arrays, parts, executor, width, federated.task)
         return single._replace(schedule=schedule)
 
-    programs = loop.compile_programs(with_rows(jobs[0].rows))
+    programs = chunks.compile_programs(with_rows(jobs[0].rows))
     for job in jobs:
-        *_, (_, records) = loop.chunks(with_rows(job.rows), programs, single.state, 0, single=False)
+        *_, (_, records) = chunks.run_chunks(with_rows(job.rows), programs, single.state, 0, single=False)
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; use a classification task")
         yield records[-1]["test_accuracy"]

@@ -54,11 +54,11 @@ def draw(folders: Sequence[Path]) -> int:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("pictures need matplotlib; pip install 'fedvg_jax[plot]'")
-    from fedvg_jax.runs import history, resume
+    from fedvg_jax.runs import history
     from fedvg_jax.views import plots
 
     for folder in folders:
-        config = resume.stored(folder)
+        config = history.read_config(folder)
         for path in plots.write(folder, history.read(folder), config):
             print(path)
     return 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedvg_jax.data.arrays import Arrays
-    from fedvg_jax.data.partitions.partition import Partition
+    from fedvg_jax.data.partitions.split import Partition
 
 PROG = "python -m fedvg_jax.prepare"
 

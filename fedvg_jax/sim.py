@@ -25,7 +25,7 @@ from fedvg_jax.config import Config, presets, shorthands
 from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import resume, seals, stop_signals
+from fedvg_jax.runs import history, resume, seals, stop_signals
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
     resumed = sources.resume or file.get("resume", resume.AUTO)
     if isinstance(resumed, str) and resumed != resume.AUTO:  # the settings of that run need not be repeated
-        config = dataclasses.replace(resume.stored(Path(resumed)), out=Path(resumed), resume=resumed)
+        config = dataclasses.replace(history.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(sources.config))
     config = configs.apply(config, shorthands.meaning(named), "shorthand")
@@ -225,8 +225,6 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
-    from fedvg_jax.runs import history
-
     console = Console()
 
     def log(line: str) -> None:
@@ -272,7 +270,7 @@ def exit_message(out: Path) -> str:
     """
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
-    last = seals.newest(out)
+    last = seals.newest_round(out)
     saved = f"round {last} is saved" if last else "no round is saved yet"
     return f"stopped at once; {saved}: {PROG} --resume {out}"
 
@@ -284,7 +282,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
     from fedvg_jax.views import display
 
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.drive(sim, on_records=show, tell=log, farewell=lambda: exit_message(out))
+        finished = loop.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 

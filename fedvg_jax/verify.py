@@ -1,11 +1,11 @@
-"""`python -m fedvg_jax.verify RUN [RUN ...]`: checks that run folders hold what their runs wrote.
+"""`python -m fedvg_jax.verify RUN [RUN ...]`: checks that the files of run folders are as their runs wrote them.
 
 Recomputes the results of summary.json from history.jsonl, and compares the files of each folder with the digests in the
 seals of its checkpoints, in manifest.json and in summary.json. Prints a line for everything that does not fit.
 
 Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is no run folder.
 
-This finds accidents and careless edits: flipped bits, cut or exchanged files, an edited accuracy. It does not find a
+It detects accidents and careless edits: flipped bits, cut or exchanged files, an edited accuracy. It does not detect a
 forger who also rewrites every digest: no key is involved. Nothing is trained again, and the data are not read.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import verification
@@ -24,14 +25,10 @@ PROG = verification.COMMAND
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 if all folders fit, 1 if not, 2 for a usage error."""
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, exit_on_error=False
-    )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
+    """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
     with output.lasting():
         try:
-            reports = {run: verification.check(run) for run in _parse(parser, argv).runs}
+            reports = {run: verification.check(run) for run in _parse(argv).runs}
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -40,19 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(report.misfits for report in reports.values()))
 
 
-def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    known, unknown = argparse.Namespace(), []
-    try:
-        known, unknown = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}; usage: {PROG} RUN [RUN ...]") from None
-    except SystemExit as stop:
-        if stop.code:
-            raise UsageError(f"name the folder of a run: {PROG} RUN [RUN ...]") from None
-        raise
-    if unknown:
-        raise UsageError(f"unknown argument {unknown[0]}; usage: {PROG} RUN [RUN ...]")
-    return known
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the parsed command line.
+
+    Raises:
+        UsageError: it names no run folder, or has an unknown argument.
+    """
+    parser = argparse.ArgumentParser(
+        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
+    parser.error = _raise_usage_error  # argparse would print two lines, on some versions also with exit_on_error=False
+    return parser.parse_args(argv)
+
+
+def _raise_usage_error(message: str) -> NoReturn:
+    raise UsageError(f"{message}; usage: {PROG} RUN [RUN ...]")
 
 
 def show(run: Path, report: verification.Report) -> None:

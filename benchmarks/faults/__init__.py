@@ -1,1 +1,1 @@
-"""Everything that can befall a run folder: see `__main__`."""
+"""Campaign of faults on run folders: crashes, full disks, kills and damaged files; see `__main__`."""

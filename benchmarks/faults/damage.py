@@ -1,4 +1,4 @@
-"""Random bytes of a run folder flipped, zeroed or cut, and of the caches."""
+"""Flips, zeroes or truncates random bytes of run folders and caches, and counts what is survived."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedvg_jax.runs import history, resume
 
 
 def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """A folder of six rounds and their checkpoints; in every trial one to three of its files are damaged."""
+    """Returns counts of trials; each damages one to three files of a folder of six rounds with checkpoints."""
     import jax.numpy as jnp
 
     counts, state = Counter(), SimState(jnp.int32(0), Variables({"w": jnp.zeros(300)}, {}), {"m": jnp.zeros(3)}, ())
@@ -33,22 +33,25 @@ def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
         shutil.copytree(run, copy)
         victims = sorted(path for path in copy.rglob("*") if path.is_file() and path.name != files.LOCK)
         kinds = {spoil(rng.choice(victims), rng) for _ in range(rng.randint(1, 3))}
-        went, how = judged_damage(copy, state, truth)
-        counts.update([went, how, *kinds])
+        result, how = resume_damaged(copy, state, truth)
+        counts.update([result, how, *kinds])
         shutil.rmtree(copy)
     return counts
 
 
 @contextlib.contextmanager
-def opened(settings: config.Config, state: SimState, told: list[str]) -> Iterator:
+def opened(settings: config.Config, state: SimState, logged: list[str]) -> Iterator:
+    """Yields the recorder of a run folder, with constant digests of data and partition."""
     from fedvg_jax.runs import recorder as recording
 
-    with recording.opened(settings, state, {}, lambda: {"data": "d", "partition": "p"}, told.append) as recorder:
+    with recording.open_run_folder(
+        settings, state, {}, lambda: {"data": "d", "partition": "p"}, logged.append
+    ) as recorder:
         yield recorder
 
 
 def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dict]]:
-    """Six rounds, as the loop would have them written; the state and the record of each."""
+    """Writes six rounds as the loop does, and returns the state and the record of each."""
     import jax
 
     truth = []
@@ -60,17 +63,23 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
             )
             recorder.add([truth[-1][1]], state)
             recorder.checkpoint(state, truth[-1][1], (0.0, float(number)))
-            recorder.settle()
+            recorder.wait()
     return truth
 
 
-def judged_damage(run: Path, template: SimState, truth: list) -> tuple[str, str]:
+def resume_damaged(run: Path, template: SimState, truth: list) -> tuple[str, str]:
+    """Resumes a damaged folder; returns ("survived" or "lost", what happened).
+
+    Args:
+        template: the state before the first round.
+        truth: state and record of every round.
+    """
     import jax
 
-    told: list[str] = []
+    logged: list[str] = []
     try:
-        settings = resume.resolve(dataclasses.replace(resume.stored(run), out=run, resume=str(run)))
-        with opened(settings, template, told) as recorder:
+        settings = resume.resolve(dataclasses.replace(history.read_config(run), out=run, resume=str(run)))
+        with opened(settings, template, logged) as recorder:
             start = recorder.start
     except UsageError as error:
         return ("survived" if "\n" not in str(error) else "lost"), "refused in one line"
@@ -82,23 +91,28 @@ def judged_damage(run: Path, template: SimState, truth: list) -> tuple[str, str]
     lost = [r["round"] for r in start.records if history.is_lost(r)]
     records = [r for r in start.records if not history.is_lost(r)]
     same = same and records == [line for _, line in truth[:done] if line["round"] not in lost]
-    same = same and all("\n" not in line for line in told) and (not lost or any("are lost" in line for line in told))
-    silent = done < len(truth) and not told
-    how = "with records lost, and said so" if lost else "whole"
-    return ("survived" if same and not silent else "lost"), f"went on from round {done}, {how}"
+    same = (
+        same and all("\n" not in line for line in logged) and (not lost or any("are lost" in line for line in logged))
+    )
+    is_silent = done < len(truth) and not logged
+    how = "with records lost, and logged" if lost else "complete"
+    return ("survived" if same and not is_silent else "lost"), f"resumed from round {done}, {how}"
 
 
 def spoil(path: Path, rng: random.Random) -> str:
-    """Damages a file at a random offset; returns how."""
+    """Damages a file at a random offset; returns the kind of damage."""
     if not path.exists():
-        return "gone"
+        return "removed"
     good = path.read_bytes()
-    at, kind = rng.randrange(len(good) + 1), rng.choice(["bit flipped", "byte changed", "block zeroed", "cut", "gone"])
+    at, kind = (
+        rng.randrange(len(good) + 1),
+        rng.choice(["bit flipped", "byte changed", "block zeroed", "truncated", "removed"]),
+    )
     bad = bytearray(good)
-    if kind == "gone":
+    if kind == "removed":
         path.unlink()
         return kind
-    if kind == "cut":
+    if kind == "truncated":
         bad = bad[:at]
     elif at < len(bad):
         bad[at] = {"bit flipped": bad[at] ^ 1 << rng.randrange(8), "byte changed": rng.randrange(256)}.get(kind, 0)
@@ -109,7 +123,7 @@ def spoil(path: Path, rng: random.Random) -> str:
 
 
 def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Decoded data and a partition, damaged and asked for again; then compiled programs, by a run."""
+    """Returns counts of trials that damage and reload decoded data and a partition; then compiled programs."""
     from fedvg_jax.data import cache
     from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.data.partitions import draw
@@ -119,32 +133,33 @@ def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
     y = np.arange(400, dtype=np.int32) % 4
     made = Arrays("set", np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), np.uint8), y, tuple("abcd"), 400)
 
-    def ask():
-        got = cache.cached("reader", [source], lambda: made, folder / "entries")
+    def load():
+        arrays = cache.cached("reader", [source], lambda: made, folder / "entries")
         parts = draw.draw_partition(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
-        return [got.x, got.y, *itertools.chain(*parts)]
+        return [arrays.x, arrays.y, *itertools.chain(*parts)]
 
-    known = [x.copy() for x in ask()]
+    intact = [x.copy() for x in load()]
     for _ in range(trials):
         victims = sorted(path for path in (folder / "entries").rglob("*") if path.is_file())
         counts[spoil(rng.choice(victims), rng)] += 1
         try:
-            right = all(np.array_equal(a, b) for a, b in zip(ask(), known, strict=True))
+            is_right = all(np.array_equal(a, b) for a, b in zip(load(), intact, strict=True))
         except Exception as error:
-            right = counts.update([f"{type(error).__name__}: {error}"])
-        counts["survived" if right else "lost"] += 1
+            is_right = False
+            counts[f"{type(error).__name__}: {error}"] += 1
+        counts["survived" if is_right else "lost"] += 1
     return counts + programs(folder, min(10, trials), rng)
 
 
 def programs(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Compiled programs of a run cut short, as a kill while jax writes them leaves them."""
+    """Returns counts of runs with truncated compiled programs, as a kill while jax writes them leaves them."""
     counts, cache = Counter(), folder / "cache"
-    assert simulated(folder / "alone", cache, 3) == 0
+    assert simulated(folder / "undisturbed", cache, 3) == 0
     for trial in range(trials):
         for path in rng.sample(sorted((cache / "xla").glob("*-cache")), 3):
             path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
         out = folder / f"run-{trial}"
-        ended = simulated(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "alone", 3)
-        counts["survived" if ended else "lost"] += 1
-        counts["programs cut"] += 3
+        is_right = simulated(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "undisturbed", 3)
+        counts["survived" if is_right else "lost"] += 1
+        counts["programs truncated"] += 3
     return counts

@@ -1,4 +1,4 @@
-"""One checkpoint over another, on a disk that fails at its nth operation."""
+"""Saves one checkpoint after another, on a disk that fails at its nth operation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ COUNT, KILL, TEAR, FULL = range(4)
 
 
 def is_loaded() -> bool:
-    """Whether this process began with the library of faulty_disk.c."""
+    """Returns whether this process was started with the library of faulty_disk.c."""
     return "faulty_disk" in os.environ.get("LD_PRELOAD", "")
 
 
 def compile_disk() -> Path | None:
-    """The shared library of faulty_disk.c, where there is a C compiler."""
+    """Compiles faulty_disk.c and returns the shared library; None without a C compiler or outside Linux."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
         return None
@@ -37,7 +37,7 @@ def compile_disk() -> Path | None:
 
 
 def crashes(folder: Path, modes: tuple[int, ...], most: int = 10_000) -> Counter:
-    """Round 2 is saved over round 1, and `keep` is 1; a process for every operation and mode."""
+    """Returns counts of processes that save round 2 after round 1, with `keep` 1, one for every operation and mode."""
     counts = Counter()
     if not is_loaded():
         return Counter(skipped=1)
@@ -46,16 +46,17 @@ def crashes(folder: Path, modes: tuple[int, ...], most: int = 10_000) -> Counter
         for nth in range(1, most + 1):
             run = folder / f"{mode}-{nth}"
             run.mkdir()
-            checked = forked(lambda run=run, mode=mode, nth=nth: save_twice(disk, run, mode, nth))
-            counts[judged_crash(run, mode, checked)] += 1
-            counts["died" if checked < 0 else "full" if checked == 3 else "to the end"] += 1
+            code = forked(lambda run=run, mode=mode, nth=nth: save_twice(disk, run, mode, nth))
+            counts[restore_after_crash(run, mode, code)] += 1
+            counts["died" if code < 0 else "full" if code == 3 else "to the end"] += 1
             shutil.rmtree(run)
-            if checked == 0:  # there is no nth operation
+            if code == 0:  # there is no nth operation
                 break
     return counts
 
 
 def save_twice(disk, run: Path, mode: int, nth: int) -> int:
+    """Saves rounds 1 and 2 on a disk that fails at the nth operation of round 2; returns 3 on an OSError, else 0."""
     checkpoint.save(run, 1, arrays(1), {}, keep=1)
     disk.arm(f"{run}/".encode(), mode, nth)
     try:
@@ -65,26 +66,27 @@ def save_twice(disk, run: Path, mode: int, nth: int) -> int:
     return 0
 
 
-def judged_crash(run: Path, mode: int, code: int) -> str:
-    """Exit code 0 promises round 2; anything else round 1 or 2. Judged by a process of its own."""
+def restore_after_crash(run: Path, mode: int, code: int) -> str:
+    """Restores the checkpoint in another process: round 2 after exit code 0, else round 1 or 2."""
 
-    def judge() -> int:
-        found = checkpoint.restore(run, lambda about: arrays(0), lambda about: "", lambda line: None)
-        return 9 if found is None else about_right(found, least=2 if code == 0 else 1)
+    def restore() -> int:
+        restored = checkpoint.restore(run, lambda seal: arrays(0), lambda seal: "", lambda line: None)
+        return 9 if restored is None else compare(restored, min_round=2 if code == 0 else 1)
 
     expected = {0, -signal.SIGKILL} | ({3} if mode == FULL else set())
-    return "survived" if code in expected and forked(judge) == 0 else "lost"
+    return "survived" if code in expected and forked(restore) == 0 else "lost"
 
 
-def about_right(found, least: int) -> int:
-    state, about = found
-    number = about["round"]
+def compare(restored, min_round: int) -> int:
+    """Returns 0 if a restored checkpoint has the arrays of its round, and is not older than `min_round`; else 8."""
+    state, seal = restored
+    number = seal["round"]
     same = all(np.array_equal(a, b) for a, b in zip(state.values(), arrays(number).values(), strict=True))
-    return 0 if same and number >= least else 8
+    return 0 if same and number >= min_round else 8
 
 
 def arrays(number: int) -> dict[str, np.ndarray]:
-    """Of a round; small, large, and of one entry."""
+    """Returns arrays of a round: a small one, a large one, and a scalar."""
     rng = np.random.default_rng(number)
     big = rng.normal(size=(64, 300)).astype(np.float32)
     return {"bias": rng.normal(size=3), "kernel": big, "round": np.array(number, np.int32)}

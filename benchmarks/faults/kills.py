@@ -1,4 +1,4 @@
-"""Real runs, killed at random instants and told to go on until they end; against one that is left alone."""
+"""Kills real runs at random instants, resumes them until they end, and compares them with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ RUN += " --checkpoint-every 3 --resume auto"
 
 
 def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: int = 4) -> Counter:
-    """Chains of processes in one folder, each killed at a random instant, until one ends: one in five at any instant
-    of its life, the others while rounds are on."""
-    cache, alone, warm = (folder / name for name in ("cache", "alone", "warm"))
-    assert simulated(alone, cache, rounds) == 0, "the run that is left alone does not end"
-    begun = time.monotonic()
+    """Returns counts of kills. A chain of processes works on one folder; each is killed at a random instant until one
+    ends: one in five at any instant of its life, the others during the rounds."""
+    cache, undisturbed, warm = (folder / name for name in ("cache", "undisturbed", "warm"))
+    assert simulated(undisturbed, cache, rounds) == 0, "the undisturbed run fails"
+    start_time = time.monotonic()
     assert simulated(warm, cache, rounds) == 0
-    life, known = time.monotonic() - begun, outcome(alone, rounds)
+    life, expected = time.monotonic() - start_time, outcome(undisturbed, rounds)
     working = json.loads((warm / "summary.json").read_text())["run_seconds"]
-    counts = Counter(survived=int(outcome(warm, rounds) == known))  # the same bits in any process
+    counts = Counter(survived=int(outcome(warm, rounds) == expected))  # equal in every process
     counts["lost"] = 1 - counts["survived"]
 
     def chains(own: Path, rng: random.Random) -> int:
         own.mkdir()
-        found = chain(own, cache, rounds, rng, -(-count // workers), (life, working), known)
-        (own / "found.json").write_text(json.dumps(found))
+        chain_counts = chain(own, cache, rounds, rng, -(-count // workers), (life, working), expected)
+        (own / "counts.json").write_text(json.dumps(chain_counts))
         return 0
 
     owns = [folder / f"worker-{i}" for i in range(workers)]
@@ -40,17 +40,26 @@ def kills(folder: Path, count: int, rounds: int, rng: random.Random, workers: in
     started = [start(lambda own=o, seed=s: chains(own, random.Random(seed))) for o, s in zip(owns, seeds, strict=True)]
     for child, own in zip(started, owns, strict=True):
         assert waited(child) == 0, f"{own} failed"
-        counts += Counter(json.loads((own / "found.json").read_text()))
+        counts += Counter(json.loads((own / "counts.json").read_text()))
     return counts
 
 
 def chain(
-    folder: Path, cache: Path, rounds: int, rng: random.Random, count: int, seconds: tuple[float, float], known: tuple
+    folder: Path,
+    cache: Path,
+    rounds: int,
+    rng: random.Random,
+    count: int,
+    seconds: tuple[float, float],
+    expected: tuple,
 ) -> Counter:
-    """As many chains as it takes to kill `count` processes; every kill counts as survived where its chain ends well.
+    """Returns the counts of as many chains as it takes to kill `count` processes.
+
+    Every kill counts as survived if its chain ends with the expected outcome.
 
     Args:
-        seconds: of a process's life, and of the rounds in it.
+        seconds: of a process's life, and of its rounds.
+        expected: outcome of the undisturbed run.
     """
     counts, (life, working) = Counter(), seconds
     for number in itertools.count():
@@ -63,21 +72,21 @@ def chain(
             if code == -signal.SIGKILL:
                 killed += 1
                 counts.update(["killed", where(out, anytime)])
-        if code == -signal.SIGKILL:  # enough of them: this one may end
+        if code == -signal.SIGKILL:  # enough kills: this run may end
             code = simulated(out, cache, rounds)
-        right = code == 0 and outcome(out, rounds) == known
-        counts.update({"survived" if right else "lost": max(killed, 1)})
+        is_right = code == 0 and outcome(out, rounds) == expected
+        counts.update({"survived" if is_right else "lost": max(killed, 1)})
         if counts["killed"] >= count:
             return counts
 
 
 def size(out: Path) -> int:
-    """Bytes of the history so far."""
+    """Returns the bytes of the history so far."""
     return (out / "history.jsonl").stat().st_size if (out / "history.jsonl").exists() else 0
 
 
 def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf"), begins=lambda: True) -> int:
-    """The exit code of the command line in a process of its own, killed after so many seconds."""
+    """Returns the exit code of the command line in a separate process, killed `seconds` after `begins` is true."""
     from fedvg_jax import sim
 
     args = [*RUN.split(), "--rounds", str(rounds), "--cache-dir", str(cache), "--out", str(out)]
@@ -85,13 +94,14 @@ def simulated(out: Path, cache: Path, rounds: int, seconds: float = float("inf")
 
 
 def where(out: Path, anytime: bool) -> str:
+    """Returns words for the instant of a kill."""
     if anytime:
         return "killed at any instant"
-    return "killed in its rounds, a checkpoint there" if seals.newest(out) else "killed in its rounds, none yet"
+    return "killed in its rounds, after a checkpoint" if seals.newest_round(out) else "killed in its rounds, before any"
 
 
 def outcome(out: Path, rounds: int) -> tuple:
-    """History but for times; CRC-32 of all leaves of the last state and of the best model."""
+    """Returns the history without times, and the CRC-32 of all leaves of the final state and the best model."""
     records = [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)]
-    seal = json.loads((out / "checkpoints" / checkpoint.name(rounds) / checkpoint.SEAL).read_text())
+    seal = json.loads((out / "checkpoints" / checkpoint.folder_name(rounds) / checkpoint.SEAL).read_text())
     return records, seal["leaves"], seal["best"]

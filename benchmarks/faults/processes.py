@@ -1,4 +1,4 @@
-"""Work in processes of their own, which may be killed. Nothing here may have started a thread of jax's before."""
+"""Runs work in forked processes, which may be killed. The parent must not have started threads of jax."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 
 def forked(work: Callable[[], int]) -> int:
-    """The exit code of `work` in a process of its own, or minus the signal it died of."""
+    """Returns the exit code of `work` in a forked process, or minus the number of the signal that ended it."""
     return waited(start(work))
 
 
 def start(work: Callable[[], int]) -> int:
-    """The number of a process that does `work` and nothing else."""
+    """Forks a process that only does `work`, and returns its id."""
     child = os.fork()
     if not child:
         code = 7
@@ -29,14 +29,14 @@ def start(work: Callable[[], int]) -> int:
 
 
 def waited(child: int, seconds: float = float("inf"), begins: Callable[[], bool] = lambda: True) -> int:
-    """The exit code of a process, killed so many seconds after something begins."""
-    begun = None
-    while begun is None or time.monotonic() - begun < seconds:
+    """Returns the exit code of a process, which is killed `seconds` after `begins` is first true."""
+    start_time = None
+    while start_time is None or time.monotonic() - start_time < seconds:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if begun is None and begins():
-            begun = time.monotonic()
+        if start_time is None and begins():
+            start_time = time.monotonic()
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

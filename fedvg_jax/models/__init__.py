@@ -1,1 +1,24 @@
-"""Models in Flax; no other package imports Flax. `task.classification` turns a module into a `Task`."""
+"""Models in Flax, and tasks made from them; no other package imports Flax."""
+
+from fedvg_jax.models.adapt import linen_task, nnx_task
+from fedvg_jax.models.cnn import CNN, TinyCNN
+from fedvg_jax.models.lenet import LeNet5
+from fedvg_jax.models.mlp import MLP
+from fedvg_jax.models.resnet import resnet18, resnet34, resnet50
+from fedvg_jax.models.task import classification
+from fedvg_jax.models.vit import vit_b16, vit_s16
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "LeNet5",
+    "TinyCNN",
+    "classification",
+    "linen_task",
+    "nnx_task",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "vit_b16",
+    "vit_s16",
+]

@@ -1,10 +1,11 @@
-"""Checkpoints of a run: written by Orbax, sealed last, verified before they are trusted.
+"""Checkpoints of a run: written by Orbax, sealed last, verified before they are restored.
 
 RUN/checkpoints/000040/state      the arrays
 RUN/checkpoints/000040/seal.json  size and CRC-32 of every file; shape, dtype and CRC-32 of every leaf; config, versions
 
-The seal appears, by one rename, once all it vouches for is on the disk: a checkpoint without it is half-written. Bytes
-that changed since are found before anything reads them, so a crash or a bad disk can cost rounds, but never the truth.
+The seal is renamed into place after all sealed files are on the disk, so a checkpoint without it is half-written. Files
+are compared with their digests before they are read. A crash or a bad disk can therefore cost rounds, but no wrong
+value is restored.
 """
 
 from __future__ import annotations
@@ -24,152 +25,210 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import files, tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
-from fedvg_jax.runs.seals import FOLDER, FORMAT, SEAL, About, listed, name, sealed, unsealed
+from fedvg_jax.runs.seals import (
+    FOLDER,
+    FORMAT,
+    SEAL,
+    SealEntries,
+    checkpoint_folders,
+    folder_name,
+    read_seal,
+    seal_text,
+)
 
 PLAIN = re.compile(r"[\w/. -]*")
-"""Paths that Orbax and tensorstore take as they are; `**`, `[b]`, a backslash and `gs:` mean something to them."""
+"""Paths that Orbax and tensorstore read literally; `**`, `[b]`, a backslash and `gs:` have a meaning there."""
 
 
 def to_host(state: Tree) -> Tree:
-    """A copy in the host's memory, which no later round writes over; typed keys as their data."""
+    """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
     return jax.tree.map(np.array, jax.device_get(jax.tree.map(_untyped, state)))
 
 
-def save(run: Path, number: int, state: Tree, about: Mapping[str, Any], keep: int) -> None:
+def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:
     """Writes the checkpoint of a round, then removes all but the newest `keep`.
 
     Args:
         run: the run's folder.
         number: rounds done.
         state: on the host.
-        about: kept beside it; plain JSON.
+        entries: more entries of the seal; plain JSON.
+        keep: how many checkpoints to keep.
 
     Raises:
-        OSError: it cannot be written; nothing older was touched.
+        OSError: it cannot be written. Older checkpoints are not touched.
     """
-    target = run.absolute() / FOLDER / name(number)
-    target.parent.mkdir(exist_ok=True)  # but not the run's own folder, should that be gone
+    target = run.absolute() / FOLDER / folder_name(number)
+    target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
     _remove(target)
     target.mkdir()
-    leaves = _named(state)
+    leaves = _leaves_by_path(state)
     _write(target / "state", leaves)
     written = sorted(path for path in (target / "state").rglob("*"))
     files.flush([*written, target / "state", target, target.parent, run])
     seal = {
         "round": number,
         "format": FORMAT,
-        **about,
+        **entries,
         "files": {str(path.relative_to(target)): files.seal(path) for path in written if path.is_file()},
         "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
     }
-    files.replace(target / SEAL, sealed(seal))
+    files.replace(target / SEAL, seal_text(seal))
     _prune(run, number, keep)
 
 
 def restore(
-    run: Path, template: Callable[[About], Tree], refuse: Callable[[About], str], tell: Callable[[str], None]
-) -> tuple[Tree, About] | None:
-    """The newest checkpoint that can be trusted, on the host.
+    run: Path,
+    template: Callable[[SealEntries], Tree],
+    refuse: Callable[[SealEntries], str],
+    log: Callable[[str], None],
+) -> tuple[Tree, SealEntries] | None:
+    """Returns the newest intact checkpoint, on the host.
 
     Args:
-        template: what the checkpoint says of itself -> a tree of the arrays expected.
-        refuse: the same -> why it is not wanted, or "".
-        tell: hears in one line why a newer one was passed over.
+        template: seal -> pytree of arrays or shapes that the checkpoint must have.
+        refuse: seal -> the reason not to use the checkpoint, "" if there is none.
+        log: called with one line about every newer checkpoint that is skipped.
 
     Returns:
-        (state like the template, what the checkpoint says of itself); None where there is none.
+        (state in the structure of the template, seal), or None without such a checkpoint.
     """
-    for path in reversed(listed(run)):
+    for path in reversed(checkpoint_folders(run)):
         try:
-            about = unsealed(path)
-            if why := refuse(about):
-                raise ValueError(why)
-            return _read(path, about, template(about)), about
-        except Exception as error:  # damaged bytes raise what they lead to
-            why = files.reason(error)
-            tell(f"checkpoint of round {int(path.name)} passed over: {why}")
+            seal = read_seal(path)
+            if reason := refuse(seal):
+                raise ValueError(reason)
+            return _read(path, seal, template(seal)), seal
+        except Exception as error:  # damaged bytes may raise anything
+            reason = files.reason(error)
+            log(f"checkpoint of round {int(path.name)} skipped: {reason}")
     return None
 
 
-def best_variables(run: Path, template: Variables | None = None) -> Variables:
-    """The model that was best on validation, from the newest checkpoint of a run folder that can be trusted.
+def best_variables(run: Path | str, template: Variables | None = None) -> Variables:
+    """Returns the model that was best on validation, from the newest intact checkpoint of a run folder.
 
     Args:
+        run: the run folder.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
         The variables on the host, as nested dicts or in the structure of `template`.
 
     Raises:
-        UsageError: no checkpoint holds such a model, or it is not of the template's shapes.
+        UsageError: no checkpoint holds such a model, or its shapes are not those of the template.
 
     >>> best_variables("nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); ...
     """
-    run, whys = Path(run), []
-    for path in reversed(listed(run)):
+
+    def check_evaluated(seal: SealEntries) -> None:
+        if seal["best"] is None:
+            raise ValueError("no round was evaluated yet")
+
+    remedy = "--keep 1 or more and an evaluation leave one"
+    return _read_model(Path(run), "best.", "model best on validation", remedy, template, check_evaluated)
+
+
+def final_variables(run: Path | str, template: Variables | None = None) -> Variables:
+    """Returns the global model of the newest intact checkpoint of a run folder: the final one of a finished run.
+
+    Args:
+        run: the run folder.
+        template: variables of the same structure, for a model whose parameters are not nested dicts.
+
+    Returns:
+        The variables on the host, as nested dicts or in the structure of `template`.
+
+    Raises:
+        UsageError: there is no intact checkpoint, or its shapes are not those of the template.
+
+    >>> final_variables("nowhere")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: nowhere holds no global model (no checkpoint in nowhere/checkpoints); ...
+    """
+    return _read_model(Path(run), "state.variables.", "global model", "--keep 1 or more leaves one", template)
+
+
+def _read_model(
+    run: Path,
+    prefix: str,
+    what: str,
+    remedy: str,
+    template: Variables | None,
+    check_seal: Callable[[SealEntries], None] = lambda seal: None,
+) -> Variables:
+    """Returns the variables whose paths start with `prefix`, from the newest checkpoint that has them intact.
+
+    Args:
+        what, remedy: for the message where there are none.
+        check_seal: raises ValueError where a checkpoint does not hold the model.
+    """
+    reasons = []
+    for path in reversed(checkpoint_folders(run)):
         try:
-            about = unsealed(path)
-            if about["best"] is None:
-                raise ValueError("no round was evaluated yet")
-            leaves = {key.removeprefix("best."): leaf for key, leaf in _leaves(path, about).items() if _is_best(key)}
+            seal = read_seal(path)
+            check_seal(seal)
+            leaves = {
+                key.removeprefix(prefix): leaf
+                for key, leaf in _read_leaves(path, seal).items()
+                if key.startswith(prefix)
+            }
             return _nested(leaves) if template is None else _in_structure(template, leaves)
-        except Exception as error:  # damaged bytes raise what they lead to
-            whys.append(f"round {int(path.name)}: {files.reason(error)}")
-    said = "; ".join(whys) or f"no checkpoint in {run / FOLDER}"
-    raise UsageError(f"{run} holds no model best on validation ({said}); --keep 1 or more and an evaluation leave one")
-
-
-def _is_best(key: str) -> bool:
-    return key.startswith("best.")
+        except Exception as error:  # damaged bytes may raise anything
+            reasons.append(f"round {int(path.name)}: {files.reason(error)}")
+    listed = "; ".join(reasons) or f"no checkpoint in {run / FOLDER}"
+    raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
 
 def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
     """{"params.fc1.kernel": x} -> Variables({"fc1": {"kernel": x}}, {})"""
-    found: dict[str, Any] = {"params": {}, "stats": {}}
+    fields: dict[str, Any] = {"params": {}, "stats": {}}
     for key, leaf in leaves.items():
-        *above, last = key.split(".")
-        functools.reduce(lambda node, part: node.setdefault(part, {}), above, found)[last] = leaf
-    return Variables(**found)
+        *parents, last = key.split(".")
+        functools.reduce(lambda node, part: node.setdefault(part, {}), parents, fields)[last] = leaf
+    return Variables(**fields)
 
 
 def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Variables:
-    expected = {key: tuple(leaf.shape) for key, leaf in _named(template).items()}
-    found = {key: leaf.shape for key, leaf in leaves.items()}
-    if expected != found:
-        raise ValueError(f"its shapes are {found}, the template's {expected}")
+    expected = {key: tuple(leaf.shape) for key, leaf in _leaves_by_path(template).items()}
+    shapes = {key: leaf.shape for key, leaf in leaves.items()}
+    if expected != shapes:
+        raise ValueError(f"its shapes are {shapes}, the template's {expected}")
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
 
-def like(template: Tree, state: Tree) -> Tree:
-    """`state` on the device, its typed keys typed again, as in `template`."""
+def place_like(template: Tree, state: Tree) -> Tree:
+    """Returns `state` on the devices, with the shardings and key types of `template`."""
 
     def placed(expected, value):
         if _is_key(expected):
-            return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=jax.random.key_impl(expected))
+            return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
         return jax.device_put(value, expected.sharding)
 
     return jax.tree.map(placed, template, state)
 
 
 def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
-    """Orbax keeps no array without entries; the template knows those."""
+    """Writes the arrays, except empty ones, which Orbax does not keep and `_read_leaves` restores from their shapes."""
     import orbax.checkpoint as ocp
 
-    held = {key: leaf for key, leaf in leaves.items() if leaf.size}
+    stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
     with _quiet(), _plain(folder) as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(plain, args=ocp.args.PyTreeSave(held))
+        checkpointer.save(plain, args=ocp.args.PyTreeSave(stored))
 
 
 @contextlib.contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """A path of the same folder in plain characters: through a link to its parent where its own has others."""
+    """Yields a path of the folder in the characters of `PLAIN`: a temporary link to its parent where it has others."""
     if PLAIN.fullmatch(str(folder)):
         yield folder
         return
@@ -181,8 +240,11 @@ def _plain(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A full disk as an OSError and nothing else: Orbax logs it too, at length; tensorstore tells of it in a ValueError
-    of many lines, and its writes that fail later come back to a loop that is closed."""
+    """Turns any error of Orbax into an OSError, without its log output.
+
+    On a full disk Orbax logs at length, and tensorstore raises a ValueError of many lines. Writes that fail later raise
+    unraisable exceptions in an event loop that is closed.
+    """
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     log.disabled, sys.unraisablehook = True, lambda unraisable: None
     try:
@@ -190,51 +252,51 @@ def _quiet() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        time.sleep(0.2)  # the late ones
+        time.sleep(0.2)  # for the writes that fail later
         number = re.search(r"os_error_code='(\d+)'", str(error))
         raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
     finally:
         log.disabled, sys.unraisablehook = False, hook
 
 
-def _read(path: Path, about: About, template: Tree) -> Tree:
-    """The arrays of a checkpoint, in the structure of `template`."""
-    expected = {key: _shape(leaf) for key, leaf in _named(template).items()}
-    found = _shapes(about)
-    if expected != found:
-        other = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
-        raise ValueError(f"other shapes: {other[0]} is {found.get(other[0])}, not {expected.get(other[0])}")
-    leaves = _leaves(path, about)
+def _read(path: Path, seal: SealEntries, template: Tree) -> Tree:
+    """Returns the arrays of a checkpoint, in the structure of `template`."""
+    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
+    shapes = _shapes(seal)
+    if expected != shapes:
+        other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
+        raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
+    leaves = _read_leaves(path, seal)
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
 
-def _shapes(about: About) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {key: (tuple(leaf[0]), leaf[1]) for key, leaf in about["leaves"].items()}
+def _shapes(seal: SealEntries) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {key: (tuple(leaf[0]), leaf[1]) for key, leaf in seal["leaves"].items()}
 
 
-def _leaves(path: Path, about: About) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by name; its files and leaves are those that were sealed."""
+def _read_leaves(path: Path, seal: SealEntries) -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint by path, after comparing files and arrays with the seal."""
     import orbax.checkpoint as ocp
 
-    if damage := files.damaged(path, about["files"]):
+    if damage := files.damaged(path, seal["files"]):
         raise ValueError(f"{damage[0]} is damaged")
-    found = _shapes(about)
-    held = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, _) in found.items() if 0 not in shape}
+    shapes = _shapes(seal)
+    stored = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, _) in shapes.items() if 0 not in shape}
     with _plain(path.absolute() / "state") as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=held))
-    leaves |= {key: np.zeros(*found[key]) for key in found.keys() - held.keys()}
+        leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=stored))
+    leaves |= {key: np.zeros(*shapes[key]) for key in shapes.keys() - stored.keys()}
     for key, leaf in leaves.items():
-        if _describe(leaf) != about["leaves"][key]:
+        if _describe(leaf) != seal["leaves"][key]:
             raise ValueError(f"{key} is damaged")
     return leaves
 
 
-def _named(state: Tree) -> dict[str, Any]:
-    """Leaves by path, "state.variables.params.fc1.kernel"."""
+def _leaves_by_path(state: Tree) -> dict[str, Any]:
+    """Returns leaves by path, such as "state.variables.params.fc1.kernel"."""
     leaves = jax.tree.leaves(state)
-    named = dict(zip((path.replace("/", ".") for path in tree.paths(state)), leaves, strict=True))
-    assert len(named) == len(leaves), "two leaves have the same path"
-    return named
+    by_path = dict(zip((path.replace("/", ".") for path in tree.paths(state)), leaves, strict=True))
+    assert len(by_path) == len(leaves), "two leaves have the same path"
+    return by_path
 
 
 def _shape(leaf) -> tuple[tuple[int, ...], str]:
@@ -243,8 +305,9 @@ def _shape(leaf) -> tuple[tuple[int, ...], str]:
 
 
 def _describe(leaf: np.ndarray) -> list:
-    """[shape, dtype, CRC-32 of the bytes]"""
-    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))]
+    """Returns [shape, dtype, CRC-32 of the bytes]."""
+    flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
 
 
 def _untyped(leaf):
@@ -252,20 +315,23 @@ def _untyped(leaf):
 
 
 def _is_key(leaf) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _prune(run: Path, number: int, keep: int) -> None:
-    """Of those up to this one, keeps the newest that are sealed; a later one was passed over, and soon replaced."""
-    known = [path for path in listed(run) if int(path.name) <= number]
-    kept = [path for path in known if (path / SEAL).is_file()][-keep:]
-    for path in known:
+    """Removes checkpoints up to round `number`, except the newest `keep` that are sealed.
+
+    Later ones, which were skipped when the run was resumed, will be replaced.
+    """
+    folders = [path for path in checkpoint_folders(run) if int(path.name) <= number]
+    kept = [path for path in folders if (path / SEAL).is_file()][-keep:]
+    for path in folders:
         if path not in kept:
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """The seal first, so that what is left of it at any instant is known to be half-written."""
+    """Removes a checkpoint, its seal first, so that a crash leaves a half-written one."""
     if path.exists():
         (path / SEAL).unlink(missing_ok=True)
         shutil.rmtree(path)

@@ -191,7 +191,7 @@ def _check_detail(detail: Any) -> None:
         if not isinstance(name, str) or not hasattr(leaf, "shape"):
             what = type(leaf).__name__ if isinstance(name, str) else f"a name of type {type(name).__name__}"
             raise UsageError(f"weighting.detail '{name}' is {what}; expected a string naming one array")
-        if history.is_own(name):
+        if history.is_reserved(name):
             raise UsageError(f"weighting.detail '{name}' would hide the history's own; give it another name")
     _leading(detail, _CLIENTS, "weighting.detail", "clients")
     for name, leaf in detail.items():

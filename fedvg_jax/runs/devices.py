@@ -37,7 +37,8 @@ def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
             precision.
     """
     hardware = hardware or hw.current()
-    available, size, double = hardware.num_devices, block_size(config), bool(jax.config.jax_enable_x64)
+    available, size = hardware.num_devices, block_size(config)
+    double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     if config.devices == "auto":
         return min(size, hw.auto_devices(config.model, double, hardware))
     wanted = int(config.devices)

@@ -12,17 +12,17 @@ from fedvg_jax.core.types import Data
 Record = dict[str, Any]
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
-"""entry of a record -> what its clients did"""
+"""entry of a record -> words for its clients"""
 
 
 def error(records: Sequence[Record], data: Data) -> str:
-    """The error for the first round in which a client diverged, "" without one."""
+    """Returns the error message for the first round in which a client diverged, "" if none did."""
     record = next((r for r in records if "diverged" in r), None)
     if record is None:
         return ""
     number, clients = record["round"], record["diverged"]
-    if blamed := validation_problem(record, data):
-        return f"round {number}: clients {clients} cannot be scored, because {blamed}"
+    if problem := validation_problem(record, data):
+        return f"round {number}: clients {clients} cannot be scored, because {problem}"
     return (
         f"round {number}: clients {clients} diverged (model, loss or score not finite);"
         " use a smaller --lr, or --nonfinite skip to leave them out"
@@ -30,25 +30,25 @@ def error(records: Sequence[Record], data: Data) -> str:
 
 
 def warning(records: Sequence[Record], data: Data) -> str:
-    """The warning for the first round that averaged no client, "" without one."""
-    record = next((r for r in records if averaged_nobody(r)), None)
+    """Returns the warning for the first round that averaged no client, "" if there is none."""
+    record = next((r for r in records if averaged_no_client(r)), None)
     if record is None:
         return ""
     counts = [f"{len(record[name])} {what}" for name, what in ABSENCES.items() if name in record]
-    blamed = validation_problem(record, data)
+    problem = validation_problem(record, data)
     return (
         f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so the global"
-        f" model stays as it was{f'; clients cannot be scored, because {blamed}' if blamed else ''}"
+        f" model stays as it was{f'; clients cannot be scored, because {problem}' if problem else ''}"
     )
 
 
-def averaged_nobody(record: Record) -> bool:
-    """Whether all weights are 0, as far as the record still has them."""
+def averaged_no_client(record: Record) -> bool:
+    """Returns whether the record has weights and all are 0."""
     return bool(record["weights"]) and not any(record["weights"])
 
 
 def validation_problem(record: Record, data: Data) -> str:
-    """What is wrong with D_val where no client of the round has a finite score, "" where nothing is."""
+    """Returns the reason in D_val why no client of the round has a finite score, "" if there is none."""
     if any(score is not None for score in record["scores"]):
         return ""
     rows = nonfinite_rows(data.pool, np.asarray(data.val))
@@ -62,7 +62,12 @@ def validation_problem(record: Record, data: Data) -> str:
 
 
 def nonfinite_rows(pool: Any, table: np.ndarray) -> np.ndarray:
-    """Rows of a table [.., B] (-1 for none) that hold a number which is not finite, ascending."""
+    """Returns the rows of the pool with a non-finite number, ascending.
+
+    Args:
+        pool: pytree of arrays [T, ...].
+        table: int [.., B] rows to check, -1 for padding.
+    """
     import jax
 
     rows = np.unique(table[table >= 0])

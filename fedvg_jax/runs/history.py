@@ -1,28 +1,31 @@
-"""What a run leaves behind: one record per round, a summary, and the folder that holds them.
+"""Results of a run: one record per round, a summary, and the run folder that holds them.
 
-config.json      the resolved settings
-manifest.json    what it was made from: data, partition, versions, machine
-partition.json   samples and classes of every client, how skewed they are, and what the validation set is
-layers.json      the names of the layers whose shares of the score are recorded
+config.json      the settings
+manifest.json    digests of data and partition; versions and machine of every part of the run
+partition.json   samples and classes of every client, statistics of their skew, and of the validation set
+layers.json      names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
-summary.json     the run in a few numbers
+summary.json     results, seconds, versions
 """
 
 from __future__ import annotations
 
+import functools
+import html
 import itertools
 import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, Variables
@@ -30,42 +33,104 @@ from fedvg_jax.runs import seals
 
 Record = dict[str, Any]
 
-OWN_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
-OWN_NAMES += ("dropped", "untrained", "diverged")
+RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
+RESERVED_NAMES += ("dropped", "untrained", "diverged")
 
 
-def is_own(name: str) -> bool:
-    """Whether a record uses this name itself, so that neither a metric nor a weighting's detail may."""
-    return name in OWN_NAMES or name.startswith(("val_", "test_"))
+def is_reserved(name: str) -> bool:
+    """Returns whether records use this name, so that no metric and no weighting's detail may have it."""
+    return name in RESERVED_NAMES or name.startswith(("val_", "test_"))
 
 
-class History(NamedTuple):
-    """A finished (or interrupted) run."""
+class _Results(NamedTuple):
+    """The fields of a `History` as stored: a model is its variables, or a function that reads them."""
 
     records: list[Record]
-    """One per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`, `seconds`, and at
-    evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy, balanced_accuracy,
-    macro_f1. `val_*` are of D_val, which FedVG's weights also use, or with `select` held_out of the half of it that
-    they do not use."""
     summary: dict[str, Any]
-    """The run in a few numbers. `*_at_best_val` are of the round best on `val_*`; `select` names those rows."""
-    variables: Variables
-    """The final global model."""
+    variables: Variables | Callable[[], Variables]
     folder: Path | None
-    best_variables: Variables | None = None
-    """The global model of the round best on validation, on the host: by accuracy, or by loss for a task without one.
-    None before the first evaluation, and where a resumed run has no checkpoint of it."""
+    best_variables: Variables | Callable[[], Variables] | None = None
+    config: Config | None = None
+
+
+class History(_Results):
+    """The results of a run that has finished or was stopped.
+
+    Attributes:
+        records: One dict per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`,
+            `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
+            balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
+            `select` "held_out" on the half of it that the weights do not use.
+        summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `select` names those
+            rows.
+        variables: The final global model. In a loaded history, the model of the newest intact checkpoint.
+        folder: The run folder; None for a run without one.
+        best_variables: The global model of the round best on validation, on the host: by accuracy, or by loss for a
+            task without one. None before the first evaluation, and where a resumed run has no checkpoint of it.
+        config: The settings of the run.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def load(cls, folder: Path | str) -> History:
+        """Returns the history of a run folder.
+
+        Models are read from the newest intact checkpoint when they are first used, as nested dicts on the host.
+
+        Args:
+            folder: a run folder; the run may still be going on, or have been killed. `summary` is then empty.
+
+        Raises:
+            UsageError: it is no run folder, or config.json, history.jsonl or summary.json is damaged. Reading a model
+                raises it where no checkpoint holds one.
+
+        >>> History.load("nowhere")
+        Traceback (most recent call last):
+            ...
+        fedvg_jax.UsageError: nowhere is no run folder (it has no config.json); name the folder of a run
+        """
+        folder = Path(folder)
+        config = read_config(folder)
+        records = read(folder) if (folder / "history.jsonl").exists() else []
+        path = folder / "summary.json"
+        stored = files.read_object(path) if path.exists() else {}
+        summary = {name: value for name, value in stored.items() if name not in ("seal", seals.DIGEST)}
+        return cls(records, summary, _model_reader(folder, "final"), folder, _model_reader(folder, "best"), config)
+
+    @property
+    def variables(self) -> Variables:  # pyright: ignore[reportIncompatibleVariableOverride]  reads the stored field
+        """The final global model."""
+        stored = self[2]
+        return stored() if callable(stored) else stored
+
+    @property
+    def best_variables(self) -> Variables | None:  # pyright: ignore[reportIncompatibleVariableOverride]  as above
+        """The global model of the round best on validation."""
+        stored = self[4]
+        return stored() if callable(stored) else stored
 
     def __repr__(self) -> str:
         """Three lines: rounds, results, folder."""
-        counts = f"History of {len(self.records)} rounds"
-        if self.summary.get("stopped_by"):
-            counts += f", stopped by {self.summary['stopped_by']}"
-        results = [f"{name} {value:.4g}" for name, value in self.summary.items() if _is_result(name, value)]
-        return f"{counts}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
+        results = [f"{name} {value}" for name, value in self._results()]
+        return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
+
+    def _repr_html_(self) -> str:
+        """A small table, which notebooks show."""
+        entries = [*self._results(), ("run folder", str(self.folder))]
+        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
+        return f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
+
+    def _title(self) -> str:
+        stopped_by = self.summary.get("stopped_by")
+        return f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
+
+    def _results(self) -> list[tuple[str, str]]:
+        """Names and values of the summary's results."""
+        return [(name, f"{value:.4g}") for name, value in self.summary.items() if _is_result(name, value)]
 
     def to_pandas(self, per: Literal["round", "client"] = "round"):
-        """The records as a `pandas.DataFrame`.
+        """Returns the records as a `pandas.DataFrame`.
 
         Args:
             per: "round": a row per round, indexed by it, with a column per number (evaluations are NaN between); or
@@ -83,13 +148,24 @@ class History(NamedTuple):
         return pandas.DataFrame.from_records(_TABLES[per](self.records)).set_index("round")
 
 
+def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:
+    """Returns a function that reads a model of the newest intact checkpoint once."""
+
+    def read_model() -> Variables:
+        from fedvg_jax.runs import checkpoint  # which imports jax
+
+        return checkpoint.best_variables(folder) if which == "best" else checkpoint.final_variables(folder)
+
+    return functools.cache(read_model)
+
+
 class DivergedError(UsageError):
     """A client's model, loss or score is not finite, and `nonfinite` is "raise"."""
 
     def __init__(self, message: str, history: History):
         super().__init__(message)
         self.history = history
-        """the run up to and with the round that diverged; the same records are in its folder"""
+        """the rounds up to the one in which a client diverged, and that one; the run folder has the same records"""
 
 
 def _is_result(name: str, value: Any) -> bool:
@@ -97,12 +173,12 @@ def _is_result(name: str, value: Any) -> bool:
 
 
 def by_round(records: Sequence[Record]) -> list[Record]:
-    """The numbers of every round."""
+    """Returns the numbers of every round."""
     return [{name: value for name, value in r.items() if not isinstance(value, list)} for r in records]
 
 
 def by_client(records: Sequence[Record]) -> list[Record]:
-    """The numbers of every client in every round."""
+    """Returns the numbers of every client in every round."""
     names = {"clients": "client", "weights": "weight", "scores": "score", "num_samples": "num_samples"}
     columns = ([(r["round"], *row) for row in zip(*(r[name] for name in names), strict=True)] for r in records)
     return [dict(zip(("round", *names.values()), row, strict=True)) for rows in columns for row in rows]
@@ -112,7 +188,7 @@ _TABLES = {"round": by_round, "client": by_client}
 
 
 def record(index: int, schedule, metrics, seconds: float) -> Record:
-    """One round's record from its schedule and its metrics, all [K] on the host."""
+    """Returns the record of one round from its schedule and its metrics, all [K] on the host."""
     return {
         "round": index,
         "clients": schedule.clients.tolist(),
@@ -127,10 +203,10 @@ def record(index: int, schedule, metrics, seconds: float) -> Record:
 
 
 def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
-    """Named metrics of one part ("val" or "test") as record entries.
+    """Returns the metrics of one part ("val" or "test") as entries of a record.
 
     Raises:
-        UsageError: if the task has no `loss` among them, or one that is no number.
+        UsageError: `loss` is not among the metrics, or a metric is not one number.
     """
     if "loss" not in metrics:
         raise UsageError(f"task.metrics must give loss, whatever else; got {', '.join(metrics) or 'nothing'}")
@@ -141,30 +217,31 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
 
 
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
-    """Test accuracy three ways: of the final round, of the round best on validation, and the maximum; of a task
-    without accuracy its loss, and the minimum.
+    """Returns the test accuracy of the final round, of the round best on validation, and the maximum.
+
+    For a task without accuracy it is the loss, and the minimum.
 
     The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
-    The maximum is selected on the test set itself: it is what the published code reports, and optimistic.
+    The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
 
-    Rounds whose records are lost are listed as `lost_rounds`; numbers that need a lost evaluation are None.
+    Rounds whose records are lost are listed as `lost_rounds`; results that need a lost evaluation are None.
     """
     lost = {"lost_rounds": rounds} if (rounds := [r["round"] for r in records if is_lost(r)]) else {}
     evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
         return lost
-    known = [r for r in evaluated if not is_lost(r)]
-    name, sign, extreme = judged((known or evaluated)[-1])
+    intact = [r for r in evaluated if not is_lost(r)]
+    name, sign, extreme = primary_metric((intact or evaluated)[-1])
 
-    def good(record: Record, part: str) -> float:
+    def quality(record: Record, part: str) -> float:
         value = record[f"{part}_{name}"]
         return -math.inf if value is None else sign * value
 
     final = evaluated[-1]
-    if len(known) < len(evaluated):
+    if len(intact) < len(evaluated):
         names = (f"test_{name}_at_best_val", "best_val_round", f"test_{name}_{extreme}")
         return {f"test_{name}_final": final.get(f"test_{name}")} | dict.fromkeys(names) | _majority(final) | lost
-    best, most = (max(evaluated, key=lambda r, part=part: good(r, part)) for part in ("val", "test"))
+    best, most = (max(evaluated, key=lambda r, part=part: quality(r, part)) for part in ("val", "test"))
     summary = {
         f"test_{name}_final": final[f"test_{name}"],
         f"test_{name}_at_best_val": best[f"test_{name}"],
@@ -178,45 +255,50 @@ def _majority(final: Record) -> dict[str, Any]:
     return {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
 
 
-def judged(record: Record) -> tuple[str, int, str]:
-    """What an evaluation is judged by: (name, 1 if more is better or -1, what the best is called)."""
+def primary_metric(record: Record) -> tuple[str, int, str]:
+    """Returns the metric that compares evaluations: (name, 1 if more is better or -1, "max" or "min")."""
     return ("accuracy", 1, "max") if "test_accuracy" in record else ("loss", -1, "min")
 
 
 def lost_record(index: int, evaluated: bool) -> Record:
-    """Stands for a round whose line of history.jsonl was damaged: no client, and None for every number."""
+    """Returns the placeholder of a record whose line of history.jsonl was damaged: no client, None for every number."""
     empty = {name: [] for name in ("clients", "weights", "scores", "num_samples")}
     losses = dict.fromkeys(("val_loss", "test_loss")) if evaluated else {}
     return {"round": index, **empty, "train_loss": None, "seconds": None, "lost": True, **losses}
 
 
 def is_lost(record: Record) -> bool:
-    """Whether a record only stands for one that was damaged."""
+    """Returns whether a record is a placeholder of one that was damaged."""
     return record.get("lost") is True
 
 
-def restored(lines: Mapping[int, bytes], evaluated: Sequence[int], count: int) -> bytes:
-    """The text of a history from its intact lines, by round; each of the other rounds has a `lost_record`."""
+def text_with_lost_records(lines: Mapping[int, bytes], evaluated: Sequence[int], count: int) -> bytes:
+    """Returns the text of a history of `count` rounds with a `lost_record` for every round without an intact line.
+
+    Args:
+        lines: intact lines by round.
+        evaluated: rounds with an evaluation.
+    """
     texts = (lines.get(i) or as_line(lost_record(i, i in evaluated)) for i in range(1, count + 1))
     return b"".join(texts)
 
 
-def repaired_prefix(about: Mapping[str, Any], text: bytes) -> bytes | None:
-    """The lines that a checkpoint goes with in a history that `restored` wrote; None if it is not such a one."""
-    lines, crcs = seals.split_lines(text)[: about["round"]], seals.line_crcs(about)
-    if len(lines) < about["round"] or len(crcs) != about["round"]:
+def repaired_prefix(seal: Mapping[str, Any], text: bytes) -> bytes | None:
+    """Returns the lines up to a checkpoint of a history with lost records; None if `text` is not such a history."""
+    lines, crcs = seals.split_lines(text)[: seal["round"]], seals.line_crcs(seal)
+    if len(lines) < seal["round"] or len(crcs) != seal["round"]:
         return None
     try:
         records = parse(b"".join(lines))
     except ValueError:
         return None
-    sealed = (f"{zlib.crc32(line):08x}" == crc for line, crc in zip(lines, crcs, strict=True))
-    is_known = all(fits or is_lost(record) for fits, record in zip(sealed, records, strict=True))
-    return b"".join(lines) if is_known and len(records) == len(lines) else None
+    matches = (f"{zlib.crc32(line):08x}" == crc for line, crc in zip(lines, crcs, strict=True))
+    is_complete = all(fits or is_lost(record) for fits, record in zip(matches, records, strict=True))
+    return b"".join(lines) if is_complete and len(records) == len(lines) else None
 
 
 def round_ranges(numbers: Sequence[int]) -> str:
-    """[3, 4, 5, 9] -> "rounds 3-5, 9"; of many the first ten ranges."""
+    """Returns [3, 4, 5, 9] as "rounds 3-5, 9"; of more than ten ranges the first ten and the number of others."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:
@@ -229,12 +311,12 @@ def round_ranges(numbers: Sequence[int]) -> str:
 
 
 def as_line(record: Record) -> bytes:
-    """A record's line of history.jsonl."""
+    """Returns a record's line of history.jsonl."""
     return json.dumps(record).encode() + b"\n"
 
 
 def move_aside(folder: Path, why: str) -> str:
-    """Renames history.jsonl to history.WHY-N.jsonl, with the first N that is free; returns the name."""
+    """Renames history.jsonl to history.WHY-N.jsonl, with the first unused N; returns the new name."""
     names = (f"history.{why}-{i}.jsonl" for i in itertools.count(1))
     name = next(name for name in names if not os.path.lexists(folder / name))
     os.replace(folder / "history.jsonl", folder / name)
@@ -243,42 +325,81 @@ def move_aside(folder: Path, why: str) -> str:
 
 
 def default_folder(config: Config) -> Path:
-    """runs/<time>-<method>, with a number behind it where that is taken."""
+    """Returns runs/<time>-<method>, with a number appended where that exists."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
     tries = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(1000))
     return next(path for path in tries if not path.exists())
 
 
+def read_config(folder: Path) -> Config:
+    """Returns the settings of a run.
+
+    Raises:
+        UsageError: the folder has no config.json, or it is damaged.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(f"{folder} is no run folder (it has no {path.name}); name the folder of a run")
+    return config_from_json(files.read_object(path), str(path))
+
+
+def config_from_json(settings: dict, source: str) -> Config:
+    """Returns the settings that `config.to_json` wrote.
+
+    Args:
+        source: name of the file, for messages.
+
+    Raises:
+        UsageError: they are not settings.
+    """
+    if not isinstance(settings, dict):
+        raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
+    stored = {name: value for name, value in settings.items() if name != "unused"}  # derived from the settings
+    try:
+        flat = configs.dotted(stored)
+    except RecursionError:
+        raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
+    return configs.apply(Config(), flat, source)
+
+
 def refuse_taken(folder: Path) -> None:
-    """UsageError if the folder already holds anything but a lock or a draft: nothing is overwritten."""
+    """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
         raise UsageError(
-            f"run folder {folder} is taken, and nothing is overwritten; name another with --out, or go on with --resume"
+            f"run folder {folder} has files, which no run overwrites; name another with --out, or continue its run"
+            " with --resume"
         )
 
 
-def begin(folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> None:
-    """The settings, the names of the layers whose shares of the score the history holds, the partition in numbers."""
+def write_settings(
+    folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None
+) -> None:
+    """Writes config.json, layers.json and partition.json.
+
+    Args:
+        layers: names of the layers whose shares of the score the history holds.
+        partition: its statistics.
+    """
     write_json(folder / "config.json", to_json(config))
-    for name, text in documents(layers, partition).items():
+    for name, text in document_texts(layers, partition).items():
         files.replace(folder / name, text)
 
 
-def documents(layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The texts of layers.json and partition.json."""
-    found = {"layers.json": _readable(list(layers))} if layers else {}
-    return found | ({"partition.json": _lines_of(partition)} if partition else {})
+def document_texts(layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Returns the texts of layers.json and partition.json by file name, without those that have no content."""
+    texts = {"layers.json": _readable(list(layers))} if layers else {}
+    return texts | ({"partition.json": _lines_of(partition)} if partition else {})
 
 
 def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
-    """Adds lines to history.jsonl, and returns them."""
+    """Appends the records to history.jsonl, and returns the new lines."""
     text = b"".join(map(as_line, records))
     files.append(folder / "history.jsonl", text.decode(), is_first)
     return text
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a run folder; a last line that a crash cut short is left out.
+    """Returns the records of a run folder, without a last line that a crash cut short.
 
     Raises:
         UsageError: there is no history, or it is damaged.
@@ -291,14 +412,18 @@ def read(folder: Path) -> list[Record]:
         raise UsageError(f"{folder / 'history.jsonl'} is damaged: {files.reason(error)}") from None
 
 
-def count(folder: Path) -> int:
-    """Lines of the history, 0 where there is none; they are not looked at."""
+def count_lines(folder: Path) -> int:
+    """Returns the number of lines of the history, 0 where there is none. The lines are not parsed."""
     path = folder / "history.jsonl"
     return files.read_regular(path).count(b"\n") if path.exists() else 0
 
 
 def parse(text: bytes) -> list[Record]:
-    """The records in whole lines; ValueError if they are not those of rounds 1, 2, 3 ..."""
+    """Returns the records of all whole lines.
+
+    Raises:
+        ValueError: they are not the records of rounds 1, 2, 3 ...
+    """
     lines = text[: text.rfind(b"\n") + 1].splitlines()
     records = [files.parse_json(line, f"line {i + 1}") for i, line in enumerate(lines)]
     if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
@@ -307,7 +432,7 @@ def parse(text: bytes) -> list[Record]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, whole or not at all."""
+    """Writes indented JSON, atomically."""
     files.replace(path, _readable(value))
 
 
@@ -316,28 +441,31 @@ def _readable(value: Any) -> str:
 
 
 def _lines_of(value: Mapping[str, Any]) -> str:
-    """JSON with a line for each name: long lists stay readable."""
+    """Returns JSON with one line per name, so that long lists stay readable."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
     return f"{{\n{lines}\n}}\n"
 
 
 def _mean_train_loss(schedule, metrics) -> float | None:
-    """Mean over the clients that took a step and did not diverge; None without any."""
+    """Returns the mean over the clients that took a step and did not diverge; None without any."""
     trained = metrics.finite & (schedule.num_steps > 0)
     return number(np.mean(metrics.train_loss[trained])) if trained.any() else None
 
 
 def _exceptions(schedule, metrics) -> Record:
-    """Ids of the clients that dropped out, took no step, or diverged, by these names; a name without ids is absent."""
+    """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client."""
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
     return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
 
 
 def _numbers(values) -> Any:
-    """An array of any rank as nested lists of numbers."""
+    """Returns an array of any rank as nested lists of numbers."""
     return [_numbers(row) for row in values] if np.ndim(values) else number(float(values))
 
 
 def number(value) -> float | None:
-    """As written: nine digits hold every float32 exactly; JSON has no NaN, so what is not finite becomes null."""
+    """Returns a number as records hold it.
+
+    Nine digits hold every float32 exactly. JSON has no NaN, so None stands for what is not finite.
+    """
     return float(f"{value:.9g}") if math.isfinite(value) else None

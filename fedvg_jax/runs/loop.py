@@ -1,320 +1,222 @@
-"""A whole run: chunks of rounds on the device, evaluations between them, records on the host.
-
-The device works on a chunk without reading anything back; meanwhile the host plans the next. A chunk ends at an
-evaluation, a checkpoint or a callback, when its table of minibatches is full, or after about two seconds, so that
-progress, interrupts and time left stay live.
-"""
+"""A whole run: chunks of rounds, the records and checkpoints after each, and the summary."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import files
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError, Variables
-from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import divergence, history, provenance, resume, simulation, stop_signals, verification
+from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.registry import corrupt_clients
+from fedvg_jax.runs.weighting_registry import layer_names
 
-CHUNK_SECONDS = 2.0
-
-_tell = logging.getLogger(__name__).warning
+_log_warning = logging.getLogger(__name__).warning
 
 Callback = Callable[[Record, SimState], None]
 
-Metric = Callable[[Variables, Data], Any]
-"""(global model, data) -> one number, at every evaluation; `data.pool` and its tables of rows are as in a round"""
+
+class Observers(NamedTuple):
+    """What a run reports to."""
+
+    callbacks: Sequence[Callback]
+    on_records: Callable[[list[Record]], None]
+    log: Callable[[str], None]
+    exit_message: Callable[[], str] | None
 
 
-def run(
-    config: Config | None = None,
-    *,
-    data=None,
-    partition=None,
-    task=None,
-    algorithm=None,
-    weighting=None,
-    hyper: Mapping[str, float] | None = None,
-    callbacks: Sequence[Callback] = (),
-    metrics: Mapping[str, Metric] | None = None,
-) -> History:
-    """One federated run.
-
-    Args:
-        config: settings; by default the digits demonstration.
-        data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
-        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
-            which are then split as the config says.
-        task: a model and its loss, e.g. of `linen_task`, in place of the config's.
-        algorithm, weighting: replace what the config names; a weighting may also be a function task -> Weighting.
-        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        callbacks: called after every round with (record, state); chunks are then one round long.
-        metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation.
-
-    Returns:
-        The history; it is also written to `config.out` if that is set.
-
-    Raises:
-        UsageError: for settings or files that cannot work, before anything is computed; for a model or a weighting that
-            breaks its contract, with the leaf and the expected shape.
-        DivergedError: a UsageError with the `history` so far; a client diverged, and `nonfinite` is "raise".
-        KeyboardInterrupt: Ctrl-C was pressed; with a run folder, after a checkpoint.
-
-    >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
-    """
-    config = resume.resolve(configs.check(Config() if config is None else config))
-    for name in metrics or {}:
-        if history.is_own(name):
-            raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
-    sim = simulation.simulation(
-        config, data=data, partition=partition, task=task, algorithm=algorithm, weighting=weighting, hyper=hyper
-    )
-    finished = drive(sim._replace(metrics=metrics or {}), callbacks=callbacks)
-    stopped_by = finished.summary["stopped_by"]
-    if stopped_by == "SIGINT":  # a caller's loop over runs ends, too
-        raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
-    if stopped_by is not None:  # everything is safe; now it may do what it does
-        signal.raise_signal(signal.Signals[stopped_by])
-    return finished
-
-
-def drive(
+def run_simulation(
     sim: simulation.Simulation,
     *,
     callbacks: Sequence[Callback] = (),
     on_records: Callable[[list[Record]], None] = lambda records: None,
-    tell: Callable[[str], None] = _tell,
-    farewell: Callable[[], str] | None = None,
+    log: Callable[[str], None] = _log_warning,
+    exit_message: Callable[[], str] | None = None,
 ) -> History:
-    """Runs a simulation to its end, or until it is asked to stop.
+    """Runs a simulation to its end, or until a signal stops it.
 
     Args:
-        on_records: hears of every chunk; first of the rounds before a resumed run's checkpoint, if there are any.
-        tell: takes a line about a resumed run, about the first round that averages no client, and at the end how many
-            there were.
-        farewell: see `interrupts.watch`.
+        callbacks: called after every round with (record, state); chunks are then one round long.
+        on_records: called with the records of every chunk; first with those before a resumed run's checkpoint.
+        log: called with one line about a resumed run, about the first round that averages no client, and at the end
+            with the number of such rounds.
+        exit_message: see `stop_signals.watch`.
+
+    Returns:
+        The history so far; `summary["stopped_by"]` names the signal that stopped the run.
 
     Raises:
-        DivergedError: a client diverged where it must not.
-        MisfitError: the folder is that of a finished run, and not as that run left it.
+        DivergedError: a client diverged, and `nonfinite` is "raise".
+        MisfitError: the folder belongs to a finished run, and its files were changed since.
         UsageError: the run folder cannot be used.
     """
     config = sim.config
     _make_trace_folder(config.profile)
-    layers = simulation.layer_names(config, sim.task) if config.out else ()
-    about = {"layers": layers, "partition": sim.statistics}
+    layers = layer_names(config, sim.task) if config.out else ()
+    documents = {"layers": layers, "partition": sim.statistics}
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool)
-    with recording.opened(config, sim.state, about, sources, tell) as recorder:
+    with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
         start = recorder.start
         if start.records:
             on_records(start.records)
         if len(start.records) == config.rounds and start.resumed_from is not None:
-            return _finished(config, recorder, tell)
-        return _drive(sim, recorder, callbacks, on_records, tell, farewell)
+            return _finished_history(config, recorder, log)
+        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message))
 
 
-def _finished(config: Config, recorder: recording.Recorder, tell: Callable[[str], None]) -> History:
-    """The result of a run that has done all its rounds, after checking its folder."""
-    start, best = recorder.start, recorder.best and recorder.best.variables
-    known = recorder.known_summary()
-    if start.is_repaired or not (config.out / "summary.json").exists():
+def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
+    """Returns the history of a run whose rounds are all done, after checking its folder."""
+    start, folder = recorder.start, recorder.folder
+    assert folder is not None, "only a run with a folder is resumed"
+    summary = recording.read_summary(folder)
+    if start.is_repaired or not (folder / "summary.json").exists():
         results = history.summarise(start.records)
-        whole = {name: value for name, value in results.items() if value is not None or not known}
-        known = (known or _summary(config, start.records, start, start.seconds, None)) | whole
-        recorder.summarise(known)
-    recorder.write_missing()
-    report = verification.check(config.out)
+        reliable = {name: value for name, value in results.items() if value is not None or not summary}
+        summary = (summary or _summary(config, start.records, start, start.seconds, None)) | reliable
+        recorder.write_summary(summary)
+    recorder.write_missing_documents()
+    report = verification.check(folder)
     for line in report.notes:
-        tell(line)
+        log(line)
     if report.misfits:
-        raise verification.MisfitError(config.out, report.misfits)
-    return History(start.records, known, start.state.variables, config.out, best)
+        raise verification.MisfitError(folder, report.misfits)
+    if not start.has_state:
+        stored = History.load(folder)
+        return stored._replace(records=start.records, summary=summary or {}, config=config)
+    best = recorder.best.variables if recorder.best else None
+    return History(start.records, summary or {}, start.state.variables, folder, best, config)
 
 
-def _drive(sim: simulation.Simulation, recorder: recording.Recorder, callbacks, on_records, tell, farewell) -> History:
-    start, stopped_by = recorder.start, None
-    state, records = start.state, list(start.records)
+class _Run(NamedTuple):
+    """A run whose rounds are being computed."""
+
+    sim: simulation.Simulation
+    recorder: recording.Recorder
+    observers: Observers
+    clock: _Clock
+    records: list[Record]
+    """of all rounds so far; grows"""
+
+
+class _Clock(NamedTuple):
+    """Seconds of compiling and running, over all parts of a run, by a clock that cannot be set."""
+
+    earlier: tuple[float, float]
+    """of compiling and of running, in the parts before this one"""
+    compiling: float
+    start: float
+
+    def read(self) -> tuple[float, float]:
+        return self.earlier[0] + self.compiling, self.earlier[1] + time.perf_counter() - self.start
+
+
+def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
+    """Computes the rounds that are left, and returns the history of all."""
+    start, config = recorder.start, sim.config
+    state, num_done = start.state, len(start.records)
+    compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
+    clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
+    run = _Run(sim, recorder, observers, clock, list(start.records))
     has_warned = False
-    programs = compile_programs(sim) if len(records) < sim.config.rounds else None
-    clock = _Clock(start.seconds, programs.seconds if programs else 0.0, time.perf_counter())
-
-    def summarise(stopped_by: str | None) -> dict[str, Any]:
-        summary = _summary(sim.config, records, start, clock.read(), stopped_by)
-        recorder.summarise(summary)
-        return summary
-
-    def result(summary: dict[str, Any]) -> History:
-        best = recorder.best and recorder.best.variables
-        return History(records, summary, state.variables, sim.config.out, best)
-
     with stop_signals.catch_signals() as requests:
-        with stop_signals.watch(farewell), _traced(sim.config.profile) as stop_tracing:
-            for state, new in chunks(sim, programs, start.state, len(records), single=bool(callbacks)):
-                records += new
-                recorder.add(new, state)
-                on_records(new)
-                if len(records) > len(new):  # the first chunk is one round
+        with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
+            is_single = bool(observers.callbacks)
+            rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
+            for state, new in rounds:
+                _record_chunk(run, state, new)
+                if len(run.records) > len(new):  # the first chunk is one round
                     stop_tracing()
-                for callback in callbacks:
+                for callback in observers.callbacks:
                     callback(new[-1], state)
-                if sim.config.nonfinite == "raise" and (diverged := divergence.error(new, sim.data)):
-                    raise history.DivergedError(diverged, result(summarise("diverged")))
-                if not has_warned and (warning := divergence.warning(new, sim.data)):
-                    has_warned = True
-                    tell(warning)
+                _raise_on_divergence(run, state, new)
+                has_warned = has_warned or _warn_of_no_client(run, new)
                 if requests.stop:
                     break
-                recorder.checkpoint(state, records[-1], clock.read(), is_asked=bool(requests.save))
-                _answer(requests.save, recorder, len(records), tell)
-        if requests.stop and len(records) < sim.config.rounds:
-            stopped_by = requests.stop[0]
-        if has_warned and (count := sum(map(divergence.averaged_nobody, records))) > 1:
-            tell(f"{count} of {len(records)} rounds averaged no client")
-        if records:  # a second SIGHUP must not end this
-            recorder.checkpoint(state, records[-1], clock.read(), is_last=True)
-            recorder.settle()
-        return result(summarise(stopped_by))
+                recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(requests.save))
+                _answer_save_requests(run, requests.save)
+        is_stopped = bool(requests.stop) and len(run.records) < config.rounds
+        if has_warned:
+            _log_rounds_of_no_client(run)
+        if run.records:  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+            recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
+            recorder.wait()
+        return _history(run, state, requests.stop[0] if is_stopped else None)
 
 
-def _answer(asked: list[str], recorder: recording.Recorder, number: int, tell: Callable[[str], None]) -> None:
-    """Says which checkpoint was made for the signals that asked for one."""
-    if asked:
-        kept = f"checkpoint of round {number}" if recorder.keeps_checkpoints else "no checkpoints are kept"
-        tell(f"{asked[0]}: {kept}")
-        asked.clear()
+def _record_chunk(run: _Run, state: SimState, new: list[Record]) -> None:
+    run.records.extend(new)
+    run.recorder.add(new, state)
+    run.observers.on_records(new)
+
+
+def _history(run: _Run, state: SimState, stopped_by: str | None) -> History:
+    """Writes the summary, and returns the history so far."""
+    config, recorder = run.sim.config, run.recorder
+    summary = _summary(config, run.records, recorder.start, run.clock.read(), stopped_by)
+    recorder.write_summary(summary)
+    best = recorder.best.variables if recorder.best else None
+    return History(run.records, summary, state.variables, config.out, best, config)
+
+
+def _raise_on_divergence(run: _Run, state: SimState, new: list[Record]) -> None:
+    """Raises DivergedError if a client diverged where `nonfinite` is "raise"."""
+    if run.sim.config.nonfinite == "raise" and (message := divergence.error(new, run.sim.data)):
+        raise history.DivergedError(message, _history(run, state, "diverged"))
+
+
+def _warn_of_no_client(run: _Run, new: list[Record]) -> bool:
+    """Logs the first round that averages no client; returns whether there is one."""
+    message = divergence.warning(new, run.sim.data)
+    if message:
+        run.observers.log(message)
+    return bool(message)
+
+
+def _log_rounds_of_no_client(run: _Run) -> None:
+    if (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
+        run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
+
+
+def _answer_save_requests(run: _Run, signals: list[str]) -> None:
+    """Logs which checkpoint was made for the signals that request one, and clears them."""
+    if signals:
+        number = len(run.records)
+        answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
+        run.observers.log(f"{signals[0]}: {answer}")
+        signals.clear()
 
 
 def _make_trace_folder(folder: Path | None) -> None:
-    """Makes the folder of `--profile`, or UsageError: JAX reports one that it cannot write with a traceback."""
+    """Makes the folder of `--profile`.
+
+    Raises:
+        UsageError: it cannot be made. JAX would report one that it cannot write with a traceback.
+    """
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        said = files.reason(error)
-        raise UsageError(f"profile {folder} is no folder to write a trace into: {said}; name another") from None
+        reason = files.reason(error)
+        raise UsageError(f"profile {folder} is no folder to write a trace into: {reason}; name another") from None
 
 
 @contextlib.contextmanager
 def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
-    """Traces to `folder` until told to stop, or to the end."""
+    """Traces to `folder` until the yielded function is called, or to the end."""
     with contextlib.ExitStack() as tracing:
         if folder is not None:
             tracing.enter_context(jax.profiler.trace(folder))
         yield tracing.close
-
-
-class _Clock(NamedTuple):
-    """Seconds of compiling and running, over all parts of a run; of a clock that nobody can set."""
-
-    before: tuple[float, float]
-    compiling: float
-    begun: float
-
-    def read(self) -> tuple[float, float]:
-        return self.before[0] + self.compiling, self.before[1] + time.perf_counter() - self.begun
-
-
-class Programs(NamedTuple):
-    """The two compiled programs of a run, and what compiling took."""
-
-    chunk: Callable
-    evaluate: Callable
-    seconds: float
-
-
-def compile_programs(sim: simulation.Simulation) -> Programs:
-    """Compiles ahead of time, so that no round pays for it, unless a run of equal shapes has done so."""
-    begun = time.perf_counter()
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    found = simulation.programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
-    simulation.memory.refuse_unfitting(sim.config, simulation.memory.of_program(found.chunk))
-    return Programs(found.chunk, found.evaluate, time.perf_counter() - begun)
-
-
-def chunks(
-    sim: simulation.Simulation, programs: Programs, state: SimState, done: int, *, single: bool
-) -> Iterator[tuple[SimState, list[Record]]]:
-    """The state and the new records after every chunk, from a state after `done` rounds."""
-    state, planned = jax.tree.map(jnp.copy, state), []  # a chunk takes over the memory of its state
-    pace = CHUNK_SECONDS  # seconds a round; the first chunk is one round
-    while done < sim.config.rounds:
-        count = 1 if single else max(1, int(CHUNK_SECONDS / pace))
-        planned = _plan(sim, planned, done, min(count, _until_pause(sim.config, done)))
-        begun = time.perf_counter()
-        rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-        state, metrics = programs.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
-        done, now = done + len(planned), planned
-        ahead = min(len(now), sim.config.rounds - done)
-        planned = [sim.schedule(done + i) for i in range(ahead)]
-        metrics = jax.device_get(metrics)
-        pace = (time.perf_counter() - begun) / len(now)
-        records = _records(done - len(now), now, metrics, pace)
-        if _until_evaluation(sim.config, done - 1) == 1:
-            records[-1] |= evaluated(sim, programs, state)
-        yield state, records
-
-
-def _plan(sim: simulation.Simulation, planned: list[Schedule], done: int, count: int) -> list[Schedule]:
-    """The schedules of the next `count` rounds, or of as many as one chunk holds."""
-    planned = planned[:count] + [sim.schedule(done + i) for i in range(len(planned), count)]
-    steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
-    return planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
-
-
-def _until_evaluation(config: Config, done: int) -> int:
-    """Rounds from here to the next evaluation."""
-    return min(config.eval_every - done % config.eval_every, config.rounds - done)
-
-
-def _until_pause(config: Config, done: int) -> int:
-    """Rounds from here to the next evaluation or checkpoint."""
-    every = config.checkpoint_every
-    return min(_until_evaluation(config, done), every - done % every if every else config.rounds)
-
-
-def _records(done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
-    per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
-    return [
-        history.record(done + r + 1, schedule, m, seconds)
-        for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
-    ]
-
-
-def evaluation_tables(data: Data) -> dict[str, Any]:
-    """The rows that `val_*` and `test_*` of a record are measured on."""
-    return {"val": data.val if data.selection is None else data.selection, "test": data.test}
-
-
-def evaluated(sim: simulation.Simulation, programs: Programs, state: SimState) -> Record:
-    """The record entries of an evaluation."""
-    tables = evaluation_tables(sim.data).items()
-    sums = {part: programs.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables}
-    found = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
-    own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
-    return own | history.evaluation("val", found["val"]) | history.evaluation("test", found["test"])
-
-
-def _number(name: str, found: Any) -> float | None:
-    """A metric's own number; JSON has no NaN, so what is not finite becomes null."""
-    if np.size(found) != 1:
-        raise UsageError(f"metric '{name}' returned shape {np.shape(found)}; expected one number, of shape ()")
-    return history.number(float(np.reshape(found, ())))
 
 
 def _summary(
@@ -324,7 +226,7 @@ def _summary(
     seconds: tuple[float, float],
     stopped_by: str | None,
 ) -> dict[str, Any]:
-    """`resumed_from` is the round of the last checkpoint gone on from; seconds are those of all parts."""
+    """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
     compiling, running = seconds
     return {
         "rounds": len(records),
@@ -334,7 +236,7 @@ def _summary(
         "parts": start.parts,
         "select": config.select,
         **history.summarise(records),
-        "corrupt_clients": simulation.corrupt_clients(config).tolist(),
+        "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
         "rounds_per_second": round(len(records) / max(running, 1e-9), 3),

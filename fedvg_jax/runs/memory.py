@@ -1,4 +1,4 @@
-"""The memory a run needs, estimated before it is allocated, and refused where the machine has less."""
+"""Estimates the memory of a run before it is allocated, and refuses runs that need more than the machine has."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedvg_jax.engine import schedule
 
 
 def available() -> float:
-    """Returns the bytes a run may take: of one accelerator, or of the host on a CPU; infinite where it is unknown."""
-    known = hardware.current().memory_bytes
-    return math.inf if known is None else known
+    """Returns the bytes of one accelerator, or of the host on a CPU; infinity where they are unknown."""
+    num_bytes = hardware.current().memory_bytes
+    return math.inf if num_bytes is None else num_bytes
 
 
 def num_bytes(tree: Tree) -> int:
-    """Bytes of arrays, or of their shapes; keys are two words."""
+    """Returns the bytes of a pytree of arrays or shapes; a random key has 8."""
     leaves = jax.tree.leaves(tree)
     return sum(leaf.size * (leaf.dtype.itemsize if leaf.dtype.itemsize else 8) for leaf in leaves)
 
@@ -30,20 +30,21 @@ def num_bytes(tree: Tree) -> int:
 def estimate(
     config: Config, pool: Tree, pool_size: int, state: SimState, width: int, executor: Executor
 ) -> dict[str, int]:
-    """Bytes that a run surely needs, by part. Activations, and copies that XLA makes, come on top.
+    """Returns a lower bound of the bytes of a run, by part: without activations and XLA's copies.
 
     Args:
-        pool: the data set as the device holds it, arrays or their shapes.
+        pool: pytree of arrays [T, ...] or shapes, as the device holds the data set.
         pool_size: T, rows of the data set.
-        state: of the simulation, arrays or their shapes.
+        state: of the simulation, arrays or shapes.
         width: B, columns of the table of minibatches.
+        executor: gives the number of clients in training at once.
     """
     epochs = epochs_range(config)[1] + (config.algorithm == "elastic")
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width)
     model = num_bytes(state.variables)
     return {
         "data": num_bytes(pool),
-        "state of the server and the clients": 2 * num_bytes(state),  # the first state is kept beside the current one
+        "state of the server and the clients": 2 * num_bytes(state),  # the first state is kept as well
         "models of a cohort": block_size(config) * model,
         "models in training": 2 * executor.num_lanes * model,  # parameters and their gradient
         "minibatches of a chunk": 2 * capacity * width * np.dtype(np.int32).itemsize,  # on the host and on the device
@@ -51,7 +52,7 @@ def estimate(
 
 
 def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
-    """UsageError where the parts together are more than there is, unless `config.force`."""
+    """Raises UsageError if the parts add up to more than `available()`, unless `config.force` is set."""
     needed, limit = sum(parts.values()), available()
     if needed > limit and not config.force:
         largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
@@ -63,14 +64,14 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
 
 
 def of_program(compiled: Any) -> dict[str, int]:
-    """Bytes of a compiled program, as XLA plans them; none where the back end does not say."""
-    found = compiled.memory_analysis()
-    if found is None:
+    """Returns the bytes of a compiled program by part, as XLA plans them; empty where the back end has no plan."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
         return {}
-    outputs = found.output_size_in_bytes - found.alias_size_in_bytes
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return {
-        "temporaries": found.temp_size_in_bytes,
-        "arguments": found.argument_size_in_bytes,
+        "temporaries": analysis.temp_size_in_bytes,
+        "arguments": analysis.argument_size_in_bytes,
         "results": max(0, outputs),
     }
 

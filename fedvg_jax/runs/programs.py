@@ -2,7 +2,7 @@
 
 A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
-alpha or learning rate compiles nothing.
+alpha or learning rate needs no compilation.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
@@ -27,7 +28,7 @@ from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_opti
 from fedvg_jax.runs.weighting_registry import make_weighting
 
 MAX_PROGRAMS = 16
-"""Programs kept; the least recently used goes first."""
+"""Size of the store; the least recently used program is dropped first."""
 
 VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
@@ -51,7 +52,7 @@ WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 
 
 class Images(NamedTuple):
-    """What a named model has to know of the data."""
+    """The images that a named model is built for."""
 
     shape: tuple[int, ...]
     """[H, W, D]"""
@@ -69,21 +70,24 @@ class Program(NamedTuple):
     optimiser: Optimiser
     init: Callable[[jax.Array], Variables]
     """key -> variables; jitted"""
-    chunk: Callable[[SimState, Any, Schedule, Data, Hyper], tuple[SimState, Any]]
-    """see `round.make_chunk`; jitted, the state is donated"""
-    evaluate: Callable[[Variables, Tree, Any], Tree]
+    chunk: Wrapped
+    """see `federated_round.make_chunk`; jitted, the state is donated"""
+    evaluate: Wrapped
     """see `evaluate.make_evaluate`; jitted"""
 
 
 class Executables(NamedTuple):
-    """Compiled for the shapes of one run."""
+    """The two programs of a run, compiled for its shapes."""
 
     chunk: Callable
     evaluate: Callable
 
 
 def static_settings(config: Config) -> Config:
-    """`config` with every value at its default; of momentum and weight decay it remains whether they are used."""
+    """Returns `config` with every value of `VALUES` at its default.
+
+    Momentum and weight decay keep whether they are used, on which the program depends.
+    """
     defaults = configs.flatten(Config())
     values = {name: defaults[name] for name in VALUES}
     values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
@@ -99,19 +103,22 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
 ) -> Program:
-    """The program of a run, from the process's store if a run with equal static settings has made it.
+    """Returns the program of a run, from the store of this process if a run has equal static settings.
 
     Args:
-        images: for a model that the config names; None with a `task`.
+        images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
     """
-    key = (static_settings(config), images, task, algorithm, weighting, jax.config.jax_enable_x64)
+    is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
+    key = (static_settings(config), images, task, algorithm, weighting, is_double)
     return _stored(*key) if _is_hashable(key) else _make(*key)
 
 
 def _make(config: Config, images: Images | None, task, algorithm, weighting, is_double: bool) -> Program:
-    task = task or named_task(config, images.shape, images.num_classes)
+    if task is None:
+        assert images is not None, "a named model needs the shape of its images"
+        task = named_task(config, images.shape, images.num_classes)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -146,12 +153,12 @@ _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def compile_for(
-    chunk: Callable, evaluate: Callable, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+    chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
 ) -> Executables:
-    """The two programs of a run compiled for its shapes, or those compiled before for equal ones.
+    """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
     Args:
-        chunk, evaluate: jitted, of a `Program`.
+        chunk, evaluate: jitted functions of a `Program`.
         rounds: a stacked schedule.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
@@ -159,12 +166,12 @@ def compile_for(
 
 
 @functools.lru_cache(MAX_PROGRAMS)
-def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
+def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     lowered = chunk.lower(state, count, rounds, data, hyper)
     tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
-    with futures.ThreadPoolExecutor(1) as beside:  # the evaluation is traced while the rounds compile
-        compiling = beside.submit(lowered.compile)
+    with futures.ThreadPoolExecutor(1) as pool:  # the evaluation is traced while the rounds compile
+        compiling = pool.submit(lowered.compile)
         compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
         compiled_chunk = compiling.result()
 
@@ -175,13 +182,13 @@ def _compiled(chunk: Callable, evaluate: Callable, structure, leaves: tuple[jax.
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype, and where it is held if it has been put there."""
+    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
 
 
 def _is_hashable(key: Hashable) -> bool:
-    """A user's own bundle may hold what has no hash; its program is made anew."""
+    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
     try:
         hash(key)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What a run was made from: manifest.json in its folder, to tell years later why two runs differ."""
+"""Data, code and machine of a run, for manifest.json, so that later differences between runs can be explained."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def sources(arrays: Arrays, partition: Partition, pool: Batch | None = None) -> 
 
 
 def code() -> dict[str, Any]:
-    """Versions, and the commit this package is checked out at: null where it is installed from elsewhere."""
+    """Returns versions and the git commit of this package; null where it is installed without its repository."""
     return {"versions": versions(), "git": _git(Path(__file__).parent)}
 
 
 def machine() -> dict[str, Any]:
-    """System, Python, back end and devices."""
+    """Returns the system, Python version, back end and devices."""
     devices = jax.devices()
     return {
         "system": platform.platform(),
@@ -54,17 +54,17 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that a number may depend on."""
+    """Returns the versions of the packages that can affect results."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    def ask(*words: str) -> str:
+    def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        ask("ls-files", "--error-unmatch", __file__)  # not some repository that happens to be around it
-        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "--", "."))}
+        git("ls-files", "--error-unmatch", __file__)  # fails in an unrelated repository around the installation
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
     except (OSError, subprocess.SubprocessError):
         return None

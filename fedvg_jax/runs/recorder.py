@@ -1,8 +1,8 @@
-"""The folder of a run that is on: every chunk's records at once, checkpoints in the background.
+"""Writes the run folder: every chunk's records at once, checkpoints in the background.
 
-A checkpoint holds the state and the variables that were best on validation. Its seal says which lines of history.jsonl
-it goes with, and from which data and partition the run was made. So a run that goes on has the history up to its
-checkpoint, and no other; of a damaged history it keeps the intact lines.
+A checkpoint holds the state and the variables that were best on validation. Its seal has the digests of the history up
+to its round, of the data and of the partition. A resumed run continues from a checkpoint with exactly the records up to
+its round; of a damaged history it keeps the intact lines.
 """
 
 from __future__ import annotations
@@ -25,49 +25,48 @@ from fedvg_jax.runs.history import Record
 from fedvg_jax.runs.seals import HistorySeal
 
 SECONDS = 60.0
-"""Between checkpoints where `checkpoint_every` is 0."""
+"""Seconds between checkpoints where `checkpoint_every` is 0."""
 
-GO_ON = "go on with --resume"
+Log = Callable[[str], None]
+"""Takes a line for the user."""
 
-Tell = Callable[[str], None]
 
-
-class Best(NamedTuple):
-    """The model that was best so far on D_val, or on the half of it that `select` holds out."""
+class BestModel(NamedTuple):
+    """The best model so far on D_val, or on the half of it that `select` holds out."""
 
     round: int
     metric: str
-    """of the validation set: accuracy, or loss for a task without one"""
+    """accuracy, or loss for a task without it"""
     value: float
     variables: Variables
     """on the host"""
 
     def as_json(self) -> dict[str, Any]:
-        """The entries of a seal, {"round": 4, "val_accuracy": 0.9}."""
+        """Returns the entries of a seal, such as {"round": 4, "val_accuracy": 0.9}."""
         return {"round": self.round, f"val_{self.metric}": self.value}
 
 
-def better(best: Best | None, record: Record, variables: Variables) -> Best | None:
-    """The best model after a round: by the task's primary metric, and of equal ones the first."""
+def update_best(best: BestModel | None, record: Record, variables: Variables) -> BestModel | None:
+    """Returns the best model after a round by the task's primary metric; of equal ones the first."""
     if "test_loss" not in record:
         return best
-    metric, sign, _ = history.judged(record)
+    metric, sign, _ = history.primary_metric(record)
     value = record.get(f"val_{metric}")
     if value is None or (best is not None and sign * value <= sign * best.value):
         return best
-    return Best(record["round"], metric, value, checkpoint.to_host(variables))
+    return BestModel(record["round"], metric, value, checkpoint.to_host(variables))
 
 
 class Sources(NamedTuple):
-    """What a run is made from."""
+    """Digests and texts that the seals of a run vouch for."""
 
     digests: Callable[[], dict[str, str]]
-    """of data and partition; computed once"""
+    """() -> digests of data and partition; computed once"""
     documents: dict[str, str]
     """texts of layers.json and partition.json"""
 
     def as_json(self) -> dict[str, Any]:
-        """The entries of a seal."""
+        """Returns the entries of a seal."""
         return {
             "sources": self.digests(),
             "documents": {name: seals.text_digest(text) for name, text in self.documents.items()},
@@ -75,45 +74,62 @@ class Sources(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a run begins: at its start, or at a checkpoint."""
+    """The state that a run continues from: the initial one, or a checkpoint."""
 
     state: SimState
     records: list[Record]
-    best: Best | None = None
+    best: BestModel | None = None
     history: HistorySeal = HistorySeal()
     """of the records"""
     seconds: tuple[float, float] = (0.0, 0.0)
-    """of compiling and of running, in the parts before"""
+    """of compiling and of running, in earlier parts"""
     parts: int = 1
     resumed_from: int | None = None
     is_repaired: bool = False
     """whether lines of the history were lost"""
+    has_state: bool = True
+    """False for a finished run without a checkpoint, whose final state is lost"""
+
+
+class Destination(NamedTuple):
+    """A run folder that belongs to this process."""
+
+    folder: Path
+    pool: ThreadPoolExecutor
+    """writes checkpoints, one at a time"""
+    sources: Sources
 
 
 class Recorder:
-    """Records a run's progress: to disk, or in memory when there is no run folder."""
+    """Records a run's progress: to disk, or in memory when there is no run folder.
 
-    def __init__(self, config: Config, start: Start, pool: ThreadPoolExecutor | None, sources: Sources | None):
+    Attributes:
+        folder: the run folder, or None.
+        start: the state that the run continues from.
+        best: the best model so far, or None.
+    """
+
+    def __init__(self, config: Config, start: Start, destination: Destination | None):
         self.folder, self.start, self.best = config.out, start, start.best
-        self._config, self._pool, self._sources, self._history = config, pool, sources, start.history
+        self._config, self._destination, self._history = config, destination, start.history
         self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
         self._pending: Future | None = None
-        self._saved, self._saved_at = len(start.records), time.perf_counter()
-        if self.keeps_checkpoints:  # seconds to import, while the first rounds are on
-            self._pool.submit(importlib.import_module, "orbax.checkpoint")
+        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
+        if destination and self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
+            destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether there are to be any."""
-        return self.folder is not None and self._config.keep > 0
+        """Whether the run writes checkpoints."""
+        return self._destination is not None and self._config.keep > 0
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
-        """The records of a chunk go to history.jsonl; keeps the model after it if it is the best."""
-        self.best = better(self.best, records[-1], state.variables)
+        """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
+        self.best = update_best(self.best, records[-1], state.variables)
         self._evaluated += [r["round"] for r in records if "test_loss" in r]
-        if self.folder is not None:
-            with told(self.folder):
-                new = history.append(self.folder, records, is_first=not self._history.size)
+        if self._destination:
+            with as_usage_error(self._destination.folder):
+                new = history.append(self._destination.folder, records, is_first=not self._history.size)
             self._history = seals.extend(self._history, new)
 
     def checkpoint(
@@ -122,241 +138,295 @@ class Recorder:
         last: Record,
         seconds: tuple[float, float],
         is_last: bool = False,
-        is_asked: bool = False,
+        is_requested: bool = False,
     ) -> None:
-        """Begins a checkpoint if one is due or asked for; raises what went wrong with the one before."""
-        if not self.keeps_checkpoints:
+        """Starts writing a checkpoint if one is due or requested.
+
+        Args:
+            state: after the round of `last`.
+            last: the newest record.
+            seconds: of compiling and of running, over all parts.
+            is_last: whether the run ends with this round.
+            is_requested: whether a signal requests a checkpoint.
+
+        Raises:
+            UsageError: the previous checkpoint could not be written.
+        """
+        if not self._destination or not self.keeps_checkpoints:
             return
         if self._pending is not None and (self._pending.done() or is_last):
             self._pending.result()
-        if self._is_due(last["round"], is_last) or (is_asked and last["round"] > self._saved):
-            self.settle()
-            host = {"state": checkpoint.to_host(state), "best": self.best and self.best.variables}
-            self._saved, self._saved_at = last["round"], time.perf_counter()
-            self._pending = self._pool.submit(self._save, last["round"], host, self._about(seconds))
+        if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved_round):
+            self.wait()
+            on_host = {"state": checkpoint.to_host(state), "best": self.best.variables if self.best else None}
+            self._saved_round, self._saved_at = last["round"], time.perf_counter()
+            arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
+            self._pending = self._destination.pool.submit(_save, *arguments)
 
-    def settle(self) -> None:
-        """Waits for the checkpoint that is being written."""
+    def wait(self) -> None:
+        """Waits until the current checkpoint is written."""
         if self._pending is not None:
             self._pending.result()
 
-    def summarise(self, summary: dict[str, Any]) -> None:
-        """The run in a few numbers goes to summary.json, with digests of what they were computed from."""
-        if self.folder is not None:
-            sources = self._sources.as_json()
-            with told(self.folder):
-                text = {**summary, "seal": {**self._history.as_json(), **sources}}
-                history.write_json(self.folder / "summary.json", seals.with_digest(text))
-
-    def known_summary(self) -> dict[str, Any] | None:
-        """That of a run which ended; None where there is none to be read, or where it is not as it was written."""
-        found = read_object(self.folder / "summary.json")
-        if not found or not seals.has_own_digest(found):
-            return None
-        return {name: value for name, value in found.items() if name not in ("seal", seals.OWN)}
-
-    def write_missing(self) -> None:
-        """Writes layers.json and partition.json where they are gone."""
-        for name, text in self._sources.documents.items():
-            if not (self.folder / name).exists():
-                with told(self.folder):
-                    files.replace(self.folder / name, text)
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes summary.json, with digests of the files that it was computed from."""
+        if self._destination:
+            sources = self._destination.sources.as_json()
+            with as_usage_error(self._destination.folder):
+                entries = {**summary, "seal": {**self._history.as_json(), **sources}}
+                history.write_json(self._destination.folder / "summary.json", seals.with_digest(entries))
 
     def _is_due(self, number: int, is_last: bool) -> bool:
         if is_last:
-            return number > self._saved
+            return number > self._saved_round
         if self._config.checkpoint_every:
             return number % self._config.checkpoint_every == 0
         is_idle = self._pending is None or self._pending.done()
         return is_idle and time.perf_counter() - self._saved_at > SECONDS
 
-    def _about(self, seconds: tuple[float, float]) -> checkpoint.About:
+    def _seal_entries(self, seconds: tuple[float, float]) -> checkpoint.SealEntries:
         return {
             "config": to_json(self._config),
             "versions": provenance.versions(),
             **self._history.as_json(),
             "evaluated": list(self._evaluated),
-            "best": self.best and self.best.as_json(),
+            "best": self.best.as_json() if self.best else None,
             "seconds": list(seconds),
             "parts": self.start.parts,
         }
 
-    def _save(self, number: int, state: Any, about: checkpoint.About) -> None:
-        with told(self.folder):
-            files.flush([self.folder / "history.jsonl"])
-            checkpoint.save(self.folder, number, state, about | self._sources.as_json(), self._config.keep)
+    def write_missing_documents(self) -> None:
+        """Writes layers.json and partition.json if they are missing."""
+        if self._destination:
+            folder, _, sources = self._destination
+            for name, text in sources.documents.items():
+                if not (folder / name).exists():
+                    with as_usage_error(folder):
+                        files.replace(folder / name, text)
+
+
+def _save(destination: Destination, number: int, state: Any, entries: checkpoint.SealEntries, keep: int) -> None:
+    """Writes a checkpoint, after flushing the records that its seal vouches for."""
+    folder, _, sources = destination
+    with as_usage_error(folder):
+        files.flush([folder / "history.jsonl"])
+        checkpoint.save(folder, number, state, entries | sources.as_json(), keep)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of summary.json; None if it is missing, damaged or edited."""
+    summary = read_object(folder / "summary.json")
+    if not summary or not seals.has_own_digest(summary):
+        return None
+    return {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
 
 
 @contextlib.contextmanager
-def opened(
-    config: Config, state: SimState, known: Mapping[str, Any], sources: Callable[[], dict[str, str]], tell: Tell
+def open_run_folder(
+    config: Config, state: SimState, documents: Mapping[str, Any], sources: Callable[[], dict[str, str]], log: Log
 ) -> Iterator[Recorder]:
-    """Holds the run's folder, a new one or that of the run that goes on.
+    """Locks the folder of a new or resumed run, and yields its recorder.
 
     Args:
+        config: its `out` is the folder; None keeps records in memory only.
         state: of the simulation before its first round.
-        known: what else `history.begin` writes, by name.
-        sources: digests of data and partition; called once.
-        tell: hears, a line each, of what is not as it should be.
+        documents: other arguments of `history.write_settings`, by name.
+        sources: () -> digests of data and partition; called once.
+        log: called with one line per problem with the folder.
 
     Raises:
-        UsageError: the folder is taken, in use, or cannot be written; or the run was made from other data.
+        UsageError: the folder has files already, is in use, or cannot be written; or the run has other data.
     """
     if config.out is None:
-        yield Recorder(config, Start(state, []), None, None)
+        yield Recorder(config, Start(state, []), None)
         return
-    made_from = Sources(functools.cache(sources), history.documents(**known))
+    run_sources = Sources(functools.cache(sources), history.document_texts(**documents))
     with contextlib.ExitStack() as stack:
-        with creating(config.out):
+        with starting(config.out):
             config.out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.held(config.out))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
         if config.resume:
-            start = _continued(config, state, known, made_from, tell)
-            yield Recorder(config, start, pool, made_from)
+            start = _resumed_start(config, state, documents, run_sources, log)
+            yield Recorder(config, start, Destination(config.out, pool, run_sources))
         else:
             history.refuse_taken(config.out)
-            with creating(config.out):
-                history.begin(config.out, config, **known)
-            writing = pool.submit(_write_manifest, config.out, made_from, 0)
-            yield Recorder(config, Start(state, []), pool, made_from)
+            with starting(config.out):
+                history.write_settings(config.out, config, **documents)
+            writing = pool.submit(_write_manifest, config.out, run_sources, 0)
+            yield Recorder(config, Start(state, []), Destination(config.out, pool, run_sources))
             writing.result()
 
 
 @contextlib.contextmanager
-def creating(folder: Path) -> Iterator[None]:
-    """What cannot be written at the start, in one line."""
+def starting(folder: Path) -> Iterator[None]:
+    """Turns an OSError at the start of a run into a UsageError."""
     try:
         yield
     except OSError as error:
-        said = files.reason(error)
-        raise UsageError(f"cannot write the run folder {folder}: {said}; name another with --out") from None
+        reason = files.reason(error)
+        raise UsageError(f"cannot write the run folder {folder}: {reason}; name another with --out") from None
 
 
 @contextlib.contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """What cannot be written later, in one line."""
+def as_usage_error(folder: Path) -> Iterator[None]:
+    """Turns an OSError while a run writes to its folder into a UsageError."""
     try:
         yield
     except OSError as error:
         if not folder.exists():
-            raise UsageError(f"run folder {folder} was taken away while the run was on; start it again") from None
-        said = files.reason(error)
+            raise UsageError(f"run folder {folder} was removed during the run; start the run again") from None
+        reason = files.reason(error)
         if isinstance(error, FileNotFoundError):
-            gone = Path(os.fsdecode(error.filename)).name if error.filename else "a file in it"
+            missing = Path(os.fsdecode(error.filename)).name if error.filename else "a file"
             raise UsageError(
-                f"{gone} of run folder {folder} was taken away while the run was on; {GO_ON} {folder}"
+                f"{missing} of run folder {folder} was removed during the run; continue with --resume {folder}"
             ) from None
         raise UsageError(
-            f"cannot write to the run folder {folder}: {said}; all in it is whole: mend that, then --resume {folder}"
+            f"cannot write to the run folder {folder}: {reason}; its files are intact: fix this, then --resume {folder}"
         ) from None
 
 
-def _continued(config: Config, state: SimState, known: Mapping[str, Any], made_from: Sources, tell: Tell) -> Start:
-    """From the newest checkpoint that can be trusted; the history ends there, too."""
-    folder, digests = config.out, made_from.digests()
+def _resumed_start(
+    config: Config, state: SimState, documents: Mapping[str, Any], run_sources: Sources, log: Log
+) -> Start:
+    """Returns the start at the newest intact checkpoint, and removes later records from the folder.
+
+    Raises:
+        UsageError: the run has other data, another partition or other settings.
+    """
+    folder, digests = config.out, run_sources.digests()
+    assert folder is not None, "a run without a folder cannot be resumed"
     manifest = read_object(folder / "manifest.json") or {}
     if other := _other_sources(manifest, digests):
         raise UsageError(f"{folder} ran on another {other} (its manifest.json); give the files it ran on")
     lines = _history_text(folder)
-    others: list[str] = []
-
-    def refuse(about: checkpoint.About) -> str:
-        if other := _other_sources(about.get("sources", {}), digests):
-            others.append(f"{folder} ran on another {other} (its checkpoints); give the files it ran on")
-            return f"another {other}"
-        changed = resume.differences(resume.from_json(about["config"], checkpoint.SEAL), config)
-        if changed:
-            why = f"other settings: {', '.join(changed)}"
-            others.append(f"{folder} has checkpoints of {why}; its config.json was changed, mend that")
-            return why
-        is_repairable = "lines" in about
-        return (
-            "" if is_repairable or seals.history_fits(about, lines) else "history.jsonl is damaged, or ends before it"
-        )
-
-    def template(about: checkpoint.About) -> Any:
-        return {"state": state, "best": state.variables if about["best"] else None}
-
-    found = checkpoint.restore(folder, template, refuse, tell)
-    if found is None and others:
-        raise UsageError(others[0])
-    with told(folder):
-        if found is None:
-            start = _restarted(folder, state, manifest, tell)
+    restored = _restore_checkpoint(config, folder, state, digests, lines, log)
+    if restored is None and (records := _finished_records(config, folder)):
+        return Start(state, records, resumed_from=len(records), has_state=False)
+    with as_usage_error(folder):
+        if restored is None:
+            start = _restarted(folder, state, manifest, log)
         else:
-            start = _restored(folder, state, lines, *found, tell)
+            start = _restored(folder, state, lines, *restored, log)
         if len(start.records) < config.rounds:
-            _cut(folder, start.history.size)
-            history.begin(folder, config, **known)
-            _write_manifest(folder, made_from, len(start.records), tell)
+            _truncate(folder, start.history.size)
+            history.write_settings(folder, config, **documents)
+            _write_manifest(folder, run_sources, len(start.records), log)
     return start
 
 
-def _other_sources(before: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Returns the name of the first digest that differs from the run's; digests that the run lacks are not compared."""
-    return next((name for name in digests if name in before and before[name] != digests[name]), "")
+def _restore_checkpoint(
+    config: Config, folder: Path, state: SimState, digests: Mapping[str, str], lines: bytes, log: Log
+) -> tuple[Any, checkpoint.SealEntries] | None:
+    """Returns the newest intact checkpoint of this run's data and settings with its seal, or None.
+
+    Raises:
+        UsageError: all checkpoints are of other data, another partition or other settings.
+    """
+    misfits: list[str] = []
+
+    def refuse(seal: checkpoint.SealEntries) -> str:
+        if other := _other_sources(seal.get("sources", {}), digests):
+            misfits.append(f"{folder} ran on another {other} (its checkpoints); give the files it ran on")
+            return f"another {other}"
+        changed = resume.differences(history.config_from_json(seal["config"], checkpoint.SEAL), config)
+        if changed:
+            reason = f"other settings: {', '.join(changed)}"
+            misfits.append(f"{folder} has checkpoints of {reason}; its config.json was changed: restore it")
+            return reason
+        is_repairable = "lines" in seal
+        is_usable = is_repairable or seals.history_fits(seal, lines)
+        return "" if is_usable else "history.jsonl is damaged, or ends before it"
+
+    def template(seal: checkpoint.SealEntries) -> Any:
+        return {"state": state, "best": state.variables if seal["best"] else None}
+
+    restored = checkpoint.restore(folder, template, refuse, log)
+    if restored is None and misfits:
+        raise UsageError(misfits[0])
+    return restored
+
+
+def _finished_records(config: Config, folder: Path) -> list[Record]:
+    """Returns the records of a run that has finished its `config.rounds` without any checkpoint; else none.
+
+    `--keep 0` leaves such a folder. Its results are reported again, and its model is lost.
+    """
+    summary = read_object(folder / "summary.json") or {}
+    is_finished = summary.get("rounds") == config.rounds and not summary.get("interrupted")
+    if not is_finished or checkpoint.checkpoint_folders(folder):
+        return []
+    records = history.read(folder)
+    return records if len(records) == config.rounds else []
+
+
+def _other_sources(stored: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Returns "data" or "partition" if the stored digest differs, else "". Earlier versions stored none."""
+    return next((name for name in digests if name in stored and stored[name] != digests[name]), "")
 
 
 def _history_text(folder: Path) -> bytes:
-    """The bytes of history.jsonl; none where it cannot be read."""
+    """Returns the bytes of history.jsonl; none where it cannot be read."""
     try:
         return files.read_regular(folder / "history.jsonl")
     except OSError:
         return b""
 
 
-def _restarted(folder: Path, state: SimState, manifest: Mapping[str, Any], tell: Tell) -> Start:
-    """At round 1; records of rounds done before are kept under another name."""
+def _restarted(folder: Path, state: SimState, manifest: Mapping[str, Any], log: Log) -> Start:
+    """Returns a start at round 1; earlier records are kept under another name."""
     kept = ""
     if _history_text(folder) or (folder / "history.jsonl").is_dir():
-        kept = f"; its history so far is {history.move_aside(folder, 'earlier')}"
-    tell(f"{folder} has no checkpoint to go on from: it starts again with round 1{kept}")
+        kept = f"; its earlier history is now {history.move_aside(folder, 'earlier')}"
+    log(f"{folder} has no checkpoint to continue from: it starts again with round 1{kept}")
     parts = manifest.get("runs", [])
     return Start(state, [], parts=len(parts) + 1 if isinstance(parts, list) else 1, resumed_from=0)
 
 
-def _restored(folder: Path, state: SimState, lines: bytes, found: Any, about: checkpoint.About, tell: Tell) -> Start:
-    """At a checkpoint. Where the history is not what the checkpoint goes with, its intact lines are kept."""
-    text = lines[: about["history"][0]] if seals.history_fits(about, lines) else history.repaired_prefix(about, lines)
+def _restored(
+    folder: Path, state: SimState, lines: bytes, stored: Any, seal: checkpoint.SealEntries, log: Log
+) -> Start:
+    """Returns a start at a checkpoint. Of a history that differs from the sealed one, the intact lines are kept."""
+    text = lines[: seal["history"][0]] if seals.history_fits(seal, lines) else history.repaired_prefix(seal, lines)
     is_damaged = text is None
     if text is None:
-        text = _repaired(folder, lines, about, tell)
-    best = about["best"] and _best(about["best"], found["best"])
+        text = _repair(folder, lines, seal, log)
+    best = _best_model(seal["best"], stored["best"]) if seal["best"] else None
     return Start(
-        checkpoint.like(state, found["state"]),
+        checkpoint.place_like(state, stored["state"]),
         history.parse(text),
         best,
         seals.extend(HistorySeal(), text),
-        tuple(about["seconds"]),
-        about["parts"] + 1,
-        about["round"],
+        tuple(seal["seconds"]),
+        seal["parts"] + 1,
+        seal["round"],
         is_damaged,
     )
 
 
-def _best(entries: Mapping[str, Any], variables: Variables) -> Best:
+def _best_model(entries: Mapping[str, Any], variables: Variables) -> BestModel:
     (name,) = (name for name in entries if name.startswith("val_"))
-    return Best(entries["round"], name.removeprefix("val_"), entries[name], variables)
+    return BestModel(entries["round"], name.removeprefix("val_"), entries[name], variables)
 
 
-def _repaired(folder: Path, lines: bytes, about: checkpoint.About, tell: Tell) -> bytes:
-    """Writes the history from its intact lines, and says which rounds are lost; the damaged file is kept."""
-    intact, count = seals.intact_lines(about, lines), about["round"]
+def _repair(folder: Path, lines: bytes, seal: checkpoint.SealEntries, log: Log) -> bytes:
+    """Writes the history from its intact lines, and logs the rounds that are lost; the damaged file is kept."""
+    intact, count = seals.intact_lines(seal, lines), seal["round"]
     lost = [number for number in range(1, count + 1) if number not in intact]
-    text = history.restored(intact, about.get("evaluated", []), count)
+    text = history.text_with_lost_records(intact, seal.get("evaluated", []), count)
     path = folder / "history.jsonl"
-    kept = f"kept as {history.move_aside(folder, 'damaged')}" if path.exists() else "gone"
+    kept = f"kept as {history.move_aside(folder, 'damaged')}" if path.exists() else "missing"
     files.replace(path, text.decode())
-    tell(
+    log(
         f"history.jsonl was damaged (it is {kept}): the records of {history.round_ranges(lost) or 'no round'} are lost,"
-        f" those of {len(intact)} rounds and the checkpoint of round {count} are whole"
+        f" those of {len(intact)} rounds and the checkpoint of round {count} are intact"
     )
     return text
 
 
-def _cut(folder: Path, size: int) -> None:
-    """Leaves nothing behind that is of rounds to come."""
+def _truncate(folder: Path, size: int) -> None:
+    """Removes records of rounds that will be computed again, and the summary."""
     (folder / "summary.json").unlink(missing_ok=True)
     path = folder / "history.jsonl"
     if size and path.stat().st_size > size:
@@ -365,23 +435,23 @@ def _cut(folder: Path, size: int) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object of the run folder; None where there is none that can be read."""
+    """Returns a JSON object of the run folder; None if it is missing or damaged."""
     try:
         return files.read_object(path)
     except UsageError:
         return None
 
 
-def _write_manifest(folder: Path, made_from: Sources, done: int, tell: Tell | None = None) -> None:
-    """The sources, and code and machine of every part of the run."""
-    before = (read_object(folder / "manifest.json") or {}).get("runs", [])
-    parts = [part for part in before if isinstance(part, dict)] if isinstance(before, list) else []
-    now = {"from_round": done + 1, **provenance.code(), **provenance.machine()}
-    entries = {**made_from.digests(), "documents": made_from.as_json()["documents"], "runs": [*parts, now]}
-    with told(folder):
+def _write_manifest(folder: Path, run_sources: Sources, num_done: int, log: Log | None = None) -> None:
+    """Writes manifest.json: digests of the sources, and code and machine of every part of the run."""
+    runs = (read_object(folder / "manifest.json") or {}).get("runs", [])
+    parts = [part for part in runs if isinstance(part, dict)] if isinstance(runs, list) else []
+    this_part = {"from_round": num_done + 1, **provenance.code(), **provenance.machine()}
+    entries = {**run_sources.digests(), "documents": run_sources.as_json()["documents"], "runs": [*parts, this_part]}
+    with as_usage_error(folder):
         history.write_json(folder / "manifest.json", seals.with_digest(entries))
-    last = parts[-1] if parts else now
-    changed = [name for name in ("versions", "backend", "device") if last.get(name) != now[name]]
-    if changed and tell:
-        said = "; ".join(f"{name} {last.get(name)} -> {now[name]}" for name in changed)
-        tell(f"numbers may differ by rounding from here on: {said}")
+    last = parts[-1] if parts else this_part
+    changed = [name for name in ("versions", "backend", "device") if last.get(name) != this_part[name]]
+    if changed and log:
+        listed = "; ".join(f"{name} {last.get(name)} -> {this_part[name]}" for name in changed)
+        log(f"later rounds may differ by rounding: {listed}")

@@ -1,4 +1,4 @@
-"""Which run goes on, and whether it may: with the same settings, but for those that change no number."""
+"""Chooses the run to resume, and checks that all settings that can change results are the same."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history
 
 AUTO = "auto"
 
-FREE = frozenset(
+RESUMABLE_CHANGES = frozenset(
     {
         "rounds",
         "out",
@@ -31,67 +30,58 @@ FREE = frozenset(
         "nonfinite",
     }
 )
-"""What may change when a run goes on. Data may move: their digest is compared. `nonfinite` says when to stop, not what
-to compute. Not `lanes`, `hold` or `conv`, alike to rounding only; not `eval_every`, for an even history."""
+"""Settings that may differ when a run is resumed, because they change no result.
+
+Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. `lanes`, `hold` and `conv`
+are not among them: their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced.
+"""
 
 
 def resolve(config: Config) -> Config:
-    """The settings with `out` and `resume` the folder of the run that goes on, `resume` None where a new one starts.
+    """Returns the settings with `out` and `resume` set to the folder of the run to resume.
+
+    Args:
+        config: its `resume` is a run folder, None, or "auto": the newest run of the same settings.
+
+    Returns:
+        The settings; `resume` is None where a new run starts.
 
     Raises:
-        UsageError: no such run, or other settings than the run's.
+        UsageError: there is no such run, or it has other settings.
     """
     if config.resume is None:
         return config
-    found = _newest_match(config) if config.resume == AUTO else Path(config.resume)
-    if found is None:
+    folder = _newest_match(config) if config.resume == AUTO else Path(config.resume)
+    if folder is None:
         return dataclasses.replace(config, resume=None)
-    if config.out and config.out.resolve() != found.resolve():
-        raise UsageError(f"--resume {found} goes on in that folder; leave out --out {config.out}")
-    _refuse_changed(found, config)
-    return dataclasses.replace(config, out=found, resume=str(found))
+    if config.out and config.out.resolve() != folder.resolve():
+        raise UsageError(f"--resume {folder} continues in that folder; leave out --out {config.out}")
+    _refuse_changed(folder, config)
+    return dataclasses.replace(config, out=folder, resume=str(folder))
 
 
-def stored(folder: Path) -> Config:
-    """The settings of a run.
+def differences(stored: Config, config: Config) -> list[str]:
+    """Returns the settings that differ and may not, such as "lr 0.1 -> 0.2".
 
-    Raises:
-        UsageError: the folder holds none, or they are damaged.
+    Args:
+        stored: the settings of the run.
+        config: the settings to resume it with.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UsageError(f"{folder} is no run folder (it has no {path.name}); check --resume")
-    return from_json(files.read_object(path), str(path))
-
-
-def from_json(settings: dict, source: str) -> Config:
-    """The settings that `config.to_json` wrote."""
-    if not isinstance(settings, dict):
-        raise UsageError(f"{source} is damaged (no table of settings); the run cannot go on")
-    given = {name: value for name, value in settings.items() if name != "unused"}  # derived from the settings
-    try:
-        flat = configs.dotted(given)
-    except RecursionError:
-        raise UsageError(f"{source} is damaged (tables in tables); the run cannot go on") from None
-    return configs.apply(Config(), flat, source)
-
-
-def differences(before: Config, now: Config) -> list[str]:
-    """Settings that differ and may not, as "lr 0.1 -> 0.2"."""
-    old, new = configs.flatten(before), configs.flatten(now)
-    fixed = FREE if now.lr_schedule != "cosine" else FREE - {"rounds"}  # every rate depends on the last round
-    return [f"{name} {old[name]} -> {new[name]}" for name in old if name not in fixed and old[name] != new[name]]
+    old, new = configs.flatten(stored), configs.flatten(config)
+    # with a cosine schedule every learning rate depends on the number of rounds
+    allowed = RESUMABLE_CHANGES if config.lr_schedule != "cosine" else RESUMABLE_CHANGES - {"rounds"}
+    return [f"{name} {old[name]} -> {new[name]}" for name in old if name not in allowed and old[name] != new[name]]
 
 
 def _newest_match(config: Config) -> Path | None:
-    """The run folder begun last whose settings fit."""
+    """Returns the newest run folder of the same settings: `config.out` if that is set, else one below runs/."""
     if config.out:
         return config.out if (config.out / "config.json").exists() else None
-    begun = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path.parent for path in begun if _fits(path.parent, config)), None)
+    newest_first = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next((path.parent for path in newest_first if _is_resumable(path.parent, config)), None)
 
 
-def _fits(folder: Path, config: Config) -> bool:
+def _is_resumable(folder: Path, config: Config) -> bool:
     try:
         _refuse_changed(folder, config)
     except UsageError:
@@ -100,12 +90,14 @@ def _fits(folder: Path, config: Config) -> bool:
 
 
 def _refuse_changed(folder: Path, config: Config) -> None:
-    changed = differences(stored(folder), config)
+    """Raises UsageError if the run has other settings, or more rounds than `config` asks for."""
+    changed = differences(history.read_config(folder), config)
     if changed:
-        listed = ", ".join(changed)
-        raise UsageError(f"{folder} ran with other settings: {listed}; go on with its own, or start a new run")
-    done = history.count(folder)
-    if done > config.rounds:
         raise UsageError(
-            f"{folder} has done {done} rounds already; --rounds must be {done} or more, got {config.rounds}"
+            f"{folder} ran with other settings: {', '.join(changed)}; resume it with its own, or start a new run"
+        )
+    num_done = history.count_lines(folder)
+    if num_done > config.rounds:
+        raise UsageError(
+            f"{folder} has done {num_done} rounds already; --rounds must be {num_done} or more, got {config.rounds}"
         )

@@ -1,4 +1,4 @@
-"""A config -> everything a run needs."""
+"""From a config to everything a run needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
@@ -25,6 +26,7 @@ from fedvg_jax.core.types import (
     Task,
     UsageError,
     Variables,
+    Weighting,
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
@@ -32,6 +34,7 @@ from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
+from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.runs import contracts, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
@@ -48,7 +51,7 @@ from fedvg_jax.runs.registry import (
     make_task,
     make_variables,
 )
-from fedvg_jax.runs.weighting_registry import layer_names, make_fedvg, make_multipliers, make_weighting
+from fedvg_jax.runs.weighting_registry import make_fedvg, make_multipliers, make_weighting
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
@@ -56,27 +59,49 @@ MAX_ROUNDS = 64
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
 
+Progress = Callable[[int, int], None]
+"""(done, all) -> None"""
+
 
 class Simulation(NamedTuple):
-    """A run, ready to start."""
+    """Everything a run needs: data, initial state, hyperparameters, schedules and programs."""
 
     config: Config
+    """checked settings"""
     arrays: Arrays
+    """the data set, NumPy arrays [T, ...]"""
     partition: Partition
+    """rows of every client, by part"""
     statistics: dict[str, Any]
-    """the partition and the shared validation set in numbers"""
+    """of the partition and the shared validation set"""
     task: Task
     state: SimState
+    """before the first round"""
     data: Data
+    """the pool and the tables of rows, on the devices"""
     hyper: Hyper
     schedule: Callable[[int], Schedule]
-    """round -> its schedule, on the host"""
-    chunk: Callable
-    """jitted; the state is donated"""
-    evaluate: Callable
-    """jitted"""
+    """round, from 0 -> its schedule, NumPy arrays"""
+    chunk: Wrapped
+    """see `federated_round.make_chunk`; jitted, the state is donated"""
+    evaluate: Wrapped
+    """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
-    """a user's own, by name"""
+    """the user's own, by name"""
+    algorithm: Algorithm | None = None
+    weighting: Weighting | None = None
+    executor: Executor | None = None
+    optimiser: Optimiser | None = None
+
+
+class _Population(NamedTuple):
+    """The data set, its partition, and the shared validation set."""
+
+    arrays: Arrays
+    partition: Partition
+    shared: Shared
+    is_given: bool
+    """whether the caller passed the partition"""
 
 
 def simulation(
@@ -88,81 +113,117 @@ def simulation(
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
     hyper: Mapping[str, float] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    reading: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
 ) -> Simulation:
-    """Everything a run needs; what is given replaces what the config names.
+    """Returns everything that a run of these settings needs. Arguments replace what the config names.
 
     Args:
+        config: settings; they are checked.
         data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.user_data.as_arrays`.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
             which are then split as the config says.
-        weighting: a `Weighting`, or a function task -> Weighting.
+        task: a model and its loss.
+        algorithm: a federated algorithm.
+        weighting: aggregation weights, or a function task -> `Weighting`.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        progress, reading: hear of drawn partitions, and of decoded images: (done, all).
+        progress: called with (partitions drawn, most draws).
+        reading: called with (images decoded, all images).
 
     Raises:
-        UsageError: for any setting or file that cannot work.
+        UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
+
+    >>> sim = simulation(Config(clients=4, join_ratio=0.5, alpha=10.0))
+    >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
+    ('digits', 4, (2,))
     """
-    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    files.private_folder(config.cache_dir, config.trust_cache)
-    if config.pretrained:  # refused before the data are read, which may take minutes
+    cache_dir = config.cache_dir or default_cache_dir()
+    config = check(dataclasses.replace(config, cache_dir=cache_dir))
+    files.private_folder(cache_dir, config.trust_cache)
+    if config.pretrained:  # checked before the data are read, which may take minutes
         pretrained.read(config.pretrained)
-    arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
-    user_data.check_augmentation_fits(arrays, config)
-    is_given = partition is not None
-    parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
-    shared = make_shared(config, arrays, parts)
+    population = _make_population(config, data, partition, progress, reading)
+    arrays, parts = population.arrays, population.partition
     if task:
-        contracts.check_task(task, Batch(shared.x, shared.y))
+        contracts.check_task(task, Batch(population.shared.x, population.shared.y))
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     program = programs.make_program(config, images, task, algorithm, weighting)
-    tables = make_data(config, arrays, parts, shared, program.task)
+    tables = make_data(config, arrays, parts, population.shared, program.task)
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
-    hyper = scalars | make_multipliers(config, program.task)
-    if weighting:
-        contracts.check_weighting(program.weighting, program.task, tables, hyper)
-        if block_size(config) < cohort_size(config):
-            contracts.check_terms(program.weighting, program.task, tables, hyper)
-    elif "val_accuracy" in config.weighting:
-        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
-    state = make_state(config, program, hyper, len(arrays.y), tables, max(map(len, parts.train)))
+    values = {**scalars, **make_multipliers(config, program.task)}
+    _check_weighting(config, program.weighting if weighting else None, program.task, tables, values, arrays)
+    state = make_state(config, program, values, len(arrays.y), tables, max(map(len, parts.train)))
     placement = program.executor.placement
     return Simulation(
-        config,
-        arrays,
-        parts,
-        describe(config, arrays, parts, shared, is_given),
-        program.task,
-        jax.device_put(state, placement),
-        jax.device_put(tables, placement),
-        hyper,
-        make_schedule(config, arrays, parts, program.executor, task=program.task),
-        program.chunk,
-        program.evaluate,
+        config=config,
+        arrays=arrays,
+        partition=parts,
+        statistics=describe(config, arrays, parts, population.shared, population.is_given),
+        task=program.task,
+        state=jax.device_put(state, placement),
+        data=jax.device_put(tables, placement),
+        hyper=values,
+        schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
+        chunk=program.chunk,
+        evaluate=program.evaluate,
+        algorithm=program.algorithm,
+        weighting=program.weighting,
+        executor=program.executor,
+        optimiser=program.optimiser,
     )
+
+
+def _make_population(
+    config: Config,
+    data: Arrays | tuple | None,
+    partition: tuple | Sequence[np.ndarray] | None,
+    progress: Progress | None,
+    reading: Progress | None,
+) -> _Population:
+    """Reads the data set and draws the partition, unless the caller passed them."""
+    arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
+    user_data.check_augmentation_fits(arrays, config)
+    is_given = partition is not None
+    parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
+    return _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
+
+
+def _check_weighting(
+    config: Config, weighting: Weighting | None, task: Task, tables: Data, hyper: Hyper, arrays: Arrays
+) -> None:
+    """Checks the contract of a user's weighting, and that the named one fits the data.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if weighting:
+        contracts.check_weighting(weighting, task, tables, hyper)
+        if block_size(config) < cohort_size(config):
+            contracts.check_terms(weighting, task, tables, hyper)
+    elif "val_accuracy" in config.weighting:
+        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
 
 
 def make_state(
     config: Config, program: programs.Program, hyper: Hyper, num_rows: int, tables: Data, largest: int
 ) -> SimState:
-    """The state before the first round.
+    """Returns the state before the first round.
 
     Args:
-        num_rows: T, of the data set.
+        num_rows: T, rows of the data set.
         largest: training rows of the largest client.
 
     Raises:
-        UsageError: where the run would not fit in memory.
+        UsageError: the run would not fit in memory.
     """
     variables = make_variables(config, program.init)
-    kept = program.optimiser if config.optimiser_state == "kept" else None
+    kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
-    start = (jax.random.key(config.seed), hyper, stats_too, kept, variables)
+    start = (jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables)
     shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)
     memory.refuse_unfitting(config, parts)
@@ -170,11 +231,11 @@ def make_state(
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
-    """The data set the config names."""
+    """Returns the data set that the config names."""
     return datasets.load(
         config.dataset,
         config.data_dir,
-        config.cache_dir / "data",
+        (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
         progress=reading,
@@ -188,43 +249,46 @@ def make_data(
     shared: Shared | None = None,
     task: Task | None = None,
 ) -> Data:
-    """The pool on the device as uint8, and the row tables; their shapes do not depend on the partition.
+    """Returns the pool and the tables of rows; their shapes do not depend on the partition.
 
     D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
     the statistics of a single value, in train mode: there the published code raises, and otherwise it scores that row
     too.
 
     Args:
-        shared: D_val with the pool it is part of; made here where it is not given.
-        task: the model that scores; by default the config's.
+        shared: D_val with the pool that it is part of; defaults to that of the config.
+        task: the model that scores; defaults to the config's.
     """
     shared = shared or make_shared(config, arrays, parts)
-    most_test = int(len(arrays.y) * config.test_ratio)
+    max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.select == "held_out"
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
-    most_selected = shared.most // 2 if is_split else 0
-    most_scored = shared.most - most_selected
+    max_selected = shared.most // 2 if is_split else 0
+    max_scored = shared.most - max_selected
     has_lone_row = config.fedvg.mode == "train" and len(scored) % config.batch_size == 1
     keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined((task or make_task(config, arrays)).init))
 
-    def table(rows, most, batch_size, keep_single):
-        fitting = max(len(rows), most)
-        batch_size = fitting_width(batch_size, fitting)
-        return jnp.asarray(schedule.table(rows, batch_size, -(-fitting // batch_size), keep_single))
+    def table(rows, max_rows, batch_size, keep_single):
+        num_rows = max(len(rows), max_rows)
+        batch_size = fitting_width(batch_size, num_rows)
+        return jnp.asarray(schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single))
 
     return Data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
-        table(scored, most_scored, config.batch_size, keep_single=keeps_lone_row),
-        table(scored, most_scored, EVAL_BATCH, keep_single=True),
-        table(np.concatenate(parts.test), most_test, EVAL_BATCH, keep_single=True),
-        table(selected, most_selected, EVAL_BATCH, keep_single=True) if is_split else None,
+        table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
+        table(scored, max_scored, EVAL_BATCH, keep_single=True),
+        table(np.concatenate(parts.test), max_test, EVAL_BATCH, keep_single=True),
+        table(selected, max_selected, EVAL_BATCH, keep_single=True) if is_split else None,
     )
 
 
 def fitting_width(batch_size: int, largest: int) -> int:
-    """Columns B of a table of minibatches: `batch_size`, or the power of two that holds the most rows of any minibatch.
+    """Returns B, the columns of a table of minibatches: `batch_size`, or the next power of two of `largest`.
 
-    Few widths keep programs few: with another partition the largest client is another.
+    Powers of two keep the number of compiled programs small: another partition has another largest client.
+
+    Args:
+        largest: rows of the largest client.
 
     >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 20), fitting_width(32, 1)
     (32, 256, 32, 2)
@@ -267,24 +331,20 @@ def make_schedule(
     width: int | None = None,
     task: Task | None = None,
 ) -> Callable[[int], Schedule]:
-    """Returns round -> Schedule.
+    """Returns a function from the number of a round, from 0, to its schedule.
 
     Args:
-        config: the run's settings.
-        arrays: the data set.
-        parts: rows of the clients.
-        executor: its lanes are planned.
-        width: B, columns of the table of minibatches; None for `fitting_width` for the largest client.
-        task: the model that is trained; None for the config's.
+        width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
+        task: the model that is trained; defaults to the config's.
     """
     keep_single = keeps_single_rows(config, arrays, [len(rows) for rows in parts.train], task)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
-    official = config.cohorts == "official"
-    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if official else None
+    is_official = config.cohorts == "official"
+    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
 
-    def of_round(number: int) -> Schedule:
+    def schedule_of(number: int) -> Schedule:
         return schedule.make(
             number,
             parts.train,
@@ -304,7 +364,7 @@ def make_schedule(
             block_size=block_size(config),
         )
 
-    return of_round
+    return schedule_of
 
 
 __all__ = [
@@ -315,7 +375,6 @@ __all__ = [
     "Simulation",
     "corrupt_clients",
     "fitting_width",
-    "layer_names",
     "make_executor",
     "make_fedvg",
     "make_hyper",
@@ -326,8 +385,6 @@ __all__ = [
     "make_task",
     "make_variables",
     "make_weighting",
-    "memory",
     "num_devices",
-    "programs",
     "simulation",
 ]

@@ -1,8 +1,8 @@
-"""Checks that a run folder holds what its run wrote.
+"""Checks that the files of a run folder are as its run wrote them.
 
 Recomputes the results of summary.json from history.jsonl, and compares the files of the folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json. It finds accidents and careless edits, not a forger who
-also rewrites every digest: no key is involved.
+seals of its checkpoints, in manifest.json and in summary.json. It detects accidents and careless edits, not a forger
+who also rewrites every digest: no key is involved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history, resume, seals
@@ -22,16 +21,16 @@ COMMAND = "python -m fedvg_jax.verify"
 
 
 class Report(NamedTuple):
-    """What was found in a run folder, a line each."""
+    """Results of checking a run folder, one line each."""
 
     misfits: list[str]
-    """what does not fit"""
+    """files that are not as the run wrote them"""
     notes: list[str]
-    """what fits, and should be known: lost records, digests that an earlier version did not write"""
+    """remarks on files that fit: lost records, digests that an earlier version did not write"""
 
 
 class MisfitError(UsageError):
-    """A run folder does not hold what its run wrote."""
+    """Files of a run folder are not as its run wrote them."""
 
     exit_code = 1
 
@@ -42,23 +41,23 @@ class MisfitError(UsageError):
 
 
 class _Folder(NamedTuple):
-    """The parts of a run folder as read."""
+    """The content of a run folder."""
 
     path: Path
     text: bytes
     """of history.jsonl"""
     records: list[Record]
-    abouts: dict[str, seals.About]
+    seals: dict[str, seals.SealEntries]
     """seals of the checkpoints by folder name, oldest first"""
     manifest: dict[str, Any]
     summary: dict[str, Any] | None
 
 
 def check(path: Path) -> Report:
-    """Compares the files of a run folder with one another.
+    """Returns the report of comparing the files of a run folder with one another.
 
     Raises:
-        UsageError: it is no run folder.
+        UsageError: `path` is no run folder.
     """
     if not any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER)):
         raise UsageError(f"{path} is no run folder: it has no config.json; name the folder of a run")
@@ -70,53 +69,53 @@ def check(path: Path) -> Report:
 
 
 def _read(path: Path, report: Report) -> _Folder:
-    """The folder, and what of it cannot be read."""
-    abouts = {}
-    for checkpoint in seals.listed(path):
+    """Returns the content of the folder, and reports files that cannot be read."""
+    entries = {}
+    for checkpoint in seals.checkpoint_folders(path):
         name = f"{seals.FOLDER}/{checkpoint.name}"
         try:
-            about = seals.unsealed(checkpoint)
+            seal = seals.read_seal(checkpoint)
         except (ValueError, RuntimeError) as error:
-            is_partial = str(error) == "half-written"  # a kill leaves such a one, and no run goes on from it
+            is_partial = str(error) == "half-written"  # a kill leaves such a checkpoint, and no run resumes from it
             (report.notes if is_partial else report.misfits).append(f"{name}: {error}")
             continue
-        if about["round"] != int(checkpoint.name):
-            report.misfits.append(f"{name} is of round {about['round']}")
-        report.misfits.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, about["files"]))
-        abouts[name] = about
-    is_digested = any("chain" in about for about in abouts.values())
+        if seal["round"] != int(checkpoint.name):
+            report.misfits.append(f"{name} is of round {seal['round']}")
+        report.misfits.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, seal["files"]))
+        entries[name] = seal
+    is_digested = any("chain" in seal for seal in entries.values())
     manifest = _object(path / "manifest.json", report, is_digested)
-    if manifest is None and abouts:
+    if manifest is None and entries:
         report.misfits.append("manifest.json is missing; the digests of data and partition in the checkpoints are used")
     summary = _object(path / "summary.json", report, is_digested)
-    return _Folder(path, *_history(path, report), abouts, manifest or {}, summary)
+    return _Folder(path, *_history(path, report), entries, manifest or {}, summary)
 
 
 def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | None:
-    """A JSON object; None where there is no such file, or where it is damaged, which is reported.
+    """Returns a JSON object; None if the file is missing, or damaged, which is reported.
 
     Args:
-        is_digested: whether the run is of a version that writes digests, so that one must be there.
+        is_digested: whether the run is of a version that writes digests, so that the file must have one.
     """
     try:
-        found = json.loads(files.read_regular(path).decode("utf-8"))
+        value = json.loads(files.read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         report.misfits.append(f"{path.name} is damaged: {files.reason(error)}")
         return None
-    if not isinstance(found, dict):
-        report.misfits.append(f"{path.name} is damaged: it holds no table")
+    if not isinstance(value, dict):
+        report.misfits.append(f"{path.name} is damaged: it is no JSON object")
         return None
-    if not seals.has_own_digest(found) or (is_digested and seals.OWN not in found):
-        report.misfits.append(f"{path.name} is not as it was written: its digest is another")
-    elif seals.OWN not in found:
+    if not seals.has_own_digest(value) or (is_digested and seals.DIGEST not in value):
+        report.misfits.append(f"{path.name} is not as it was written: its digest differs")
+    elif seals.DIGEST not in value:
         report.notes.append(f"{path.name} has no digest of its own: an earlier version wrote it")
-    return found
+    return value
 
 
 def _history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
-    """Bytes and records of history.jsonl."""
+    """Returns bytes and records of history.jsonl."""
     try:
         text = files.read_regular(path / "history.jsonl")
     except OSError as error:
@@ -133,30 +132,30 @@ def _history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
 
 
 def _check_history(folder: _Folder, report: Report) -> None:
-    """Every seal's lines are in the history; lost records are known to be."""
+    """Checks that the history has every seal's lines, except those that are marked as lost."""
     lost = [r["round"] for r in folder.records if history.is_lost(r)]
     if lost:
         report.notes.append(f"history.jsonl: the records of {len(lost)} rounds are lost, the first is {lost[0]}")
-    sealed = dict(folder.abouts)
+    entries: dict[str, Any] = dict(folder.seals)
     if folder.summary and isinstance(folder.summary.get("seal"), dict):
-        sealed["summary.json"] = folder.summary["seal"]
-    for name, about in sealed.items():
+        entries["summary.json"] = folder.summary["seal"]
+    for name, seal in entries.items():
         try:
-            if seals.history_fits(about, folder.text):
+            if seals.history_fits(seal, folder.text):
                 continue
-            changed = _changed_lines(about, folder, lost)
+            changed = _changed_lines(seal, folder, lost)
         except (LookupError, TypeError, ValueError):
             changed = "its seal is damaged"
         if changed:
             report.misfits.append(f"history.jsonl is not the one that {name} was sealed with: {changed}")
 
 
-def _changed_lines(about: Mapping[str, Any], folder: _Folder, lost: Sequence[int]) -> str:
-    """Which lines are not as they were sealed, except those known to be lost; "" if there are none."""
-    count = len(seals.line_crcs(about))
+def _changed_lines(seal: Mapping[str, Any], folder: _Folder, lost: Sequence[int]) -> str:
+    """Returns which lines are not as they were sealed, except lost ones; "" if there are none."""
+    count = len(seals.line_crcs(seal))
     if not count:
         return "its first bytes differ"
-    intact = seals.intact_lines(about, folder.text)
+    intact = seals.intact_lines(seal, folder.text)
     changed = [number for number in range(1, count + 1) if number not in intact and number not in lost]
     if changed:
         return f"round {changed[0]}" + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
@@ -164,65 +163,73 @@ def _changed_lines(about: Mapping[str, Any], folder: _Folder, lost: Sequence[int
 
 
 def _check_config(folder: _Folder, report: Report) -> None:
+    """Checks that config.json has the settings of the checkpoints."""
     try:
-        config = resume.stored(folder.path)
+        config = history.read_config(folder.path)
+        stored = files.read_object(folder.path / "config.json")
     except UsageError as error:
         report.misfits.append(f"config.json: {error}")
         return
-    for name, about in folder.abouts.items():
+    for name, seal in folder.seals.items():
         try:
-            changed = resume.differences(resume.from_json(about["config"], name), config)
+            changed = resume.differences(history.config_from_json(seal["config"], name), config)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
             continue
         if changed:
             report.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")
-    newest = list(folder.abouts.values())[-1:]
-    is_ended = newest and folder.summary is not None and folder.summary.get("rounds") == newest[0]["round"]
-    if is_ended and not _same(to_json(config), newest[0]["config"]) and not report.misfits:
-        changed = [name for name, value in to_json(config).items() if not _same(value, newest[0]["config"].get(name))]
+    _check_final_config(folder, stored, report)
+
+
+def _check_final_config(folder: _Folder, stored: dict[str, Any], report: Report) -> None:
+    """Checks that config.json of a run that has ended is that of its newest checkpoint, in all entries."""
+    newest = list(folder.seals.values())[-1:]
+    has_ended = newest and folder.summary is not None and folder.summary.get("rounds") == newest[0]["round"]
+    if has_ended and not _same(stored, newest[0]["config"]) and not report.misfits:
+        sealed = newest[0]["config"]
+        changed = [name for name in {**sealed, **stored} if not _same(stored.get(name), sealed.get(name))]
         report.misfits.append(f"config.json is not what the run ended with: {', '.join(changed)}")
 
 
 def _check_manifest(folder: _Folder, report: Report) -> None:
-    """Data and partition are the same everywhere."""
+    """Checks that data and partition have the same digests in all files."""
     for name, sources in _entries(folder, "sources").items():
         for source, digest in sources.items():
             if source in folder.manifest and folder.manifest[source] != digest:
-                report.misfits.append(f"manifest.json names another {source} than {name}")
+                report.misfits.append(f"manifest.json has another digest of the {source} than {name}")
 
 
 def _check_documents(folder: _Folder, report: Report) -> None:
-    """layers.json and partition.json have the digests that were sealed."""
-    known = _entries(folder, "documents")
+    """Checks that layers.json and partition.json have the sealed digests."""
+    sealed = _entries(folder, "documents")
     if isinstance(folder.manifest.get("documents"), dict):
-        known["manifest.json"] = folder.manifest["documents"]
-    if not known:
+        sealed["manifest.json"] = folder.manifest["documents"]
+    if not sealed:
         report.notes.append("layers.json and partition.json were not sealed: an earlier version wrote them")
-    found: dict[str, str] = {}
-    for document in sorted({document for documents in known.values() for document in documents}):
+    digests: dict[str, str] = {}
+    for document in sorted({document for documents in sealed.values() for document in documents}):
         try:
-            found[document] = seals.text_digest(files.read_regular(folder.path / document).decode("utf-8"))
+            digests[document] = seals.text_digest(files.read_regular(folder.path / document).decode("utf-8"))
         except (OSError, ValueError) as error:
             report.misfits.append(f"{document} cannot be read: {files.reason(error)}")
-    for document, digest in found.items():
-        others = [name for name, documents in known.items() if documents.get(document, digest) != digest]
+    for document, digest in digests.items():
+        others = [name for name, documents in sealed.items() if documents.get(document, digest) != digest]
         if others:
             report.misfits.append(f"{document} is not the one that {others[0]} was sealed with")
 
 
 def _entries(folder: _Folder, entry: str) -> dict[str, dict[str, str]]:
-    """An entry of every seal that has it, the summary's among them."""
-    holders: dict[str, Any] = dict(folder.abouts)
+    """Returns one entry of every seal that has it, including the summary's."""
+    holders: dict[str, Any] = dict(folder.seals)
     if folder.summary and isinstance(folder.summary.get("seal"), dict):
         holders["summary.json"] = folder.summary["seal"]
     return {name: held[entry] for name, held in holders.items() if isinstance(held.get(entry), dict)}
 
 
 def _check_best(folder: _Folder, report: Report) -> None:
-    """The model kept as the best on validation is that of the best evaluation in the history."""
-    for name, about in folder.abouts.items():
-        best, records = about["best"], folder.records[: about["round"]]
+    """Checks that the best model of each checkpoint is of the best evaluation in the history."""
+    for name, seal in folder.seals.items():
+        best, records = seal["best"], folder.records[: seal["round"]]
         if not best or any(history.is_lost(r) for r in records):
             continue
         try:
@@ -234,13 +241,13 @@ def _check_best(folder: _Folder, report: Report) -> None:
 
 
 def _check_summary(folder: _Folder, report: Report) -> None:
-    """Every result of summary.json is what the history gives."""
+    """Checks that the results of summary.json are those of the history."""
     summary = folder.summary
     if summary is None:
-        report.notes.append("no summary.json: the run has not ended, or it was killed")
+        report.notes.append("no summary.json: the run is going on, or it was killed")
         return
     if folder.text and not folder.records:
-        return  # its damage is reported
+        return  # the damage is already reported
     try:
         expected: dict[str, Any] = {"rounds": len(folder.records), **history.summarise(folder.records)}
     except (LookupError, TypeError, ValueError):
@@ -250,11 +257,11 @@ def _check_summary(folder: _Folder, report: Report) -> None:
         is_unknown = value is None and "lost_rounds" in expected
         if not is_unknown and (name not in summary or not _same(summary[name], value)):
             report.misfits.append(f"summary.json: {name} is {summary.get(name)!r}, the history gives {value!r}")
-    newest = max((about["round"] for about in folder.abouts.values()), default=0)
+    newest = max((seal["round"] for seal in folder.seals.values()), default=0)
     if newest > len(folder.records):
         report.misfits.append(f"summary.json is of {summary.get('rounds')!r} rounds, the newest checkpoint of {newest}")
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON: of one type, too."""
+    """Returns whether values are equal as JSON, including their types."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

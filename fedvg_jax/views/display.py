@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
-from fedvg_jax.runs.history import History, Record, is_lost, judged
+from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
 
@@ -104,7 +105,7 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
         console: where to print.
         total: number of rounds.
     """
-    if not console.is_terminal:
+    if not _shows_bar(console):
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
@@ -118,6 +119,11 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
+
+
+def _shows_bar(console: Console) -> bool:
+    """Returns whether a progress bar can be drawn: on a terminal, or in a notebook that has ipywidgets."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager
@@ -194,7 +200,7 @@ def plan_table(prediction: Prediction) -> Table:
 
 def metric_text(record: Record) -> str:
     """Returns the test accuracy of an evaluation, or the test loss of a task without accuracy."""
-    name, *_ = judged(record)
+    name, *_ = primary_metric(record)
     value = record[f"test_{name}"]
     if is_lost(record):
         return f"test {name} lost"

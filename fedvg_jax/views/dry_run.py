@@ -25,7 +25,8 @@ from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Data, Schedule
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import loop, simulation
+from fedvg_jax.runs import chunks as run_chunks
+from fedvg_jax.runs import simulation
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -75,7 +76,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
     """
-    config, programs = sim.config, loop.compile_programs(sim)
+    config, programs = sim.config, run_chunks.compile_programs(sim)
     groups = _num_groups(sim.data)
     rates = _measure_rates(sim, programs, groups)
     counted = range(min(config.rounds, COUNTED))
@@ -84,13 +85,13 @@ def predict(sim: simulation.Simulation) -> Prediction:
     seconds_per_round = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
     training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
-    chunks = max(evaluations, math.ceil(training / loop.CHUNK_SECONDS))
+    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS))
     return Prediction(
         rounds=config.rounds,
         steps_per_round=float(steps.mean()),
         train_images_per_round=float(images.mean()),
         scoring_images_per_round=_num_rows(sim.data.scoring) * cohort_size(config) * reads_scoring(config),
-        eval_images=sum(map(_num_rows, loop.evaluation_tables(sim.data).values())),
+        eval_images=sum(map(_num_rows, run_chunks.evaluation_tables(sim.data).values())),
         evaluations=evaluations,
         compile_seconds=programs.seconds,
         seconds_per_round=seconds_per_round,
@@ -99,7 +100,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     )
 
 
-def _measure_rates(sim: simulation.Simulation, programs: loop.Programs, groups: int) -> Rates:
+def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, groups: int) -> Rates:
     """Times samples of each part of a run."""
     first = sim.schedule(0)
     sample = _Sample(sim, programs, first, simulation.make_executor(sim.config).lanes_together)
@@ -107,7 +108,7 @@ def _measure_rates(sim: simulation.Simulation, programs: loop.Programs, groups: 
     group = slope(sample.scoring, groups)
     per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
     chunk = sample.rounds(1)[1] - per_round
-    evaluation = _seconds(lambda: loop.evaluated(sim, programs, sim.state))
+    evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))
     empty = max(0.0, per_round - step * _longest_lane(sample.shorten(1)))
     return Rates(empty, step, group, max(0.0, chunk), evaluation)
 
@@ -116,7 +117,7 @@ class _Sample(NamedTuple):
     """Shortened runs of the first round."""
 
     sim: simulation.Simulation
-    programs: loop.Programs
+    programs: run_chunks.Programs
     schedule: Schedule
     lanes_together: int = 1
 

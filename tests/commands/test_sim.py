@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_a_readable_run_folder(shell):
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"] and summary["rounds"] == len(records)
-    assert seals.newest(out) == len(records)
+    assert seals.newest_round(out) == len(records)
 
 
 def test_closed_output_does_not_end_the_run(shell):
@@ -156,7 +156,7 @@ def test_closed_output_does_not_end_the_run(shell):
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=240) == 0
-    assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest(out) == 6
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest_round(out) == 6
 
 
 def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
@@ -173,13 +173,13 @@ def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
 
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
-        wait_for(lambda: seals.newest(out))
+        wait_for(lambda: seals.newest_round(out))
         for _ in range(2):
             process.send_signal(signal.SIGHUP)
             time.sleep(0.05)
         process.communicate(timeout=120)
     assert process.returncode == 129
-    assert seals.newest(out) == len(history.read(out)) and not verification.check(out).misfits
+    assert seals.newest_round(out) == len(history.read(out)) and not verification.check(out).misfits
 
 
 @pytest.mark.parametrize(

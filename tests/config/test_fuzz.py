@@ -15,7 +15,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import partition
 from fedvg_jax.data.readers import cifar, npz
-from fedvg_jax.runs import history, resume
+from fedvg_jax.runs import history
 
 NAMES = sorted(config.flatten(Config()))
 EXTREME = st.sampled_from(
@@ -60,7 +60,9 @@ def test_any_bytes_as_a_config_file(folder, content):
 def test_any_value_of_any_setting(settings):
     with allow_usage_error():
         made = config.check(config.apply(Config(), settings, "test"))
-        assert resume.from_json(json.loads(json.dumps(config.to_json(made))), "json") == made or "nan" in str(made)
+        assert history.config_from_json(json.loads(json.dumps(config.to_json(made))), "json") == made or "nan" in str(
+            made
+        )
 
 
 FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--method", "--fidelity", "--", "-x"])
@@ -83,7 +85,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_as_the_settings_of_a_run(value):
     with allow_usage_error():
-        config.check(resume.from_json(value, "config.json"))
+        config.check(history.config_from_json(value, "config.json"))
 
 
 @given(st.binary(max_size=60))

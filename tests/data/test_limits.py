@@ -278,7 +278,7 @@ def test_run_settings_that_are_no_json_object_are_refused_in_one_line(tmp_path, 
     if content is not None:
         write(tmp_path / "config.json", content)
     with says("config.json"):
-        resume.stored(tmp_path)
+        history.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
@@ -299,7 +299,7 @@ def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
 
 
 def test_trust_cache_may_change_on_resume():
-    assert "trust_cache" in resume.FREE and not Config().trust_cache
+    assert "trust_cache" in resume.RESUMABLE_CHANGES and not Config().trust_cache
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

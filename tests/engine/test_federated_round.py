@@ -192,7 +192,7 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     out = tmp_path / "run"
     made = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.drive(made._replace(config=replace(made.config, out=out)), on_records=records.extend)
+        loop.run_simulation(made._replace(config=replace(made.config, out=out)), on_records=records.extend)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
     assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
@@ -202,7 +202,7 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
 
 def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     simulation, who = poisoned
-    records = loop.drive(simulation("skip")).records
+    records = loop.run_simulation(simulation("skip")).records
     assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
     first = dict(zip(records[0]["clients"], records[0]["weights"], strict=True))
     assert first[who] == 0 and sum(first.values()) == pytest.approx(1, abs=1e-6)
@@ -223,7 +223,7 @@ def run_with_a_nan_validation_row(cache_dir, **changes):
     settings = replace(settings, **changes)
     lines = []
     sim = build.simulation(settings, data=(x, y), partition=(train, val, test))
-    return loop.drive(sim, tell=lines.append).records, lines
+    return loop.run_simulation(sim, log=lines.append).records, lines
 
 
 def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(tmp_path):

@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved comes back bit for bit, or another one does, and it is said why."""
+"""Checkpoints are restored bit for bit, or an older one is, with the reason."""
 
 import json
 import random
@@ -25,9 +25,9 @@ def template(about):
 
 
 def restored(folder, expected=template, refuse=lambda about: ""):
-    """(state, about) or None; and the lines told."""
-    told = []
-    return checkpoint.restore(folder, expected, refuse, told.append), told
+    """Returns (state, seal) or None, and the logged lines."""
+    logged = []
+    return checkpoint.restore(folder, expected, refuse, logged.append), logged
 
 
 def save(folder, number, **about):
@@ -43,7 +43,7 @@ def assert_same(found, expected):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A folder of two checkpoints, to be copied."""
+    """A folder of two checkpoints, to copy."""
     folder = tmp_path_factory.mktemp("pair") / "run"
     folder.mkdir()
     save(folder, 3, note="older")
@@ -56,40 +56,40 @@ def run(pair, tmp_path):
     return shutil.copytree(pair, tmp_path / "run")
 
 
-def test_the_newest_comes_back_in_every_bit_and_says_what_it_was_told(run):
-    (state, about), told = restored(run)
+def test_newest_checkpoint_is_restored_bit_for_bit_with_its_entries(run):
+    (state, about), logged = restored(run)
     assert_same(state, {**STATE, "round": np.int32(12)})
-    assert about["note"] == "newer" and about["round"] == 12 and not told
-    assert seals.newest(run) == 12
+    assert about["note"] == "newer" and about["round"] == 12 and not logged
+    assert seals.newest_round(run) == 12
 
 
-def test_on_the_device_it_is_as_it_was_typed_keys_too():
+def test_placing_on_devices_restores_values_and_typed_keys():
     state = {"key": jax.random.key(3), "x": jnp.arange(3.0)}
-    back = checkpoint.like(state, checkpoint.to_host(state))
+    back = checkpoint.place_like(state, checkpoint.to_host(state))
     assert (jax.random.key_data(back["key"]) == jax.random.key_data(state["key"])).all()
     assert jax.random.key_impl(back["key"]) == jax.random.key_impl(state["key"]) and (back["x"] == state["x"]).all()
 
 
-def test_a_copy_on_the_host_is_nobody_else_s():
+def test_copy_on_the_host_owns_its_memory():
     x = jnp.zeros(3)
     copy = checkpoint.to_host(x)
     assert copy.flags.owndata and copy.flags.writeable
 
 
-def test_no_more_are_kept_than_asked_for_and_nothing_half_written(run):
+def test_saving_keeps_the_newest_sealed_checkpoints_only(run):
     (run / "checkpoints" / "000013").mkdir()
     save(run, 14)
-    assert [path.name for path in checkpoint.listed(run)] == ["000012", "000014"]
+    assert [path.name for path in checkpoint.checkpoint_folders(run)] == ["000012", "000014"]
 
 
-def test_a_round_saved_again_replaces_what_was_there(run):
+def test_saving_a_round_again_replaces_its_checkpoint(run):
     save(run, 12, note="again")
     assert restored(run)[0][1]["note"] == "again"
 
 
-def test_without_any_there_is_none(tmp_path):
+def test_folder_without_checkpoints_restores_none(tmp_path):
     assert restored(tmp_path) == (None, [])
-    assert seals.newest(tmp_path) == 0
+    assert seals.newest_round(tmp_path) == 0
 
 
 DAMAGE = {
@@ -101,77 +101,77 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_one_is_passed_over_in_one_line_for_the_one_before(run, how):
-    """Any file, at any offset; zeros where zeros were are no damage."""
-    rng, newest = random.Random(how), checkpoint.listed(run)[-1]
+def test_damaged_checkpoint_is_skipped_in_one_line_for_an_older_one(run, how):
+    """Any file, at any offset; writing zeros over zeros is no damage."""
+    rng, newest = random.Random(how), checkpoint.checkpoint_folders(run)[-1]
     for path in sorted(path for path in newest.rglob("*") if path.is_file()):
         good = path.read_bytes()
         bad = DAMAGE[how](good, rng.randrange(len(good))) if good else b"\0"
         if bad == good:
             continue
         path.write_bytes(bad)
-        (state, about), told = restored(run)
+        (state, about), logged = restored(run)
         assert about["round"] == 3 and state["round"] == 3, path
-        assert len(told) == 1 and "round 12" in told[0] and "damaged" in told[0] and "\n" not in told[0], path
+        assert len(logged) == 1 and "round 12" in logged[0] and "damaged" in logged[0] and "\n" not in logged[0], path
         path.write_bytes(good)
     assert restored(run)[0][1]["round"] == 12
 
 
-def test_a_missing_file_is_damage_and_a_missing_seal_is_half_written(run):
-    newest, older = reversed(checkpoint.listed(run))
+def test_missing_file_is_damage_and_missing_seal_is_half_written(run):
+    newest, older = reversed(checkpoint.checkpoint_folders(run))
     next(path for path in (newest / "state").rglob("*") if path.is_file()).unlink()
     (older / "seal.json").unlink()
-    found, told = restored(run)
-    assert found is None and "damaged" in told[0] and "round 3 passed over: half-written" in told[1]
+    found, logged = restored(run)
+    assert found is None and "damaged" in logged[0] and "round 3 skipped: half-written" in logged[1]
 
 
-def test_bytes_that_changed_before_they_were_sealed_are_found_by_the_leaf(run):
-    """As when memory or Orbax errs: the files are what was sealed, the leaf is not what was meant."""
-    path = checkpoint.listed(run)[-1]
-    seal = seals.unsealed(path)
+def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
+    """As after an error of memory or Orbax: the files are as sealed, a leaf is not as saved."""
+    path = checkpoint.checkpoint_folders(run)[-1]
+    seal = seals.read_seal(path)
     seal["leaves"]["model.kernel"][2] ^= 1
-    files.replace(path / "seal.json", seals.sealed(seal))
-    (_, about), told = restored(run)
-    assert about["round"] == 3 and "model.kernel is damaged" in told[0]
+    files.replace(path / "seal.json", seals.seal_text(seal))
+    (_, about), logged = restored(run)
+    assert about["round"] == 3 and "model.kernel is damaged" in logged[0]
 
 
-def test_other_shapes_are_passed_over_and_named(run):
+def test_checkpoint_of_other_shapes_is_skipped_by_name(run):
     other = {**STATE, "model": {**STATE["model"], "kernel": np.zeros((3, 5), np.float32)}}
-    found, told = restored(run, lambda about: other)
-    assert found is None and "model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')" in told[0]
+    found, logged = restored(run, lambda about: other)
+    assert found is None and "model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')" in logged[0]
 
 
-def test_one_that_is_refused_is_passed_over_with_the_reason(run):
-    (_, about), told = restored(run, refuse=lambda about: "not wanted" if about["note"] == "newer" else "")
-    assert about["note"] == "older" and told == ["checkpoint of round 12 passed over: not wanted"]
+def test_refused_checkpoint_is_skipped_with_the_reason(run):
+    (_, about), logged = restored(run, refuse=lambda about: "not wanted" if about["note"] == "newer" else "")
+    assert about["note"] == "older" and logged == ["checkpoint of round 12 skipped: not wanted"]
 
 
-def test_another_format_is_told_from_damage(run):
-    path = checkpoint.listed(run)[-1]
-    seal = seals.unsealed(path) | {"format": 99}
-    files.replace(path / "seal.json", seals.sealed(seal))
+def test_other_format_is_not_reported_as_damage(run):
+    path = checkpoint.checkpoint_folders(run)[-1]
+    seal = seals.read_seal(path) | {"format": 99}
+    files.replace(path / "seal.json", seals.seal_text(seal))
     assert "format 99" in restored(run)[1][0]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"crc": 0}', '{"crc": 0, "files": {}}', "{", "\x00"])
-def test_a_seal_of_another_shape_is_damage(run, text):
-    (checkpoint.listed(run)[-1] / "seal.json").write_text(text)
-    assert restored(run)[1] == ["checkpoint of round 12 passed over: seal.json is damaged"]
+def test_malformed_seal_is_damage(run, text):
+    (checkpoint.checkpoint_folders(run)[-1] / "seal.json").write_text(text)
+    assert restored(run)[1] == ["checkpoint of round 12 skipped: seal.json is damaged"]
 
 
-def test_the_seal_is_plain_json(run):
-    seal = json.loads((checkpoint.listed(run)[-1] / "seal.json").read_text())
+def test_seal_is_plain_json(run):
+    seal = json.loads((checkpoint.checkpoint_folders(run)[-1] / "seal.json").read_text())
     assert seal["leaves"]["model.half"][:2] == [[3], "bfloat16"] and seal["note"] == "newer"
 
 
-def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
+def test_removed_run_folder_is_not_created_again(tmp_path):
     with pytest.raises(FileNotFoundError):
         save(tmp_path / "gone", 1)
     assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("name", ["a**b", "a[b]c", "a\\b", "gs:"])
-def test_a_path_may_have_characters_that_mean_something_to_orbax(tmp_path, name):
+def test_path_may_have_characters_with_a_meaning_in_orbax(tmp_path, name):
     run = tmp_path / name
     run.mkdir()
     save(run, 3, note="kept")

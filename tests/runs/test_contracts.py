@@ -12,7 +12,7 @@ import fedvg_jax
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Metrics, UsageError, Variables
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import contracts, history, loop, simulation
+from fedvg_jax.runs import chunks, contracts, history, simulation
 from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()
@@ -150,7 +150,7 @@ def test_a_correct_task_and_weighting_pass():
 
 
 def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
-    monkeypatch.setattr(loop, "compile_programs", lambda sim: pytest.fail("too late"))
+    monkeypatch.setattr(chunks, "compile_programs", lambda sim: pytest.fail("too late"))
     with pytest.raises(UsageError, match="sums to 3; expected 1"):
         fedvg_jax.run(fedvg_jax.Config(clients=4), weighting=RULES["a sum of 3"][0])
     with pytest.raises(UsageError, match="'fc1/bias' is int32"):
@@ -177,8 +177,8 @@ def evaluated(metric):
     sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}
     nothing = simulation.Simulation(*[None] * 11)
     sim = nothing._replace(task=TASK, data=WORLD.data(), metrics={"mine": metric})
-    programs = loop.Programs(None, lambda *args: sums, 0.0)
-    return loop.evaluated(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
+    programs = chunks.Programs(None, lambda *args: sums, 0.0)
+    return chunks.evaluate(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
 
 
 def test_a_metric_receives_the_model_and_the_data_at_every_evaluation():

@@ -1,4 +1,4 @@
-"""Files whole or not at all, folders held by one, and being asked to stop."""
+"""Atomic files, locked folders, and signals."""
 
 import os
 import resource
@@ -57,7 +57,7 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     (tmp_path / files.LOCK).touch()
     history.refuse_taken(tmp_path)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UsageError, match="is taken"):
+    with pytest.raises(UsageError, match="has files"):
         history.refuse_taken(tmp_path)
 
 
@@ -70,7 +70,7 @@ def test_folder_lock_is_exclusive_and_released(tmp_path):
         pass
 
 
-def test_the_first_signal_is_noted_and_the_second_interrupts():
+def test_first_signal_is_collected_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals.catch_signals() as requests:
         signal.raise_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_the_first_signal_is_noted_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
-def test_outside_the_main_thread_nothing_is_noted():
+def test_outside_the_main_thread_no_signal_is_collected():
     found = []
 
     def listen():
@@ -96,10 +96,10 @@ def test_outside_the_main_thread_nothing_is_noted():
 
 DEAF = """
 import ctypes
-from fedvg_jax import interrupts
+from fedvg_jax.runs import stop_signals
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
-with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
+with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
     print("ready", flush=True)
     wait(mutex)
 """
@@ -117,7 +117,7 @@ with interrupts.catch_signals(), interrupts.watch(lambda: "bye", {grace}):
         (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
 )
-def test_the_watch_ends_a_process_whose_main_thread_does_not_hear(sent, grace, code):
+def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
     """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
     command = [sys.executable, "-c", DEAF.format(grace=grace)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -249,7 +249,7 @@ def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, command, ca
         assert prepare.main(["digits", *flags, "--trust-cache"]) == 0
 
 
-def test_output_that_closes_is_dropped():
+def test_output_to_a_closed_stream_is_dropped():
     """As a pipe into head, or a log on a full disk."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -287,7 +287,7 @@ def test_export_to_a_link_replaces_its_target(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_under_nohup_a_lost_terminal_changes_nothing():
+def test_lost_terminal_changes_nothing_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_signals.catch_signals() as requests:
@@ -295,9 +295,3 @@ def test_under_nohup_a_lost_terminal_changes_nothing():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_the_public_names_are_listed():
-    import fedvg_jax
-
-    assert set(fedvg_jax.__all__) <= set(dir(fedvg_jax))

@@ -1,4 +1,4 @@
-"""The memory of a run: estimated before anything is allocated, and refused where the machine has less."""
+"""Memory of a run is estimated before allocation, and a run that needs more than the machine has is refused."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def estimate_of(settings, made):
     return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
 
 
-def test_the_estimate_counts_the_arrays_of_the_state_and_the_minibatches(settings):
+def test_estimate_counts_state_arrays_and_minibatches(settings):
     settings = replace(settings, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
     found = estimate_of(settings, made)
@@ -38,7 +38,7 @@ def test_the_estimate_counts_the_arrays_of_the_state_and_the_minibatches(setting
     assert found["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
 
 
-def test_a_batch_is_never_wider_than_the_data_need(settings):
+def test_batch_is_no_wider_than_the_data_need(settings):
     narrow, wide = (simulation.simulation(replace(settings, batch_size=size)) for size in (1796, HUGE))
     most = len(narrow.arrays.y)
     assert narrow.schedule(0).rows.shape[1] <= most and wide.data.scoring.shape[1] <= most
@@ -49,19 +49,19 @@ def test_a_batch_is_never_wider_than_the_data_need(settings):
 
 
 @pytest.mark.parametrize("changes", [{"local_epochs": 999_999_999}, {"local_epochs": "1:999999999"}])
-def test_a_plan_beyond_this_machine_is_refused_with_the_estimate_before_it_is_allocated(settings, changes):
+def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(settings, changes):
     with pytest.raises(UsageError, match=r"needs about [\d,.]+ GiB of memory by estimate .* there is [\d,.]+ GiB"):
         simulation.simulation(replace(settings, **changes))
 
 
-def test_it_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
+def test_run_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     with pytest.raises(UsageError, match="--force"):
         simulation.simulation(settings)
     assert simulation.simulation(replace(settings, force=True)).config.force
 
 
-def test_temporaries_of_the_compiled_program_count_too(monkeypatch):
+def test_temporaries_of_the_compiled_program_count(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**19)
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
@@ -72,7 +72,7 @@ def test_temporaries_of_the_compiled_program_count_too(monkeypatch):
     memory.refuse_unfitting(Config(force=True), found)
 
 
-def test_a_trace_needs_a_folder_that_can_be_written(settings, tmp_path, capfd):
+def test_trace_needs_a_writable_folder(settings, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     flags = "--clients 4 --rounds 1 --local-epochs 1 --alpha 1".split()  # noqa: SIM905
     for name in ("file", "file/inside"):
@@ -82,7 +82,7 @@ def test_a_trace_needs_a_folder_that_can_be_written(settings, tmp_path, capfd):
         assert said.count("\n") == 1 and "profile" in said and not (tmp_path / "out").exists()
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+def test_message_to_a_user_without_a_home_names_the_variable(monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 

@@ -52,7 +52,7 @@ def program_text(settings: Config) -> str:
     ],
     ids=lambda settings: settings.get("algorithm", "default"),
 )
-def test_a_program_depends_on_static_settings_only(settings):
+def test_program_depends_on_static_settings_only(settings):
     whole = changed(config.apply(SMALL, settings, "test"))
     whole = replace(whole, clients=SMALL.clients)
     static = programs.static_settings(whole)
@@ -66,7 +66,7 @@ def test_every_setting_is_a_value_or_static():
     assert len(set(programs.VALUES)) == len(programs.VALUES)
 
 
-def test_another_seed_alpha_or_step_size_compiles_nothing():
+def test_other_seed_alpha_or_learning_rate_compiles_nothing():
     compiled = []
 
     def listen(event, duration, **_):
@@ -87,7 +87,7 @@ def test_another_seed_alpha_or_step_size_compiles_nothing():
     assert len(finals) == len(histories)  # they are different runs
 
 
-def test_a_shared_program_gives_what_a_program_of_its_own_gives():
+def test_shared_program_gives_the_results_of_a_separate_one():
     other = replace(SMALL, seed=5, lr=0.05)
     shared = fedvg_jax.run(other)
     programs._stored.cache_clear()
@@ -98,7 +98,7 @@ def test_a_shared_program_gives_what_a_program_of_its_own_gives():
     jax.tree.map(np.testing.assert_array_equal, shared.variables, alone.variables)
 
 
-def test_what_has_no_hash_makes_its_own_program():
+def test_task_without_a_hash_has_its_own_program():
     task = programs.named_task(SMALL, *IMAGES)
     table = {"unhashable": 1}
 

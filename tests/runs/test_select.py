@@ -12,14 +12,14 @@ from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import validation
-from fedvg_jax.runs import loop, simulation
+from fedvg_jax.runs import chunks, simulation
 from fedvg_jax.views import display
 
 DIGITS = data.load("digits")
 
 
 @given(st.lists(st.integers(0, 30), min_size=1), st.integers(0, 2**32 - 1))
-def test_halves_of_a_validation_set_share_no_image_and_are_all_of_it(rows, seed):
+def test_halves_of_a_validation_set_are_disjoint_and_complete(rows, seed):
     rows = np.array(rows, np.int32)
     images = len(np.unique(rows))
     if images < 2:
@@ -43,7 +43,7 @@ def tables(folder, select, partition_seed=42):
     settings = config.check(Config(cache_dir=folder, select=select, alpha=1.0, partition_seed=partition_seed))
     parts = simulation.make_partition(settings, DIGITS)
     made = simulation.make_data(settings, DIGITS, parts)
-    return made, loop.evaluation_tables(made), np.concatenate(parts.val).tolist()
+    return made, chunks.evaluation_tables(made), np.concatenate(parts.val).tolist()
 
 
 def test_shared_rows_weigh_and_select(tmp_path):
@@ -62,12 +62,12 @@ def test_held_out_rows_select_and_no_weight_reads_them(tmp_path):
     assert set(rows_of(made.scoring)) <= set(weighed)
 
 
-def test_shapes_of_held_out_tables_do_not_depend_on_the_partition(tmp_path):
+def test_shapes_of_held_out_tables_are_independent_of_the_partition(tmp_path):
     shapes = {tuple(t.shape for t in tables(tmp_path, "held_out", seed)[0][1:]) for seed in (42, 43, 44)}
     assert len(shapes) == 1
 
 
-def test_the_summary_and_its_table_say_which_rows_selected(tmp_path):
+def test_summary_and_table_name_the_rows_that_selected(tmp_path):
     settings = replace(Config(cache_dir=tmp_path), clients=2, rounds=1, local_epochs=1, alpha=10.0, select="held_out")
     history = fedvg_jax.run(settings)
     assert history.summary["select"] == "held_out"
@@ -76,6 +76,6 @@ def test_the_summary_and_its_table_say_which_rows_selected(tmp_path):
         assert shown.caption == rows
 
 
-def test_an_unknown_choice_is_refused():
+def test_unknown_choice_is_refused():
     with pytest.raises(UsageError, match=r"unknown select 'half'.*allowed: shared, held_out"):
         config.check(Config(select="half"))

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import worlds
-from fedvg_jax.data.partitions.partition import Partition
 
 from fedvg_jax import config, data, run
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs import simulation
 
 SIZES = [5, 4, 1]

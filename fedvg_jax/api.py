@@ -1,0 +1,284 @@
+"""Functions of the public API that compose several packages: whole runs, and the parts of a research script."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    Hyper,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+)
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
+from fedvg_jax.engine.evaluate import make_evaluate
+from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation
+from fedvg_jax.runs.history import History
+from fedvg_jax.runs.simulation import Simulation
+
+EVAL_ROWS = 64
+"""Rows of one step of `evaluate`."""
+
+
+def run(
+    config: Config | None = None,
+    *,
+    data=None,
+    partition=None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: programs.WeightingOrFactory | None = None,
+    hyper: Mapping[str, float] | None = None,
+    callbacks: Sequence[loop.Callback] = (),
+    metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
+    progress: bool = False,
+) -> History:
+    """Returns the history of one federated run.
+
+    Args:
+        config: settings; defaults to the digits demonstration.
+        data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
+        task: a model and its loss, e.g. of `linen_task`, in place of the config's.
+        algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
+        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        callbacks: called after every round with (record, state); chunks are then one round long.
+        metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
+            and its tables of rows are those of a round.
+        progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
+
+    Returns:
+        The history; it is also written to `config.out` if that is set.
+
+    Raises:
+        UsageError: settings or files cannot work, before anything is computed; or a model or a weighting breaks its
+            contract, with the leaf and the expected shape.
+        DivergedError: a UsageError with the `history` so far; a client diverged, and `nonfinite` is "raise".
+        KeyboardInterrupt: Ctrl-C was pressed; with a run folder, after a checkpoint.
+
+    >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
+    """
+    config = resume.resolve(configs.check(Config() if config is None else config))
+    for name in metrics or {}:
+        if history.is_reserved(name):
+            raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
+    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
+    replacements["hyper"] = hyper
+    if progress:
+        finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
+    else:
+        sim = simulation.simulation(config, **replacements)
+        finished = loop.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
+    stopped_by = finished.summary["stopped_by"]
+    if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
+        raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
+    if stopped_by is not None:  # all files are written; the signal now has its usual effect
+        signal.raise_signal(signal.Signals[stopped_by])
+    return finished
+
+
+def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:
+    """Runs as the command line does, on standard output or in the cell of a notebook."""
+    from rich.console import Console
+
+    from fedvg_jax.views import display
+
+    console = Console()
+    with display.partition_progress(console) as drawing, display.decoding_progress(console) as reading:
+        sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
+    console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)
+    print_line = functools.partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    with display.round_progress(console, config.rounds) as show:
+        finished = loop.run_simulation(
+            sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
+        )
+    console.print(display.result_table(finished))
+    return finished
+
+
+def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:
+    """Returns plain SGD at learning rate `hyper["lr"]`: theta <- theta - lr g. The clients' optimiser of `make_round`.
+
+    Args:
+        hyper: has "lr".
+        round: number of the round, from 0, for optimisers whose rate depends on it.
+
+    >>> optimiser = sgd({"lr": 0.5}, 0)
+    >>> updates, _ = optimiser.update({"w": jax.numpy.ones(2)}, optimiser.init({"w": jax.numpy.zeros(2)}))
+    >>> updates["w"].tolist()
+    [-0.5, -0.5]
+    """
+    return local_training.sgd(hyper, round)
+
+
+def init_state(
+    task: Task,
+    algorithm: Algorithm,
+    num_clients: int,
+    hyper: Hyper,
+    *,
+    seed: int = 0,
+    variables: Variables | None = None,
+) -> SimState:
+    """Returns the state before the first round.
+
+    Args:
+        task: draws the initial model.
+        algorithm: makes the memory of the server and of the clients.
+        num_clients: N.
+        hyper: name -> value, such as {"lr": 0.1}.
+        seed: of the initial model.
+        variables: the initial model, in place of the task's.
+
+    >>> from fedvg_jax.algorithms import fedavg
+    >>> task = Task(lambda key: Variables({"w": jax.numpy.zeros(2)}, {}), None, None, None, None, str)
+    >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
+    >>> int(state.round), state.variables.params["w"].tolist()
+    (0, [0.0, 0.0])
+    """
+    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, variables=variables)
+
+
+def make_schedule(
+    number: int,
+    client_rows: Sequence[np.ndarray],
+    *,
+    cohort_size: int | None = None,
+    local_epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> Schedule:
+    """Returns the schedule of one round: its cohort and all minibatches, drawn from (seed, round, client).
+
+    Args:
+        number: of the round, from 0.
+        client_rows: the training rows of every client, each int [n_k].
+        cohort_size: K, clients of a round; defaults to all.
+        local_epochs: epochs of every client.
+        batch_size: B, rows of a minibatch. A last minibatch of a single row is skipped.
+        seed: of the random streams.
+        executor: the executor of the round; defaults to one client at a time, which also fits `unrolled`.
+
+    Raises:
+        UsageError: `cohort_size` is larger than the number of clients, or a number is below 1.
+
+    >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 7)], batch_size=2, local_epochs=3)
+    >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
+    {0: 6, 1: 3}
+    """
+    num_clients = len(client_rows)
+    cohort_size = num_clients if cohort_size is None else cohort_size
+    for name, value in {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UsageError(f"{name} must be >= 1; got {value}")
+    if cohort_size > num_clients:
+        raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
+    executor = executor or executors.lanes(1)
+    rows = [np.asarray(mine, np.int32) for mine in client_rows]
+    return schedule.make(
+        number,
+        rows,
+        seed=seed,
+        cohort_size=cohort_size,
+        local_epochs=(local_epochs, local_epochs),
+        batch_size=batch_size,
+        num_lanes=executor.num_lanes,
+        lanes_together=executor.lanes_together,
+        capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs, batch_size),
+    )
+
+
+def evaluate(
+    model: Task | Simulation, variables: Variables, data: Data | Tree | None = None, *, batch_size: int = EVAL_ROWS
+) -> dict[str, float]:
+    """Returns the metrics of a model's variables, in evaluation mode.
+
+    Args:
+        model: a task, or a simulation, whose task is used.
+        variables: e.g. `history.variables` or `state.variables`.
+        data: a batch (for images `Batch(x, y)`, else a pytree of arrays [T, ...]), of which all rows are evaluated; or
+            the `Data` of a simulation. Defaults to the data of the simulation.
+        batch_size: rows of one step; the result does not depend on it.
+
+    Returns:
+        The task's metrics by name, such as `loss` and `accuracy`; for `Data` with the prefixes `val_` and `test_`.
+
+    Raises:
+        UsageError: there are no data, or no rows.
+
+    >>> def measure(params, stats, batch, mask):
+    ...     return {"sum": jax.numpy.where(mask, batch, 0).sum() * params["w"], "rows": mask.sum()}
+    >>> task = Task(None, None, None, measure, lambda sums: {"loss": sums["sum"] / sums["rows"]}, str)
+    >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
+    {'loss': 4.0}
+    """
+    task = model.task if isinstance(model, Simulation) else model
+    if data is None:
+        if not isinstance(model, Simulation):
+            raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
+        data = model.data
+    if isinstance(data, Data):
+        parts = chunks.evaluation_tables(data).items()
+        metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
+        return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
+    num_rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
+    if len(num_rows) != 1 or 0 in num_rows:
+        raise UsageError(f"data must be arrays of one length, of 1 or more rows; got lengths {sorted(num_rows)}")
+    rows = schedule.cut(np.arange(min(num_rows), dtype=np.int32), batch_size, keep_single=True)
+    return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
+
+
+def _metrics(task: Task, variables: Variables, pool: Tree, rows) -> dict[str, float]:
+    try:
+        jitted = _jitted_evaluate(task)
+    except TypeError:  # a user's object without a hash is not stored
+        jitted = _jitted_evaluate.__wrapped__(task)
+    sums = jitted(variables, pool, rows)
+    return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
+
+
+@functools.lru_cache(16)
+def _jitted_evaluate(task: Task) -> Callable[[Variables, Tree, Any], Tree]:
+    return jax.jit(make_evaluate(task))
+
+
+def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
+    """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
+
+    Raises:
+        UsageError: there is no schedule.
+
+    >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=2)
+    >>> stack_schedules([schedule, schedule, schedule]).rows.shape  # rounds, minibatches, rows
+    (3, 4, 2)
+    """
+    return differentiable.stack(schedules)
+
+
+def max_steps(schedules: Sequence[Schedule]) -> int:
+    """Returns the most minibatches of a client in any of the rounds, the length that `unrolled` needs.
+
+    >>> max_steps([make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2)])
+    4
+    """
+    return differentiable.most_steps(schedules)

@@ -1,0 +1,130 @@
+"""Chunks of rounds on the device, and the evaluations between them.
+
+The device works on a chunk of rounds without reading anything back; meanwhile the host draws the next schedules. A
+chunk ends at an evaluation, a checkpoint or a callback, when its table of minibatches is full, or after about
+`CHUNK_SECONDS`, so that progress and signals are handled in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import history, memory, programs, simulation
+from fedvg_jax.runs.history import Record
+
+CHUNK_SECONDS = 2.0
+"""Seconds of one chunk, where nothing else ends it."""
+
+
+class Programs(NamedTuple):
+    """The two compiled programs of a run."""
+
+    chunk: Callable
+    """(state, number of rounds, stacked schedules, data, hyper) -> (state, metrics)"""
+    evaluate: Callable
+    """(variables, pool, rows) -> added sums of `task.measure`"""
+    seconds: float
+    """that compiling took"""
+
+
+def compile_programs(sim: simulation.Simulation) -> Programs:
+    """Returns the programs of a run, compiled ahead of time unless a run of equal shapes has compiled them.
+
+    Raises:
+        UsageError: the compiled program needs more memory than there is, and `force` is not set.
+    """
+    start = time.perf_counter()
+    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
+    memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
+    return Programs(compiled.chunk, compiled.evaluate, time.perf_counter() - start)
+
+
+def run_chunks(
+    sim: simulation.Simulation, compiled: Programs, state: SimState, num_done: int, *, single: bool
+) -> Iterator[tuple[SimState, list[Record]]]:
+    """Yields the state and the new records after every chunk, up to the last round.
+
+    Args:
+        compiled: the programs of `sim`.
+        state: the state after `num_done` rounds.
+        num_done: rounds that precede the first chunk.
+        single: whether every chunk is a single round.
+    """
+    state, planned = jax.tree.map(jnp.copy, state), []  # the program takes over the memory of its argument
+    round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
+    while num_done < sim.config.rounds:
+        num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
+        planned = _plan_chunk(sim, planned, num_done, min(num_rounds, _until_pause(sim.config, num_done)))
+        start = time.perf_counter()
+        rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
+        state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
+        num_done, running = num_done + len(planned), planned
+        num_ahead = min(len(running), sim.config.rounds - num_done)
+        planned = [sim.schedule(num_done + i) for i in range(num_ahead)]  # while the device works
+        metrics = jax.device_get(metrics)
+        round_seconds = (time.perf_counter() - start) / len(running)
+        records = _records(num_done - len(running), running, metrics, round_seconds)
+        if _until_evaluation(sim.config, num_done - 1) == 1:
+            records[-1] |= evaluate(sim, compiled, state)
+        yield state, records
+
+
+def _plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+    """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
+
+    Args:
+        planned: schedules of the next rounds that are already drawn.
+    """
+    planned = planned[:num_rounds] + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+    steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
+    return planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
+
+
+def _until_evaluation(config: Config, num_done: int) -> int:
+    """Returns the number of rounds to the next evaluation."""
+    return min(config.eval_every - num_done % config.eval_every, config.rounds - num_done)
+
+
+def _until_pause(config: Config, num_done: int) -> int:
+    """Returns the number of rounds to the next evaluation or checkpoint."""
+    every = config.checkpoint_every
+    return min(_until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
+
+
+def _records(num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
+    per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
+    return [
+        history.record(num_done + r + 1, schedule, m, seconds)
+        for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
+    ]
+
+
+def evaluation_tables(data: Data) -> dict[str, Any]:
+    """Returns the rows that `val_*` and `test_*` of a record are measured on, by "val" and "test"."""
+    return {"val": data.val if data.selection is None else data.selection, "test": data.test}
+
+
+def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
+    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
+    tables = evaluation_tables(sim.data).items()
+    sums = {part: compiled.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables}
+    metrics = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
+    own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
+    return own | history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"])
+
+
+def _number(name: str, value: Any) -> float | None:
+    """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
+    if np.size(value) != 1:
+        raise UsageError(f"metric '{name}' returned shape {np.shape(value)}; expected one number, of shape ()")
+    return history.number(float(np.reshape(value, ())))

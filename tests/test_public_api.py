@@ -1,0 +1,163 @@
+"""The public names: one table, enough for a research script; loaded histories; progress."""
+
+import ast
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+
+SMALL = fv.Config(rounds=2, clients=4, local_epochs=1, alpha=10.0, model="mlp")
+
+
+def names_for_type_checkers():
+    """Public name -> module, from the imports under TYPE_CHECKING."""
+    tree = ast.parse(Path(fv.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    homes = {alias.name: node.module for node in block.body for alias in node.names}
+    return {name: (f"{home}.{name}" if home == "fedvg_jax" else home) for name, home in homes.items()}
+
+
+def test_table_of_names_agrees_with_all_dir_and_type_checking_imports():
+    table = {name: f"fedvg_jax.{module}" for name, module in fv._MODULES.items()}
+    assert names_for_type_checkers() == table
+    assert sorted(table) == fv.__all__ and set(table) <= set(dir(fv))
+    for name, module in table.items():
+        home = importlib.import_module(module)
+        assert getattr(fv, name) is (home if module == f"fedvg_jax.{name}" else getattr(home, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fv.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["algorithms", "data", "executors", "models", "weightings"])
+def test_namespace_has_public_names(name):
+    namespace = getattr(fv, name)
+    names = getattr(namespace, "__all__", ["load", "NAMES", "Arrays"])
+    assert names and all(hasattr(namespace, inner) for inner in names)
+
+
+# --- a research script
+
+
+def linear_regression():
+    """Least squares on 40 rows of three features, with `fv` names only."""
+
+    def errors(params, batch, mask):
+        return jnp.where(mask, (batch.x @ params["w"] - batch.y) ** 2, 0).sum()
+
+    def loss(params, stats, batch, mask, train):
+        return errors(params, batch, mask) / jnp.maximum(mask.sum(), 1).astype(batch.x.dtype), stats
+
+    return fv.Task(
+        init=lambda key: fv.Variables({"w": jnp.zeros(3)}, {}),
+        loss=loss,
+        predict=lambda params, stats, batch: batch.x @ params["w"],
+        measure=lambda params, stats, batch, mask: {"loss": errors(params, batch, mask), "rows": mask.sum()},
+        metrics=lambda sums: {"loss": sums["loss"] / sums["rows"]},
+        block_of=str,
+    )
+
+
+def test_research_script_needs_public_names_only(x64):
+    """Builds schedules, runs rounds, evaluates, and differentiates; the derivative is that of central differences."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    pool, val_rows = fv.Batch(x, x @ np.array([1.0, -2.0, 0.5])), np.arange(32, 40)
+    data = fv.Data(pool, *[val_rows[None].astype(np.int32)] * 3)
+    clients = [np.arange(8), np.arange(8, 20), np.arange(20, 32)]
+    task, algorithm, weighting = linear_regression(), fv.algorithms.fedprox(), fv.weightings.samples()
+    hyper = {"lr": 0.05, "mu": 0.1}
+    state = fv.init_state(task, algorithm, len(clients), hyper)
+    schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
+
+    fast = jax.jit(fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients)))
+    final = state
+    for schedule in schedules:
+        final, metrics = fast(final, schedule, data, hyper)
+    assert metrics.weights.shape == (2,)
+
+    unrolled = fv.unrolled(fv.max_steps(schedules))
+    rounds = fv.over_rounds(fv.make_round(task, algorithm, weighting, unrolled, fv.sgd, len(clients)))
+
+    @jax.jit
+    def validation_loss(hyper):
+        model = rounds(state, fv.stack_schedules(schedules), data, hyper)[0].variables
+        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[val_rows], pool)
+        return task.loss(*model, rows, jnp.ones(8, bool), False)[0]
+
+    value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "mu"])
+    evaluated = fv.evaluate(task, final.variables, data)
+    assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
+    assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3)[
+        "loss"
+    ] == pytest.approx(float(value), rel=1e-12)
+    for name in hyper:
+        ends = [validation_loss({**hyper, name: hyper[name] + sign * 1e-5}) for sign in (1, -1)]
+        assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fv.make_schedule(0, [np.arange(4)], cohort_size=2), "cohort_size must be at most"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be >= 1"),
+        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
+        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
+    ],
+)
+def test_mistake_in_a_research_script_is_one_line(call, message):
+    with pytest.raises(fv.UsageError, match=message):
+        call()
+
+
+# --- runs and their folders
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with progress: its history, and what it printed."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1)
+    return fv.run(settings, progress=True)
+
+
+def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(tmp_path, capsys):
+    settings = replace(SMALL, rounds=1, cache_dir=tmp_path)
+    shown = fv.run(settings, progress=True)
+    printed = capsys.readouterr().out
+    for part in ("data    digits", "method  fedavg", "round 1/1", "test accuracy, final round"):
+        assert part in printed
+    silent = fv.run(settings)
+    assert capsys.readouterr() == ("", "")
+    jax.tree.map(np.testing.assert_array_equal, silent.variables, shown.variables)
+
+
+def test_loaded_history_is_the_history_of_the_run(finished):
+    loaded = fv.History.load(finished.folder)
+    assert loaded.records == finished.records
+    assert (loaded.summary, loaded.config, loaded.folder) == (finished.summary, finished.config, finished.folder)
+    jax.tree.map(np.testing.assert_array_equal, loaded.variables, finished.variables)
+    jax.tree.map(np.testing.assert_array_equal, loaded.best_variables, finished.best_variables)
+    assert repr(loaded) == repr(finished) and len(repr(loaded).splitlines()) == 3
+    table = loaded._repr_html_()
+    assert all(f"<th>{name}</th>" in table for name in ("test_accuracy_final", "best_val_round", "run folder"))
+
+
+def test_evaluation_of_the_final_model_is_the_last_record(finished):
+    sim = fv.simulation(finished.config)
+    for name, value in fv.evaluate(sim, finished.variables).items():
+        assert value == pytest.approx(finished.records[-1][name], rel=1e-6), name
+
+
+def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path):
+    for name in ("config.json", "history.jsonl"):
+        (tmp_path / name).write_bytes((finished.folder / name).read_bytes())
+    loaded = fv.History.load(tmp_path)
+    assert loaded.summary == {} and loaded.records == finished.records
+    for name in ("variables", "best_variables"):
+        with pytest.raises(fv.UsageError, match=r"\A[^\n]*no checkpoint in[^\n]*\Z"):
+            getattr(loaded, name)

@@ -366,7 +366,7 @@ def refuse_taken(folder: Path) -> None:
     """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten."""
     if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
         raise UsageError(
-            f"run folder {folder} has files, which no run overwrites; name another with --out, or continue its run"
+            f"run folder {folder} is taken, and no run overwrites files; name another with --out, or continue its run"
             " with --resume"
         )
 

@@ -57,7 +57,7 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     (tmp_path / files.LOCK).touch()
     history.refuse_taken(tmp_path)
     (tmp_path / "config.json").touch()
-    with pytest.raises(UsageError, match="has files"):
+    with pytest.raises(UsageError, match="is taken"):
         history.refuse_taken(tmp_path)
 
 

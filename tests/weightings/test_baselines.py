@@ -47,7 +47,7 @@ def returned(seeds=range(K), samples=SAMPLES, present=True, clients=None):
     return reports, Returns(model, clients, jnp.asarray(SHUFFLE), WORLD.data(), present)
 
 
-@jax.jit
+@worlds.jit
 def all_weights(reports, returns):
     """All weightings in one program: name -> (weights [K], score [K])."""
 

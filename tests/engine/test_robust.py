@@ -12,7 +12,7 @@ import worlds
 from fedvg_jax import config
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, robust, schedule, server_tuning
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry, simulation
 from fedvg_jax.weightings import rules
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
@@ -245,7 +245,7 @@ def after(num_rounds, seed=0, changes=None, **hooks):
 
 
 def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
-    hooks = simulation.make_hooks(config.Config(), worlds.TASK)
+    hooks = registry.make_hooks(config.Config(), worlds.TASK)
     jax.tree.map(np.testing.assert_array_equal, after(2), after(2, **hooks))
 
 
@@ -296,7 +296,7 @@ def test_invalid_settings_are_refused_with_the_reason(settings, reason):
 def test_settings_reach_the_round():
     changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean", "robust.noise": 0.1}
     settings = config.apply(config.Config(), changes | {"robust.clip_norm": 2.0, "tuning.steps": 2}, "test")
-    hooks, hyper = simulation.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
+    hooks, hyper = registry.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
     everyone, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedvg_jax import config, data, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import partition
+from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.readers import cifar, npz
 from fedvg_jax.runs import history
 
@@ -112,7 +112,7 @@ def test_any_bytes_as_a_history(folder, content):
 def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
     ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
     with allow_usage_error():
-        made = partition.make(
+        made = draw.draw_partition(
             np.array(labels, np.int32), kind=kind, num_clients=num_clients, alpha=alpha, min_samples=1,
             rule="top_up", **ratios,
         )  # fmt: skip

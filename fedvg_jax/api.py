@@ -244,7 +244,7 @@ def evaluate(
     num_rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
     if len(num_rows) != 1 or 0 in num_rows:
         raise UsageError(f"data must be arrays of one length, of 1 or more rows; got lengths {sorted(num_rows)}")
-    rows = schedule.cut(np.arange(min(num_rows), dtype=np.int32), batch_size, keep_single=True)
+    rows = schedule.split_into_minibatches(np.arange(min(num_rows), dtype=np.int32), batch_size, keep_single=True)
     return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
 
 

@@ -21,12 +21,11 @@ class LeNet5(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         layout = self.layout
-        axes = {"rows": layout.images, "channels": layout.channels}
         x = layout.from_nhwc(x)
         x = Conv(6, 5, layout, pooled=True, name="conv1")(x)
-        x = nn.relu(layout.pool(BatchNorm(**axes, name="bn1")(x, mask, train)))
+        x = nn.relu(layout.pool(BatchNorm(rows=layout.images, channels=layout.channels, name="bn1")(x, mask, train)))
         x = Conv(16, 5, layout, pooled=True, name="conv2")(x)
-        x = nn.relu(layout.pool(BatchNorm(**axes, name="bn2")(x, mask, train)))
+        x = nn.relu(layout.pool(BatchNorm(rows=layout.images, channels=layout.channels, name="bn2")(x, mask, train)))
         x = nn.relu(dense(layout.flatten(x), 120, "fc1"))
         x = nn.relu(dense(x, 84, "fc2"))
         return dense(x, self.num_classes, "classifier")

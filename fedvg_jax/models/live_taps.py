@@ -40,7 +40,7 @@ def record_live_taps(init: Callable[[Array], Tree]) -> tuple[Callable[[Array], T
             layer = context.module
             if type(layer) is nn.Conv and context.method_name == "__call__":
                 path = "/".join((*layer.path, "kernel"))
-                full[path] = [(0, num_taps) for num_taps in layer.kernel_size]
+                full[path] = [(0, num_taps) for num_taps in _kernel_size(layer)]
                 used[path] = [*used.get(path, []), _live_box(layer, args[0].shape) or full[path]]
             return call(*args, **kwargs)
 
@@ -60,11 +60,17 @@ def record_live_taps(init: Callable[[Array], Tree]) -> tuple[Callable[[Array], T
 
 def _live_box(layer: nn.Conv, shape: tuple[int, ...]) -> Box | None:
     """Returns the live taps for one input shape of a layer; None where they are not examined."""
-    pads = layer.padding if isinstance(layer.padding, (list, tuple)) else [None]
-    is_explicit = isinstance(layer.strides, tuple) and all(isinstance(pad, (list, tuple)) for pad in pads)
-    if not (is_explicit and len(layer.kernel_size) == 2 and layer.kernel_dilation == layer.input_dilation == 1):
+    size, strides, padding = _kernel_size(layer), layer.strides, layer.padding
+    pads = [pad for pad in padding if isinstance(pad, (list, tuple))] if isinstance(padding, (list, tuple)) else []
+    is_explicit = isinstance(strides, tuple) and isinstance(padding, (list, tuple)) and len(pads) == len(padding)
+    if not (is_explicit and len(size) == 2 and layer.kernel_dilation == layer.input_dilation == 1):
         return None
-    return taps.live_box(shape[-3:-1], layer.kernel_size, layer.strides, pads)
+    return taps.live_box(shape[-3:-1], size, strides, [(before, after) for before, after in pads])
+
+
+def _kernel_size(layer: nn.Conv) -> tuple[int, ...]:
+    """Returns the number of taps along each axis."""
+    return (layer.kernel_size,) if isinstance(layer.kernel_size, int) else tuple(layer.kernel_size)
 
 
 def _hull(ranges) -> tuple[int, int]:

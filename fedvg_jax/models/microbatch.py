@@ -46,7 +46,7 @@ def _mean_by_microbatches(task: Task, stats: Tree, train: bool, size: int):
     def directional_derivative(primals, tangents):
         value, grads = value_and_grad(*primals)
         products = jax.tree.map(lambda g, d: (g * d).sum(), grads, tangents[0])
-        return value, sum(jax.tree.leaves(products))
+        return value, sum(jax.tree.leaves(products), start=jnp.zeros((), value.dtype))
 
     def value_and_grad(params: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
         num_real = jnp.maximum(mask.sum(), 1)

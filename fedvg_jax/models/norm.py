@@ -107,7 +107,8 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
             rows, channels = (layer.rows, layer.channels) if isinstance(layer, BatchNorm) else (0, layer.axis)
             shape = args[0].shape
             count = math.prod(shape) // (shape[rows] * shape[channels])
-            values[layer.path] = min(count, values.get(layer.path, count))
+            earlier = values.get(layer.path)
+            values[layer.path] = count if earlier is None else min(count, earlier)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):

@@ -34,9 +34,10 @@ def scale(x: Array, dtype, statistics: str = "none") -> Array:
     [[[[1.0]]]]
     """
     x = x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)
-    if STATISTICS[statistics] is None:
+    moments = STATISTICS[statistics]
+    if moments is None:
         return x
-    mean, deviation = (jnp.asarray(s, dtype).reshape(*[1] * (x.ndim - 1), -1) for s in STATISTICS[statistics])
+    mean, deviation = (jnp.asarray(s, dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments)
     return (x - mean) / deviation
 
 

@@ -61,9 +61,9 @@ def classification(
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(mask.astype(jnp.int32))
         return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}
 
-    init, live_boxes = live_taps.record_live_taps(init)
+    recording_init, live_boxes = live_taps.record_live_taps(init)
     support = gradient_support.from_boxes(live_boxes)
-    return Task(init, loss, predict, measure, metrics, block_of or head_and_base, support)
+    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support)
 
 
 def _check_image_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

@@ -11,7 +11,18 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Data, Hyper, Hyperparameter, Report, Returns, Task, Tree, Variables, Weighting
+from fedvg_jax.core.types import (
+    Data,
+    Hyper,
+    Hyperparameter,
+    Report,
+    Returns,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import signals, streaming
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, shares
@@ -85,7 +96,7 @@ def fltrust(task: Task) -> Weighting:
     def weigh(hyper: Hyper, lengths: Array, returns: Returns) -> Variables:
         trained = server_model(task, hyper, returns.variables, returns.data)
         own = tree.sub(returns.variables.params, trained.params)
-        deltas = jax.tree.map(lambda p, c: p[None] - c, returns.variables.params, returns.clients.params)
+        deltas = jax.tree.map(lambda p, c: p[None] - c, returns.variables.params, _models(returns).params)
         agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
@@ -133,7 +144,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
     def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
         def averaged(s: Array) -> Variables:
-            return aggregate(returns.variables, returns.clients, broadcast_weights(s, returns))
+            return aggregate(returns.variables, _models(returns), broadcast_weights(s, returns))
 
         def weights(logs: Array) -> Array:
             return shares(jax.nn.softmax(logs), returns.present)
@@ -152,3 +163,14 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
 def _length(hyper: Hyper, report: Report, data: Data) -> Array:
     return norms.l2(jnp.stack([norms.l2(x) for x in jax.tree.leaves(report.delta)]))
+
+
+def _models(returns: Returns) -> Variables:
+    """Returns the models of the cohort, stacked [K, ...].
+
+    Raises:
+        UsageError: the cohort is in several cohort blocks, so that its models are not held at once.
+    """
+    if returns.clients is None:
+        raise UsageError("this weighting compares all models of a cohort at once; use --hold 0")
+    return returns.clients

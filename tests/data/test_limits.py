@@ -1,6 +1,5 @@
 """Data files at the limits of their dtypes, of other types, or damaged: read correctly, or refused in one line."""
 
-import dataclasses
 import io
 import json
 import os
@@ -288,7 +287,6 @@ def test_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content):
     assert len(json.loads((tmp_path / "manifest.json").read_text())["runs"]) == 1
     if not content.startswith(b'{"runs"'):
         write(tmp_path / "summary.json", content)
-        config = dataclasses.replace(Config(), out=tmp_path, keep=0)
         assert recorder.read_summary(tmp_path) is None
 
 

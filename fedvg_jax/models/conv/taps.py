@@ -108,4 +108,5 @@ def convolve(x: Array, w: Array, strides: tuple[int, int], pads: tuple[tuple[int
         margins = [(tap.first, n - tap.first - tap.count) for tap, n in zip(pair, size, strict=True)]
         return jnp.pad(y.reshape(*pixels.shape[:3], -1), ((0, 0), *margins, (0, 0)))
 
-    return sum(product(row, column) for row in live_taps(*dims[0]) for column in live_taps(*dims[1]))
+    products = (product(row, column) for row in live_taps(*dims[0]) for column in live_taps(*dims[1]))
+    return sum(products)  # pyright: ignore[reportReturnType]  # at least one tap is live

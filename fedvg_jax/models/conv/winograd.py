@@ -168,7 +168,7 @@ def transform_matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     for i, a in enumerate(points):
         others = [point for point in points if point != a]
         of_patch[i, :-1] = _coefficients(others)
-        of_kernel[i] = [a**power / np.prod([a - point for point in others]) for power in range(r)]
+        of_kernel[i] = [float(a**power / math.prod(a - point for point in others)) for power in range(r)]
     of_patch[-1], of_kernel[-1, -1] = _coefficients(points), 1
     of_output = np.array([[float(a**power) for a in points] + [float(power == m - 1)] for power in range(m)])
     return of_patch, of_kernel, of_output
@@ -184,7 +184,8 @@ def _coefficients(roots: Sequence[Fraction]) -> list[float]:
 
 def _linear_combinations(matrix: np.ndarray, arrays: Sequence[Array]) -> list[Array]:
     """Returns matrix @ arrays, a written-out sum for each row."""
-    return [sum(float(c) * array for c, array in zip(row, arrays, strict=True) if c) for row in matrix]
+    sums = [sum(float(c) * array for c, array in zip(row, arrays, strict=True) if c) for row in matrix]
+    return sums  # pyright: ignore[reportReturnType]  # no row of a transform is zero
 
 
 def _overlapping_tiles(x: Array, axis: int, m: int, count: int, size: int) -> Array:

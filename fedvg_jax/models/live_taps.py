@@ -62,7 +62,9 @@ def _live_box(layer: nn.Conv, shape: tuple[int, ...]) -> Box | None:
     """Returns the live taps for one input shape of a layer; None where they are not examined."""
     size, strides, padding = _kernel_size(layer), layer.strides, layer.padding
     pads = [pad for pad in padding if isinstance(pad, (list, tuple))] if isinstance(padding, (list, tuple)) else []
-    is_explicit = isinstance(strides, tuple) and isinstance(padding, (list, tuple)) and len(pads) == len(padding)
+    is_explicit = isinstance(padding, (list, tuple)) and len(pads) == len(padding)
+    if not isinstance(strides, tuple):
+        return None
     if not (is_explicit and len(size) == 2 and layer.kernel_dilation == layer.input_dilation == 1):
         return None
     return taps.live_box(shape[-3:-1], size, strides, [(before, after) for before, after in pads])

@@ -19,7 +19,7 @@ from benchmarks.machine import BUSY
 
 ROOT = Path(__file__).parent.parent
 PERFORMANCE = ROOT / "docs" / "performance.md"
-README = ROOT / "docs" / "_new_README.md"
+README = ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
 
 TARGETS = {

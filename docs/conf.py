@@ -27,7 +27,7 @@ copyright = "the fedvg_jax authors, MIT licence"
 version = release = fedvg_jax.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "generated", "mathml"]
-exclude_patterns = ["_build", "_generated", "_ext", "_new_README.md"]
+exclude_patterns = ["_build", "_generated", "_ext"]
 default_role = "py:obj"
 smartquotes = False  # "--flag" stays as it is
 

@@ -15,7 +15,7 @@ from fedvg_jax.config import Config, flatten
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-README = DOCS / "_new_README.md"
+README = ROOT / "README.md"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")
 """Those that are notebooks; regression.py is a command, and `test_adapt.py` runs it."""
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from fedvg_jax import _aliases
+
 if TYPE_CHECKING:
     from fedvg_jax import algorithms as algorithms
     from fedvg_jax import data as data
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
         Batch,
         Data,
         Executor,
+        Hyperparameter,
         Schedule,
         SimState,
         Task,
@@ -59,6 +62,7 @@ _MODULES = {
     "DivergedError": "runs.history",
     "Executor": "core.types",
     "History": "runs.history",
+    "Hyperparameter": "core.types",
     "MisfitError": "runs.verification",
     "Schedule": "core.types",
     "SimState": "core.types",
@@ -110,6 +114,7 @@ __all__ = [
     "DivergedError",
     "Executor",
     "History",
+    "Hyperparameter",
     "MisfitError",
     "Schedule",
     "SimState",
@@ -150,6 +155,9 @@ __all__ = [
     "validation_gradients",
     "weightings",
 ]
+
+
+_aliases.install()
 
 
 def __getattr__(name: str):

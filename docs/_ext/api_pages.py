@@ -23,25 +23,48 @@ SECTIONS = {
             "fisher_trace",
         ),
     ),
-    "runs": ("Whole runs", ("run", "Config", "History", "UsageError")),
-    "rounds": ("Rounds and hypergradients", ("make_round", "unrolled", "over_rounds", "hypergradient")),
-    "own": ("Your own model and weighting", ("linen_task", "nnx_task", "check_task", "check_weighting")),
+    "runs": (
+        "Whole runs",
+        (
+            "run",
+            "Config",
+            "History",
+            "final_variables",
+            "best_variables",
+            "evaluate",
+            "simulation",
+            "Simulation",
+            "UsageError",
+            "DivergedError",
+            "MisfitError",
+        ),
+    ),
+    "rounds": (
+        "Rounds and hypergradients",
+        (
+            "make_round",
+            "init_state",
+            "make_schedule",
+            "stack_schedules",
+            "max_steps",
+            "sgd",
+            "unrolled",
+            "over_rounds",
+            "hypergradient",
+        ),
+    ),
+    "own": (
+        "Your own model, data, weighting and algorithm",
+        ("linen_task", "nnx_task", "Arrays", "Hyperparameter", "check_task", "check_weighting"),
+    ),
+    "tuples": (
+        "Named tuples of a round",
+        ("Task", "Algorithm", "Weighting", "Executor", "Variables", "Batch", "Data", "Schedule", "SimState"),
+    ),
 }
 """page -> (title, public names); names that are not listed go to a page of their own."""
 
 PARTS = {
-    "fedvg_jax.weightings.basic": ("samples", "uniform", "mix", "by_scalar", "broadcast_weights", "shares"),
-    "fedvg_jax.weightings.fedvg": ("fedvg",),
-    "fedvg_jax.weightings.baselines": (
-        "permuted",
-        "inverse_samples",
-        "val_loss",
-        "val_accuracy",
-        "fltrust",
-        "fitted",
-    ),
-    "fedvg_jax.weightings.family": ("generalised", "sharpened"),
-    "fedvg_jax.weightings.streaming": ("single_term", "mean_terms", "select_terms"),
     "fedvg_jax.weightings.signals": (
         "normed",
         "validation_gradient",
@@ -51,11 +74,8 @@ PARTS = {
         "validation_accuracy",
         "mean_over",
     ),
-    "fedvg_jax.algorithms.base": ("no_memory", "no_correction", "no_report", "no_probe", "no_residual"),
-    "fedvg_jax.engine.executors": ("lanes", "vmapped", "sharded", "looped"),
-    "fedvg_jax.engine.differentiable": ("stack", "most_steps"),
 }
-"""Parts that a round of one's own is made of, by module."""
+"""Modules inside a namespace, with the names that a weighting of one's own is made of."""
 
 WITHOUT_ARGUMENTS = {"Config": "**settings"}
 """Classes whose fields are described elsewhere."""
@@ -82,7 +102,7 @@ def pages() -> dict[str, str]:
         module = getattr(fedvg_jax, name)
         made[name] = heading(f"fedvg_jax.{name}") + entries(f"fedvg_jax.{name}", public_names(module))
     parts = [f"## `{module}`\n\n{entries(module, names)}" for module, names in PARTS.items() if exists(module)]
-    made["parts"] = heading("Parts of a round") + "\n".join(parts)
+    made["parts"] = heading("Signals of a weighting") + "\n".join(parts)
     made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
     return made
 
@@ -130,8 +150,9 @@ def summary(thing) -> str:
 
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
-    """What a namespace promises."""
-    return tuple(getattr(module, "__all__", ()))
+    """What a namespace promises, except modules."""
+    names = getattr(module, "__all__", ())
+    return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 
 def contracts() -> tuple[str, ...]:

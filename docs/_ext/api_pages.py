@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 from types import ModuleType
 
 import fedvg_jax
@@ -134,18 +135,28 @@ def entries(module: str, names) -> str:
 
 
 def directive(module: str, name: str, thing) -> str:
-    """One autodoc directive, by what the name stands for."""
+    """One autodoc directive, by what the name stands for. The target of links is the entry of the public name."""
+    options = "   :no-index:\n" if module != "fedvg_jax" and name in fedvg_jax.__all__ else ""
     if inspect.isclass(thing):
         signature = f"({WITHOUT_ARGUMENTS[name]})" if name in WITHOUT_ARGUMENTS else ""
-        members = "" if signature else "   :members:\n"
-        return f".. autoclass:: {module}.{name}{signature}\n{members}"
+        options += "" if signature else "   :members:\n"
+        options += f"   :exclude-members: {', '.join(listed)}\n" if (listed := attributes(thing)) else ""
+        return f".. autoclass:: {module}.{name}{signature}\n{options}"
     kind = "function" if callable(thing) else "data"
-    return f".. auto{kind}:: {module}.{name}\n"
+    return f".. auto{kind}:: {module}.{name}\n{options}"
+
+
+def attributes(thing: type) -> list[str]:
+    """Names that a class's own docstring describes under Attributes."""
+    listed = (inspect.getdoc(thing) or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^    (\w+):", listed, re.M)
 
 
 def summary(thing) -> str:
     """The first sentence of a docstring, as Markdown."""
     doc = inspect.getdoc(thing) or ""
+    if doc == inspect.getdoc(type(thing)):
+        return f"A {type(thing).__name__}: {', '.join(map(str, thing))}."
     return " ".join(doc.split("\n\n")[0].split()).replace("*", "\\*").replace("|", "\\|") or "."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 SECTION = re.compile(r"(Args|Returns|Raises|Yields|Source|Example|Examples|Note|Notes):")
@@ -39,8 +40,11 @@ def process(app, what, name, obj, options, lines: list[str]) -> None:
     """Before napoleon reads the sections.
 
     A tuple's field without a docstring has one from Python, which says nothing. A field's docstring begins with an
-    empty line, because napoleon takes what stands before a colon in the first line for a type.
+    empty line, because napoleon takes what stands before a colon in the first line for a type. A value's docstring is
+    that of its type, which says nothing of the value.
     """
+    if what == "data" and "\n".join(lines).strip() == (inspect.getdoc(type(obj)) or "").strip():
+        lines.clear()
     if lines[:1] and lines[0].startswith("Alias for field number"):
         lines.clear()
     lines[:] = ([""] if what == "attribute" else []) + convert(lines)

@@ -16,11 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fedvg_jax
-from fedvg_jax.core import norms
-from fedvg_jax.core.types import Batch, Weighting
-from fedvg_jax.models import mlp, task
-from fedvg_jax.runs import simulation
+import fedvg_jax as fv
+from fedvg_jax import Batch, Weighting, norms
 from fedvg_jax.weightings import signals
 
 # %% [markdown]
@@ -34,7 +31,7 @@ def with_traces(fedvg: Weighting, model) -> Weighting:
         mean = signals.validation_gradient(model, False, 1)(hyper, report, data)
         pool = jax.tree.map(lambda x: x[jnp.maximum(data.val.reshape(-1), 0)], data.pool)
         own = jax.tree.map(lambda x: x[None], report.variables.params)
-        drawn = fedvg_jax.sampled_joint_fisher(logits, own, pool.x, jax.random.key(0), num_samples=2)
+        drawn = fv.sampled_joint_fisher(logits, own, pool.x, jax.random.key(0), num_samples=2)
         return {
             "fedvg": fedvg.signal(hyper, report, data),
             "squared_l2": sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(mean)),
@@ -48,8 +45,8 @@ def with_traces(fedvg: Weighting, model) -> Weighting:
     def traces(measured):
         return {
             "squared_l2": measured["squared_l2"],
-            "empirical": fedvg_jax.fisher_trace(measured["empirical"]),
-            "sampled": fedvg_jax.fisher_trace(measured["sampled"]),
+            "empirical": fv.fisher_trace(measured["empirical"]),
+            "sampled": fv.fisher_trace(measured["sampled"]),
         }
 
     return Weighting(
@@ -62,10 +59,10 @@ def with_traces(fedvg: Weighting, model) -> Weighting:
 
 # %%
 def records(num_rounds: int, hidden):
-    config = fedvg_jax.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
-    model = task.classification(mlp.MLP(10, hidden=hidden), 10, (8, 8, 1))
-    rule = with_traces(simulation.make_fedvg(config, model), model)
-    return fedvg_jax.run(config, task=model, weighting=rule).records
+    config = fv.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
+    model = fv.models.classification(fv.models.MLP(10, hidden=hidden), 10, (8, 8, 1))
+    rule = with_traces(fv.simulation(config, task=model).weighting, model)
+    return fv.run(config, task=model, weighting=rule).records
 
 
 def table(found):

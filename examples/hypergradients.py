@@ -12,13 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax import Config
+import fedvg_jax as fv
+from fedvg_jax import Algorithm, Config, tree
 from fedvg_jax.algorithms import fedprox
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training
-from fedvg_jax.models import mlp, task
-from fedvg_jax.runs import simulation
 
 # %% [markdown]
 # FedProx with a server learning rate. An algorithm is a named tuple, so one of its functions can be replaced.
@@ -37,11 +33,11 @@ def fedprox_with_server_rate() -> Algorithm:
 def problem(num_rounds: int):
     """The objective hyper -> validation loss after the rounds, for reverse mode and for the fast executor; hyper."""
     config = Config(weighting="fedvg", local_epochs=2, alpha=0.05, clients=10, rounds=num_rounds)
-    sim = simulation.simulation(config, task=task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1)))
+    sim = fv.simulation(config, task=fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1)))
     planned = [sim.schedule(r) for r in range(num_rounds)]
     algorithm = fedprox_with_server_rate()
-    rule = simulation.make_weighting(config, sim.task, algorithm)
-    schedules, data = differentiable.stack(planned), sim.data
+    rule = sim.weighting
+    schedules, data = fv.stack_schedules(planned), sim.data
 
     def doubled(pytree):
         return jax.tree.map(lambda x: jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.floating) else x, pytree)
@@ -49,8 +45,8 @@ def problem(num_rounds: int):
     state, hyper = doubled(sim.state), doubled(sim.hyper)
 
     def objective(executor):
-        step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, config.clients)
-        rounds = differentiable.over_rounds(step)
+        step = fv.make_round(sim.task, algorithm, rule, executor, fv.sgd, config.clients)
+        rounds = fv.over_rounds(step)
 
         def after(hyper):
             model = rounds(state, schedules, data, hyper)[0].variables
@@ -59,8 +55,8 @@ def problem(num_rounds: int):
 
         return after
 
-    slow = objective(differentiable.unrolled(differentiable.most_steps(planned), epochs=2))
-    return slow, objective(executors.lanes(1)), hyper | {"mu": jnp.asarray(0.1), "eta_g": jnp.asarray(1.0)}
+    slow = objective(fv.unrolled(fv.max_steps(planned), epochs=2))
+    return slow, objective(fv.executors.lanes(1)), hyper | {"mu": jnp.asarray(0.1), "eta_g": jnp.asarray(1.0)}
 
 
 NAMES = {"lr": "client learning rate", "eta_g": "server learning rate", "mu": "proximal mu"}
@@ -73,8 +69,8 @@ NAMES = {"lr": "client learning rate", "eta_g": "server learning rate", "mu": "p
 # %%
 def sweep(slow, fast, hyper, points: int):
     """Name -> (values, losses, gradients in reverse mode, in forward mode, central differences)."""
-    reverse = jax.jit(lambda hyper: differentiable.hypergradient(slow, hyper, list(NAMES)))
-    forward = jax.jit(lambda hyper: differentiable.hypergradient(fast, hyper, list(NAMES), mode="forward"))
+    reverse = jax.jit(lambda hyper: fv.hypergradient(slow, hyper, list(NAMES)))
+    forward = jax.jit(lambda hyper: fv.hypergradient(fast, hyper, list(NAMES), mode="forward"))
     grids = {
         "lr": np.geomspace(0.02, 0.8, points),
         "eta_g": np.linspace(0.3, 1.7, points),

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import fedvg_jax
-from fedvg_jax.core.types import Data, SimState
-from fedvg_jax.engine import differentiable, federated_round, local_training
-from fedvg_jax.runs import simulation as build
+import fedvg_jax as fv
+from fedvg_jax import Data, SimState
 
 RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned": "generalised"}
 
@@ -33,16 +31,14 @@ RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned":
 # %%
 def simulation(weighting: str, seed: int):
     """The simulation of a weighting and a seed."""
-    config = fedvg_jax.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, model="mlp", alpha=0.05)
+    config = fv.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, model="mlp", alpha=0.05)
     config = replace(config, fedvg=replace(config.fedvg, granularity="modelwise"))
-    return build.simulation(config, task=logistic())
+    return fv.simulation(config, task=logistic())
 
 
 def logistic():
     """Softmax regression on 64 pixels."""
-    from fedvg_jax.models import mlp, task
-
-    return task.classification(mlp.MLP(10, hidden=()), 10, (8, 8, 1))
+    return fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
 
 
 def mean_loss(sim, model, rows):
@@ -68,17 +64,17 @@ def _gather(pool, rows):
 # %%
 def unrolled_run(sim, num_rounds: int, most: int):
     """The function (state, schedules, data, hyper) -> (state, metrics)."""
-    algorithm = build.ALGORITHMS["fedavg"](sim.config)
-    rule = build.make_weighting(sim.config, sim.task, algorithm)
-    executor = differentiable.unrolled(most, epochs=2)
-    step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, sim.config.clients)
-    return differentiable.over_rounds(step)
+    algorithm = sim.algorithm
+    rule = sim.weighting
+    executor = fv.unrolled(most, epochs=2)
+    step = fv.make_round(sim.task, algorithm, rule, executor, fv.sgd, sim.config.clients)
+    return fv.over_rounds(step)
 
 
 def plans(seed: int, num_rounds: int, capacity: int):
     """The schedules of a seed, with tables of minibatches padded to one size, so that seeds share a program."""
     sim = simulation("uniform", seed)
-    stacked = differentiable.stack([sim.schedule(r) for r in range(num_rounds)])
+    stacked = fv.stack_schedules([sim.schedule(r) for r in range(num_rounds)])
     spare = capacity - stacked.rows.shape[1]
     return stacked._replace(rows=np.pad(stacked.rows, ((0, 0), (0, spare), (0, 0)), constant_values=-1))
 
@@ -150,17 +146,15 @@ def curves(sims, learned, schedules, most: int):
 
 def _with_test_loss(sim, most: int):
     """Rounds whose metrics are the test loss of every round."""
-    algorithm = build.ALGORITHMS["fedavg"](sim.config)
-    rule = build.make_weighting(sim.config, sim.task, algorithm)
-    step = federated_round.make_round(
-        sim.task, algorithm, rule, differentiable.unrolled(most, epochs=2), local_training.sgd, sim.config.clients
-    )
+    algorithm = sim.algorithm
+    rule = sim.weighting
+    step = fv.make_round(sim.task, algorithm, rule, fv.unrolled(most, epochs=2), fv.sgd, sim.config.clients)
 
     def step_and_loss(state: SimState, schedule, data: Data, hyper):
         state, _ = step(state, schedule, data, hyper)
         return state, mean_loss(sim, state.variables, sim.data.test)
 
-    return differentiable.over_rounds(step_and_loss, remat=False)
+    return fv.over_rounds(step_and_loss, remat=False)
 
 
 # %%

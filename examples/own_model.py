@@ -16,10 +16,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-import fedvg_jax
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import Task, Variables, Weighting
-from fedvg_jax.models import task as tasks
+import fedvg_jax as fv
+from fedvg_jax import Task, Variables, Weighting, tree
 from fedvg_jax.weightings import broadcast_weights, no_detail, shares, signals
 
 # %% [markdown]
@@ -47,7 +45,7 @@ def classifier(init, apply) -> Task:
     def first(path: str) -> str:
         return path.split("/")[0]
 
-    return Task(lambda key: Variables(init(key), {}), loss, predict, measure, tasks.metrics, first)
+    return Task(lambda key: Variables(init(key), {}), loss, predict, measure, fv.models.classification_metrics, first)
 
 
 # %% [markdown]
@@ -105,11 +103,11 @@ hits = {"accuracy": lambda logits, label: logits.argmax() == label}
 
 
 def linen() -> Task:
-    return fedvg_jax.linen_task(Mixer(), cross_entropy, images, metrics=hits)
+    return fv.linen_task(Mixer(), cross_entropy, images, metrics=hits)
 
 
 def of_nnx() -> Task:
-    return fedvg_jax.nnx_task(lambda rngs: Network(rngs), cross_entropy, images, metrics=hits)
+    return fv.nnx_task(lambda rngs: Network(rngs), cross_entropy, images, metrics=hits)
 
 
 # %% [markdown]
@@ -138,9 +136,7 @@ def by_certainty(task: Task) -> Weighting:
 
 # %%
 def run(task: Task, rule: str, num_rounds: int):
-    config = fedvg_jax.Config(
-        rounds=num_rounds, alpha=0.05, weighting="fedvg" if rule == "certainty" else rule, eval_every=2
-    )
+    config = fv.Config(rounds=num_rounds, alpha=0.05, weighting="fedvg" if rule == "certainty" else rule, eval_every=2)
 
     def confidence(model, data):
         rows = data.test.reshape(-1)
@@ -148,7 +144,7 @@ def run(task: Task, rule: str, num_rounds: int):
         return jnp.where(mask, jax.nn.softmax(task.predict(*model, batch)).max(-1), 0).sum() / mask.sum()
 
     own = by_certainty(task) if rule == "certainty" else None
-    return fedvg_jax.run(config, task=task, weighting=own, metrics={"confidence": confidence}).records
+    return fv.run(config, task=task, weighting=own, metrics={"confidence": confidence}).records
 
 
 COLOURS = {"uniform": "0.55", "samples": "#b07d2b", "fedvg": "#2b6cb0", "certainty": "#c2334d"}

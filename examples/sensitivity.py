@@ -13,11 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fedvg_jax
+import fedvg_jax as fv
+from fedvg_jax import tree
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.core import tree
-from fedvg_jax.engine import executors, federated_round, local_training
-from fedvg_jax.runs import simulation
 
 # %% [markdown]
 # The clients' models after a few rounds. A round's hook `disturb` receives the models that clients return; this one
@@ -27,17 +25,15 @@ from fedvg_jax.runs import simulation
 # %%
 def returned_clients(num_rounds: int):
     """The simulation, the global model before the last round, the cohort's stacked models, and its schedule."""
-    sim = simulation.simulation(fedvg_jax.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
+    sim = fv.simulation(fv.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
     stacked = []
 
     def keep(hyper, key, ids, variables, clients):
         jax.debug.callback(lambda *models: stacked.append(models), variables, clients, ordered=True)
         return clients
 
-    rule = simulation.make_fedvg(sim.config, sim.task)
-    step = federated_round.make_round(
-        sim.task, fedavg(), rule, executors.lanes(1), local_training.sgd, sim.config.clients, disturb=keep
-    )
+    rule = sim.weighting
+    step = fv.make_round(sim.task, fedavg(), rule, fv.executors.lanes(1), fv.sgd, sim.config.clients, disturb=keep)
     run, state = jax.jit(step), sim.state
     for r in range(num_rounds):
         state, _ = run(state, sim.schedule(r), sim.data, sim.hyper)
@@ -53,11 +49,11 @@ def returned_clients(num_rounds: int):
 # %%
 def score_sensitivity(loss, theta, clients, val):
     """(d loss(aggregated) / d log G) of every client and tensor, [K, G]: the effect of a 1 % larger norm, times 100."""
-    norms = fedvg_jax.gradient_norms(fedvg_jax.validation_gradients(loss, clients, val))
+    norms = fv.gradient_norms(fv.validation_gradients(loss, clients, val))
 
     def aggregated_loss(logs, clients):
-        weights = fedvg_jax.inverse_norm_weights(jax.tree.map(jnp.exp, logs), "layerwise")
-        return loss(fedvg_jax.aggregate(theta, clients, weights), tree.take(val, 0))
+        weights = fv.inverse_norm_weights(jax.tree.map(jnp.exp, logs), "layerwise")
+        return loss(fv.aggregate(theta, clients, weights), tree.take(val, 0))
 
     slopes = jax.jit(jax.grad(aggregated_loss))(jax.tree.map(jnp.log, norms), clients)
     return np.stack(jax.tree.leaves(slopes), 1), tree.paths(norms)
@@ -69,8 +65,8 @@ def example_influence(loss, clients, val):
 
     def weights(omega, clients, val):  # data is an argument, not a constant to fold into the program
         weighted = {**val, "weight": omega[None]}
-        norms = fedvg_jax.gradient_norms(fedvg_jax.validation_gradients(loss, clients, weighted))
-        return jax.tree.leaves(fedvg_jax.inverse_norm_weights(norms))[0]
+        norms = fv.gradient_norms(fv.validation_gradients(loss, clients, weighted))
+        return jax.tree.leaves(fv.inverse_norm_weights(norms))[0]
 
     equal = jnp.full(count, 1 / count)
     return jax.jit(weights)(equal, clients, val), jax.jit(jax.jacrev(weights))(equal, clients, val) / count
@@ -88,7 +84,7 @@ def weighted_loss(sim):
 
 
 def _images(batch):
-    from fedvg_jax.core.types import Batch
+    from fedvg_jax import Batch
 
     return Batch(batch["x"], batch["y"])
 

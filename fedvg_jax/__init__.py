@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedvg_jax import weightings as weightings
     from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, sgd, stack_schedules
     from fedvg_jax.config import Config
+    from fedvg_jax.core import norms as norms
+    from fedvg_jax.core import tree as tree
     from fedvg_jax.core.types import (
         Algorithm,
         Batch,
@@ -93,17 +95,21 @@ _MODULES = {
     "max_steps": "api",
     "models": "models",
     "nnx_task": "models.adapt",
+    "norms": "core.norms",
     "over_rounds": "engine.differentiable",
     "run": "api",
     "sampled_joint_fisher": "weightings",
     "sgd": "api",
     "simulation": "runs.simulation",
     "stack_schedules": "api",
+    "tree": "core.tree",
     "unrolled": "engine.differentiable",
     "validation_gradients": "weightings",
     "weightings": "weightings",
 }
 """public name -> the module that defines it; a namespace is a module itself"""
+
+_NAMESPACES = {"algorithms", "data", "executors", "models", "norms", "tree", "weightings"}
 
 __all__ = [
     "Algorithm",
@@ -145,12 +151,14 @@ __all__ = [
     "max_steps",
     "models",
     "nnx_task",
+    "norms",
     "over_rounds",
     "run",
     "sampled_joint_fisher",
     "sgd",
     "simulation",
     "stack_schedules",
+    "tree",
     "unrolled",
     "validation_gradients",
     "weightings",
@@ -164,7 +172,7 @@ def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f"module 'fedvg_jax' has no attribute {name!r}")
     module = importlib.import_module(f"fedvg_jax.{_MODULES[name]}")
-    value = module if _MODULES[name] == name else getattr(module, name)
+    value = module if name in _NAMESPACES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -472,8 +473,10 @@ def make_chunk(round_step: RoundStep) -> Chunk:
             state, metrics = step(carry[0], schedules.round_at(rounds, r), data, hyper)
             return state, tree.put(carry[1], r, metrics)
 
-        shapes = jax.eval_shape(step, state, schedules.round_at(rounds, 0), data, hyper)[1]
-        empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), shapes)
+        after, metrics = jax.eval_shape(step, state, schedules.round_at(rounds, 0), data, hyper)
+        # a round returns a state like the one it takes; chex names the leaf that differs, fori_loop would not
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda: state))
+        empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), metrics)
         return lax.fori_loop(0, num_rounds, next_round, (state, empty))
 
     return chunk

@@ -6,6 +6,7 @@ from fedvg_jax.models.lenet import LeNet5
 from fedvg_jax.models.mlp import MLP
 from fedvg_jax.models.resnet import resnet18, resnet34, resnet50
 from fedvg_jax.models.task import classification
+from fedvg_jax.models.task import metrics as classification_metrics
 from fedvg_jax.models.vit import vit_b16, vit_s16
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LeNet5",
     "TinyCNN",
     "classification",
+    "classification_metrics",
     "linen_task",
     "nnx_task",
     "resnet18",

@@ -101,7 +101,7 @@ def pages() -> dict[str, str]:
     made = {page: heading(title) + entries("fedvg_jax", names) for page, (title, names) in sections().items()}
     for name in namespaces():
         module = getattr(fedvg_jax, name)
-        made[name] = heading(f"fedvg_jax.{name}") + entries(f"fedvg_jax.{name}", public_names(module))
+        made[name] = heading(f"fedvg_jax.{name}") + entries(module.__name__, public_names(module))
     parts = [f"## `{module}`\n\n{entries(module, names)}" for module, names in PARTS.items() if exists(module)]
     made["parts"] = heading("Signals of a weighting") + "\n".join(parts)
     made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
@@ -161,8 +161,9 @@ def summary(thing) -> str:
 
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
-    """What a namespace promises, except modules."""
-    names = getattr(module, "__all__", ())
+    """What a namespace promises, except modules: `__all__`, or else the functions and classes that it defines."""
+    defined = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
+    names = getattr(module, "__all__", [name for name in defined if not name.startswith("_")])
     return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 

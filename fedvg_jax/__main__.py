@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.runs import stop_signals
 
 COMMANDS = {
     "sim": "train one federated model",
@@ -37,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(f"fedvg_jax.{name}").main(rest)
 
 
-def run_and_exit() -> None:
-    """Runs the command line of the process and exits with its code: the console script `fedvg`."""
-    code = main()
+def run_and_exit(command: Callable[[], int] = main) -> None:
+    """Runs the command line of the process and exits with its code: the console script `fedvg`.
+
+    Args:
+        command: the `main` of a command.
+    """
+    with stop_signals.end_at_once(lambda: "stopped at once"):
+        code = command()
     gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
     sys.exit(code)
 

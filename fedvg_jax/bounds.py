@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
+from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack
@@ -173,4 +174,4 @@ def _show(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedvg_jax import sim
+from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.plots"
@@ -65,4 +66,4 @@ def draw(folders: Sequence[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

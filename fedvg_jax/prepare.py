@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvg_jax import sim
+from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -176,4 +177,4 @@ def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import gc
 import importlib.util
 import io
 import itertools
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import config as configs
+from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, presets, shorthands
 from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
@@ -249,9 +249,10 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
 
 @contextlib.contextmanager
 def _explain_stop(config: Config) -> Iterator[None]:
-    """Gives Ctrl-C a text that says what the run leaves in its folder."""
+    """Makes the line at a stop signal say what the run leaves in its folder."""
     try:
-        yield
+        with stop_signals.say_at_once(lambda: exit_message(_run_folder(config))):
+            yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(exit_message(_run_folder(config))) from None
 
@@ -348,6 +349,4 @@ def start_jax(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
-    sys.exit(code)
+    run_and_exit(main)

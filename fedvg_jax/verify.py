@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import verification
 from fedvg_jax.views import output
@@ -66,4 +67,4 @@ def show(run: Path, report: verification.Report) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_and_exit(main)

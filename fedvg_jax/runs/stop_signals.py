@@ -4,12 +4,14 @@ SIGINT (Ctrl-C), SIGTERM (a scheduler) and SIGHUP (a lost terminal) end the run:
 saves, and returns. SIGUSR1 (a scheduler's early warning) and SIGQUIT save a checkpoint, and the run continues.
 
 Python runs a handler only after the main thread has returned from the device. A watching thread receives the signal at
-once and can end the process.
+once and can end the process. A command line also has such a thread before and after its rounds, where there is nothing
+to save and a signal ends it at once: an exception that a handler raises is lost where jax calls back into Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -32,6 +34,10 @@ ALWAYS_CAUGHT = _existing("SIGINT", "SIGTERM")
 
 REPEATED = _existing("SIGHUP")
 """Shells and the kernel both send it when a terminal closes, so a second one is no request to stop at once."""
+
+
+SHOW_CURSOR = b"\x1b[?25h"
+"""The terminal's sequence that undoes the hidden cursor of a progress bar."""
 
 
 class Requests(NamedTuple):
@@ -67,9 +73,62 @@ def catch_signals() -> Iterator[Requests]:
         if _is_second_request([signal.Signals[name] for name in requests.stop]):
             raise KeyboardInterrupt
 
-    caught = [*ALWAYS_CAUGHT, *(s for s in (*STOPPING, *SAVING) if s not in ALWAYS_CAUGHT and _has_default_handler(s))]
-    with _handlers(dict.fromkeys(caught, handle)):
+    saving = [number for number in SAVING if _has_default_handler(number)]
+    with _handlers(dict.fromkeys([*_caught_stops(), *saving], handle)):
         yield requests
+
+
+def _caught_stops() -> list[signal.Signals]:
+    """Returns the stop signals to catch: the others are ignored, or handled by other code."""
+    return [number for number in STOPPING if number in ALWAYS_CAUGHT or _has_default_handler(number)]
+
+
+class _Ending(NamedTuple):
+    """The handler of `end_at_once`. The thread that watches calls it, too; the first of the two ends the process."""
+
+    exit_message: Callable[[], str]
+    first: threading.Lock
+
+    def __call__(self, number: int, frame=None) -> None:
+        if self.first.acquire(blocking=False):
+            _end_process(number, self.exit_message)
+
+
+@contextlib.contextmanager
+def end_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
+    """Ends the process at the first stop signal, with one line and the exit code of the signal.
+
+    For the process of a command line only: a library's process belongs to the caller. Signals that `catch_signals`
+    collects within are left to it. Afterwards stop signals end the process silently, because little but the
+    interpreter's own end is left of it.
+
+    Args:
+        exit_message: returns the line to print to stderr.
+    """
+    for number in filter(_has_default_handler, STOPPING):
+        signal.signal(number, signal.SIG_DFL)
+    handler = _Ending(exit_message, threading.Lock())
+    with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
+        yield
+
+
+@contextlib.contextmanager
+def say_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
+    """Replaces the line that `end_at_once` prints; does nothing outside it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    found = {number: signal.getsignal(number) for number in STOPPING}
+    with _handlers({n: h._replace(exit_message=exit_message) for n, h in found.items() if isinstance(h, _Ending)}):
+        yield
+
+
+def _end_at_once(reading: int) -> None:
+    """Reads the numbers of signals from a pipe until it is closed, and ends the process at one that `_Ending` has."""
+    while number := _next_stop(reading):
+        handler = signal.getsignal(number)
+        if isinstance(handler, _Ending):
+            handler(number)
 
 
 @contextlib.contextmanager
@@ -88,7 +147,8 @@ def _nothing_to_save(number: int, frame) -> None:
 
 def _has_default_handler(number: signal.Signals) -> bool:
     """Returns whether the signal is neither handled nor ignored by other code."""
-    return signal.getsignal(number) in (signal.SIG_DFL, _nothing_to_save)
+    handler = signal.getsignal(number)
+    return handler in (signal.SIG_DFL, signal.default_int_handler, _nothing_to_save) or isinstance(handler, _Ending)
 
 
 @contextlib.contextmanager
@@ -118,32 +178,45 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
     if exit_message is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    # the interpreter writes the number of every signal it catches to this pipe
+    is_over = threading.Event()
+
+    def end(number: int) -> None:
+        if not is_over.is_set():
+            _end_process(number, exit_message)
+
+    with _following(functools.partial(_follow, end=end, grace=grace)):
+        try:
+            yield
+        finally:
+            is_over.set()
+
+
+@contextlib.contextmanager
+def _following(follow: Callable[[int], None]) -> Iterator[None]:
+    """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    is_over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(reading, is_over, exit_message, grace), daemon=True)
+    thread = threading.Thread(target=follow, args=(reading,), daemon=True)
     thread.start()
     try:
         yield
     finally:
-        is_over.set()
         signal.set_wakeup_fd(replaced)
         os.close(writing)
         thread.join()
         os.close(reading)
 
 
-def _follow(reading: int, is_over: threading.Event, exit_message: Callable[[], str], grace: float) -> None:
+def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
     """Reads the numbers of signals from a pipe until it is closed, and ends the process as `watch` describes."""
     stops, timer = [], None
     while number := _next_stop(reading):
         stops.append(signal.Signals(number))
         if _is_second_request(stops):
-            _end_process(number, is_over, exit_message)
+            end(number)
         if timer is None:
-            timer = threading.Timer(grace, _end_process, [number, is_over, exit_message])
+            timer = threading.Timer(grace, end, [number])
             timer.daemon = True
             timer.start()
     if timer is not None:
@@ -158,9 +231,10 @@ def _next_stop(reading: int) -> int:
     return 0
 
 
-def _end_process(number: int, is_over: threading.Event, exit_message: Callable[[], str]) -> None:
-    """Ends the process with the exit code of a signal, unless the run is over."""
-    if not is_over.is_set():
-        with contextlib.suppress(Exception):  # stderr may be closed, and the run folder removed
-            os.write(2, f"{exit_message()}\n".encode())
-        os._exit(128 + number)
+def _end_process(number: int, exit_message: Callable[[], str]) -> None:
+    """Ends the process with the exit code of a signal."""
+    with contextlib.suppress(Exception):  # the terminal may be closed, and the run folder removed
+        if os.isatty(1):
+            os.write(1, SHOW_CURSOR)
+        os.write(2, f"{exit_message()}\n".encode())
+    os._exit(128 + number)

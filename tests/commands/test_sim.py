@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import history, seals, verification
+from fedvg_jax.runs import history, seals, stop_signals, verification
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
@@ -104,7 +106,7 @@ def test_terminal_shows_round_accuracy_and_time_left(shell):
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT]
     env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(command, cwd=shell.folder, env=env, stdout=child, stderr=child) as process:
+    with started(command, cwd=shell.folder, env=env, stdout=child, stderr=child) as process:
         os.close(child)
         said = b""
         while True:
@@ -119,16 +121,13 @@ def test_terminal_shows_round_accuracy_and_time_left(shell):
 
 def test_ctrl_c_leaves_a_readable_run_folder(shell):
     out = shell.folder / "interrupted"
-    # a shell may start its background jobs, and so this test, with SIGINT ignored
-    hearing = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    hearing += "runpy.run_module('fedvg_jax.sim', run_name='__main__')"
-    command = [sys.executable, "-c", hearing, "--rounds", "100000", "--out", str(out)]
-    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "100000", "--out", str(out)]
+    with started(command, cwd=shell.folder, env=shell.environment) as process:
         deadline = time.monotonic() + 120
         while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[0].decode()
+        said = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "interrupted" in said and f"--resume {out}" in said
     records = history.read(out)
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
@@ -152,7 +151,7 @@ def test_closed_output_does_not_end_the_run(shell):
         "--out",
         str(out),
     ]
-    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+    with started(command, cwd=shell.folder, env=shell.environment) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=240) == 0
@@ -163,7 +162,7 @@ def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
     """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint."""
     out = shell.folder / "hung-up"
     command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
-    with subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stdout=subprocess.PIPE) as process:
+    with started(command, cwd=shell.folder, env=shell.environment) as process:
 
         def wait_for(condition):
             deadline = time.monotonic() + 240
@@ -262,3 +261,49 @@ def test_default_run_folder_is_named_by_time_and_method_and_never_taken(tmp_path
     assert first.parent == Path("runs") and first.name.endswith("-fedavg-fedvg")
     first.mkdir(parents=True)
     assert history.default_folder(Config()) != first
+
+
+# --- signals before the first round
+
+AT_IMPORT = """
+import gc, os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jaxlib":
+            sys.meta_path.remove(self)
+            gc.callbacks.append(lambda phase, info: {send})
+            gc.collect()
+
+sys.meta_path.insert(0, Finder())
+runpy.run_module("fedvg_jax.sim", run_name="__main__")
+"""
+"""Sends a signal while Python collects garbage, amid the import of jax."""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(shell, tmp_path, name, code):
+    """An exception in a callback of the garbage collector would be printed and lost."""
+    script = AT_IMPORT.format(send=f"os.kill(os.getpid(), signal.{name})")
+    with started(
+        [sys.executable, "-c", script, *SHORT, "--out", str(tmp_path / "run")], env=shell.environment
+    ) as process:
+        said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (code, ("", f"stopped at once; there is no run folder {tmp_path / 'run'}\n"))
+
+
+def test_stop_signal_before_the_first_round_ends_the_process_in_one_line(shell, tmp_path):
+    """After the text of the start, while XLA compiles."""
+    arguments = ["--rounds", "1000000", "--batch-size", "331", "--out", str(tmp_path / "run")]
+    with started([sys.executable, "-m", "fedvg_jax.sim", *arguments], env=shell.environment) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and re.fullmatch(r"stopped at once; [^\n]*\n", said)
+
+
+def test_commands_in_a_callers_process_leave_its_signals_alone(capsys):
+    before = [signal.getsignal(number) for number in stop_signals.STOPPING]
+    assert sim.main(["--alpha", "0"]) == 2 and "alpha must be > 0" in capsys.readouterr().err
+    with stop_signals.say_at_once(lambda: "unused"):
+        assert [signal.getsignal(number) for number in stop_signals.STOPPING] == before

@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes import started
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -120,7 +120,7 @@ with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
 def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
     """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
     command = [sys.executable, "-c", DEAF.format(grace=grace)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command) as process:
         assert process.stdout.readline() == "ready\n"
         for name in sent:
             process.send_signal(signal.Signals[name])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
+from processes import default_signals
 from test_files import disk_of
 
 import fedvg_jax
@@ -467,7 +468,8 @@ def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(tiny, whol
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGQUIT"])
 def test_save_signal_writes_a_checkpoint_and_the_run_continues(tiny, whole, tmp_path, name):
     logged, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
-    found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
+    with default_signals():
+        found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
     assert logged == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
     assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
     assert_same(tmp_path / "run", whole)
@@ -491,7 +493,8 @@ def test_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
 
-    found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
+    with default_signals():
+        found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
     assert (found.summary["stopped_by"], found.summary["interrupted"]) == ("SIGHUP", True)
     assert seals.newest_round(tmp_path / "run") == 3
 
@@ -652,7 +655,7 @@ def test_exit_message_names_the_saved_round_or_the_missing_folder(run, capsys):
     assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
 
     def interrupted():
-        with sim._stopping(run):
+        with sim._explain_stop(Config(out=run)):
             shutil.rmtree(run)
             raise KeyboardInterrupt
 

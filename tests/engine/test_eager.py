@@ -28,12 +28,10 @@ SETTINGS = {"seed": 0, "cohort_size": 2, "local_epochs": (2, 2), "batch_size": 2
 
 def one_round(lr, as_array):
     """The model after a round without jit, of two clients with rows 1, 3 and 5, 7; `as_array` makes all inputs."""
-    rule = worlds.weighting("samples+fedvg", fedavg.fedavg(), TASK)
-    step = federated_round.make_round(
-        TASK, fedavg.fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2
-    )
+    rule = worlds.weighting("samples+fedvg", fedavg(), TASK)
+    step = federated_round.make_round(TASK, fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2)
     hyper = {"lr": lr, "eps": 1e-8}
-    state = federated_round.init_state(TASK, fedavg.fedavg(), 2, jax.random.key(0), hyper)
+    state = federated_round.init_state(TASK, fedavg(), 2, jax.random.key(0), hyper)
     data = Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
     schedule = schedules.make(0, ROWS, **SETTINGS)
     state, schedule, data = jax.tree.map(as_array, (state, schedule, data))

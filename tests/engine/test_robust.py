@@ -276,7 +276,7 @@ def test_every_rule_of_the_settings_is_built():
     ("settings", "reason"),
     [
         ({"robust.rule": "medain"}, "did you mean 'median'"),
-        ({"robust.rule": "median"}, "median ignores weights, so those of fedvg"),
+        ({"robust.rule": "median"}, "median ignores weights, so measuring those of fedvg"),
         ({"robust.rule": "krum", "weighting": "samples+fedvg"}, "krum ignores weights"),
         *(
             ({"robust.rule": rule, "weighting": "uniform", "algorithm": name}, f"server of {name} also averages")

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import worlds
 
+import fedvg_jax
 from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
-from fedvg_jax.runs import loop, population, simulation
+from fedvg_jax.runs import population, simulation
 
 DIGITS = data.load("digits")
 
@@ -219,10 +220,10 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
     np.savez(file, x=x, y=y)
     options = {"validation.source": "npz", "validation.data_dir": str(file), "val_ratio": 0.0, "checkpoint_every": 1}
     first = settings(tmp_path, rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
-    loop.run(first)
+    fedvg_jax.run(first)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert {"data", "partition", "validation"} <= manifest.keys()
     x[0, 0, 0] ^= 1
     np.savez(file, x=x, y=y)
     with pytest.raises(UsageError, match=r"another validation "):
-        loop.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))
+        fedvg_jax.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))

@@ -343,7 +343,7 @@ def test_an_unknown_weighting_is_reported(text, said):
     ("options", "said"),
     [
         ({"include": "("}, "no regular expression"),
-        ({"norm": "delta", "signal": "fisher"}, "fisher contradicts"),
+        ({"norm": "delta", "signal": "fisher"}, "got signal fisher"),
         ({"signal": "nosuch"}, "unknown fedvg.signal"),
         ({"layer": "nosuch"}, "unknown fedvg.layer"),
         ({"stats": "nosuch"}, "unknown fedvg.stats"),

@@ -68,7 +68,7 @@ def differences(accuracy: dict[str, dict[str, list[float]]], choice: str = "fina
 
 
 def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str, dict[str, list]]:
-    """weighting's name -> choice of round -> test accuracy of every seed; `curve`: every seed's at all evaluations."""
+    """weighting's name -> choice of round -> test accuracy of every seed; `curve`: every seed's at the evaluated `rounds`."""
     found: dict[str, dict[str, list]] = {}
     for name, weighting in WEIGHTINGS.items():
         found[name] = {choice: [] for choice in (*CHOICES, "curve")}
@@ -78,8 +78,9 @@ def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str
             history = fedvg_jax.run(config)
             for choice, key in CHOICES.items():
                 found[name][choice].append(round(history.summary[key], 6))
-            curve = [(r["round"], round(r["test_accuracy"], 4)) for r in history.records if "test_accuracy" in r]
-            found[name]["curve"].append(curve)
+            evaluated = [r for r in history.records if "test_accuracy" in r]
+            found[name]["rounds"] = [r["round"] for r in evaluated]
+            found[name]["curve"].append([round(r["test_accuracy"], 4) for r in evaluated])
     return found
 
 
@@ -101,27 +102,30 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    ends = {}
+    ends, last = {}, 0
     for name, runs in result["accuracy"].items():
-        curves = np.asarray(runs["curve"])  # [seeds, evaluations, 2]
-        rounds, accuracy = curves[0, :, 0], 100 * curves[:, :, 1]
+        rounds, accuracy = runs["rounds"], 100 * np.asarray(runs["curve"])  # [evaluations], [seeds, evaluations]
         mean, deviation = accuracy.mean(0), accuracy.std(0, ddof=1) if len(accuracy) > 1 else 0
         colour, line = STYLES[name]
         axes.plot(rounds, mean, color=colour, linestyle=line)
         axes.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
-        ends[name] = mean[-1]
+        ends[name], last = mean[-1], rounds[-1]
     low, high = axes.get_ylim()
-    place, last = -np.inf, rounds[-1]
-    for name, value in sorted(ends.items(), key=lambda item: item[1]):  # labels one above the other
-        place = max(value, place + (high - low) / 22)
-        axes.annotate(
-            f"{name} {value:.1f}", (last, value), (last * 1.02, place), color=STYLES[name][0], va="center", fontsize=9
-        )
+    low = max(low, high - 60)  # the first rounds would hide the differences of the last ones
+    place = np.inf
+    for name, value in sorted(ends.items(), key=lambda item: -item[1]):  # labels one below the other
+        place = min(value, place - (high - low) / 18)
+        label = f"{name} {value:.1f}"
+        axes.annotate(label, (last, value), (last * 1.02, place), color=STYLES[name][0], va="center", fontsize=9)
     settings = result["settings"]
-    axes.set_xlim(0, last * 1.4)
+    axes.set_xlim(0, last * 1.45)
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
+    axes.set_ylim(low, high)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Digits, alpha {settings['alpha']}, mean and deviation of {settings['seeds']} seeds", fontsize=10)
+    axes.set_title(
+        f"Digits, alpha {settings['alpha']}, {settings['seeds']} seeds: mean and deviation", fontsize=10, loc="left"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

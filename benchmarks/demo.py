@@ -68,7 +68,7 @@ def differences(accuracy: dict[str, dict[str, list[float]]], choice: str = "fina
 
 
 def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str, dict[str, list]]:
-    """weighting's name -> choice of round -> test accuracy of every seed; `curve`: every seed's at the evaluated `rounds`."""
+    """weighting -> choice of round -> test accuracy of every seed; `curve`: every seed's at the evaluated `rounds`."""
     found: dict[str, dict[str, list]] = {}
     for name, weighting in WEIGHTINGS.items():
         found[name] = {choice: [] for choice in (*CHOICES, "curve")}

@@ -15,6 +15,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,11 @@ ALWAYS_CAUGHT = _existing("SIGINT", "SIGTERM")
 
 REPEATED = _existing("SIGHUP")
 """Shells and the kernel both send it when a terminal closes, so a second one is no request to stop at once."""
+
+
+MERGED = 0.02
+"""Seconds within which equal signals count once. GNU timeout and some schedulers send a signal to the process and to
+its group, microseconds apart; a person needs longer for a second Ctrl-C."""
 
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -64,8 +70,12 @@ def catch_signals() -> Iterator[Requests]:
         yield requests
         return
 
+    is_duplicate = _duplicate_filter()
+
     def handle(number: int, frame) -> None:
         name = signal.Signals(number).name
+        if is_duplicate(number):
+            return
         if number in SAVING:
             requests.save.append(name)
             return
@@ -161,6 +171,19 @@ def _handlers(handlers: dict[signal.Signals, Callable]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
+def _duplicate_filter() -> Callable[[int], bool]:
+    """Returns a function that says of each signal in turn whether an equal one came less than `MERGED` before."""
+    last: dict[int, float] = {}
+
+    def is_duplicate(number: int) -> bool:
+        now = time.monotonic()
+        is_merged = now - last.get(number, -MERGED) < MERGED
+        last[number] = now
+        return is_merged
+
+    return is_duplicate
+
+
 def _is_second_request(stops: Sequence[signal.Signals]) -> bool:
     """Returns whether the signals request to stop for the second time."""
     return len([number for number in stops if number not in REPEATED]) > 1
@@ -210,8 +233,10 @@ def _following(follow: Callable[[int], None]) -> Iterator[None]:
 
 def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
     """Reads the numbers of signals from a pipe until it is closed, and ends the process as `watch` describes."""
-    stops, timer = [], None
+    stops, timer, is_duplicate = [], None, _duplicate_filter()
     while number := _next_stop(reading):
+        if is_duplicate(number):
+            continue
         stops.append(signal.Signals(number))
         if _is_second_request(stops):
             end(number)

@@ -81,6 +81,17 @@ def test_first_signal_is_collected_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
+def test_equal_signals_at_once_count_once():
+    """GNU timeout sends one to the process and one to its group."""
+    with stop_signals.catch_signals() as requests:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert requests.stop == ["SIGTERM"]
+        time.sleep(2 * stop_signals.MERGED)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_outside_the_main_thread_no_signal_is_collected():
     found = []
 

@@ -145,7 +145,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if str in allowed and type(value) is int:
         return str(value)
     names = " or ".join(t.__name__ for t in allowed if t is not type(None))
-    raise UsageError(f"{where} must be a {names}; got {_shown(value)}")
+    article = "an" if names.startswith("int") else "a"
+    raise UsageError(f"{where} must be {article} {names}; got {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

@@ -138,7 +138,7 @@ def test_settings_from_python_are_converted_as_from_a_file():
     [
         ({"lr": "abc"}, "lr must be a float; got 'abc'"),
         ({"lr": None}, "lr must be a float"),
-        ({"clients": True}, "clients must be a int"),
+        ({"clients": True}, "clients must be an int"),
         ({"out": 3}, "out must be a Path"),
         ({"resume": 5.0}, "resume must be a str"),
         ({"fedvg": "l2"}, "fedvg must be a FedVG or a dict"),

@@ -78,6 +78,9 @@ def run(
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     config = resume.resolve(configs.check(Config() if config is None else config))
+    functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
+    if not all(map(callable, functions)):
+        raise UsageError("callbacks and metrics must be functions; see the arguments of run")
     for name in metrics or {}:
         if history.is_reserved(name):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
@@ -188,9 +191,11 @@ def make_schedule(
     """
     num_clients = len(client_rows)
     cohort_size = num_clients if cohort_size is None else cohort_size
-    for name, value in {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}.items():
-        if value < 1:
-            raise UsageError(f"{name} must be >= 1; got {value}")
+    counts = {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}
+    for name, value in {**counts, "number": number, "seed": seed}.items():
+        least = 1 if name in counts else 0
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise UsageError(f"{name} must be a whole number >= {least}; got {value!r}")
     if cohort_size > num_clients:
         raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
     executor = executor or executors.lanes(1)

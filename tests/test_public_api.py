@@ -104,7 +104,7 @@ def test_research_script_needs_public_names_only(x64):
     ("call", "message"),
     [
         (lambda: fv.make_schedule(0, [np.arange(4)], cohort_size=2), "cohort_size must be at most"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be >= 1"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
     ],
@@ -161,3 +161,33 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
     for name in ("variables", "best_variables"):
         with pytest.raises(fv.UsageError, match=r"\A[^\n]*no checkpoint in[^\n]*\Z"):
             getattr(loaded, name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": 3}, "task must be a Task, got a int"),
+        ({"algorithm": "fedavg"}, "algorithm must be an Algorithm, got a str"),
+        ({"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
+        ({"callbacks": 3}, "must be functions"),
+        ({"metrics": {"mine": 3}}, "must be functions"),
+        ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+    ],
+    ids=str,
+)
+def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
+    with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
+        fv.run(SMALL, **arguments)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cohort_size": "x"}, {"seed": -1}, {"batch_size": 0}, {"local_epochs": 1.5}], ids=str
+)
+def test_make_schedule_refuses_numbers_out_of_range(wrong):
+    with pytest.raises(fv.UsageError, match=f"{next(iter(wrong))} must be a whole number >= "):
+        fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], **wrong)
+
+
+def test_leaves_that_are_no_arrays_are_named():
+    with pytest.raises(fv.UsageError, match="grads leaf 'w' is a str"):
+        fv.gradient_norms({"w": "x"})

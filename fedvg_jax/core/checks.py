@@ -56,7 +56,10 @@ def floating(pytree: Tree, what: str) -> None:
     >>> floating({"w": jnp.ones(2)}, "params")
     """
     for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
-        dtype = jnp.result_type(leaf)
+        try:
+            dtype = jnp.result_type(leaf)
+        except TypeError:
+            raise UsageError(f"{what} leaf '{path}' is a {type(leaf).__name__}; expected an array of floats") from None
         if not jnp.issubdtype(dtype, jnp.floating):
             shape = jnp.shape(leaf)
             raise UsageError(f"{what} leaf '{path}' is {dtype} of shape {shape}; expected floats of shape {shape}")

@@ -127,4 +127,8 @@ def _number(name: str, value: Any) -> float | None:
     """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
     if np.size(value) != 1:
         raise UsageError(f"metric '{name}' returned shape {np.shape(value)}; expected one number, of shape ()")
-    return history.number(float(np.reshape(value, ())))
+    try:
+        number = float(np.reshape(value, ()))
+    except (TypeError, ValueError):
+        raise UsageError(f"metric '{name}' returned {value!r}; expected one number") from None
+    return history.number(number)

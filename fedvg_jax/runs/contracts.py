@@ -11,12 +11,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Data, Hyper, Metrics, Report, Returns, Task, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Hyper,
+    Metrics,
+    Report,
+    Returns,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import history
 from fedvg_jax.weightings import basic, streaming
 
 _CLIENTS = 3
+
+
+def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
+    """Raises UsageError unless each argument is None or of its kind; a weighting may be a function task -> `Weighting`.
+
+    >>> check_kinds(None, "fedavg", None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: algorithm must be an Algorithm, got a str; use Config(algorithm=...) for one by name
+    """
+    if task is not None and not isinstance(task, Task):
+        raise UsageError(f"task must be a Task, got a {type(task).__name__}; use linen_task, or Config(model=...)")
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        kind = type(algorithm).__name__
+        raise UsageError(f"algorithm must be an Algorithm, got a {kind}; use Config(algorithm=...) for one by name")
+    if weighting is not None and not (isinstance(weighting, Weighting) or callable(weighting)):
+        kind = type(weighting).__name__
+        raise UsageError(f"weighting must be a Weighting, got a {kind}; use Config(weighting=...) for one by name")
 
 
 def check_task(task: Task, pool: Any) -> None:

@@ -137,6 +137,7 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
+    contracts.check_kinds(task, algorithm, weighting)
     cache_dir = config.cache_dir or default_cache_dir()
     config = check(dataclasses.replace(config, cache_dir=cache_dir))
     files.private_folder(cache_dir, config.trust_cache)

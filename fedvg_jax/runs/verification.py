@@ -59,7 +59,11 @@ def check(path: Path) -> Report:
     Raises:
         UsageError: `path` is no run folder.
     """
-    if not any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER)):
+    try:
+        is_run = any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
+    if not is_run:
         raise UsageError(f"{path} is no run folder: it has no config.json; name the folder of a run")
     report = Report([], [])
     folder = _read(path, report)

@@ -683,3 +683,8 @@ def test_finished_run_without_checkpoints_starts_again_for_more_rounds(tiny, tmp
     found = tiny().run(out, keep=0, rounds=3, resume=str(out), log=logged.append)
     assert len(found.records) == 3 and "starts again with round 1" in logged[0]
     assert len((out / "history.earlier-1.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_verify_names_a_path_that_no_folder_can_have(capsys):
+    assert verify.main(["a" * 300]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     options = parser.parse_args()
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # the campaign damages the programs of its own cache folder
     if not disk.is_loaded() and (library := disk.compile_disk()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_PRELOAD": str(library)})
     for name in ("fedvg_jax.runs.loop", "fedvg_jax.views.display", "orbax.checkpoint", "sklearn.datasets", "tyro"):

@@ -6,7 +6,7 @@ FILE is an .npz of recorded rounds (initial model, partition, minibatches, weigh
 CIFAR-10 images it was recorded on. What a file does not hold is not compared, and named. Agreement, after which the
 exit code is 0, means:
 
-    client models of round 1: largest difference of a value               <= 2e-6  (Elastic 1e-4)
+    client models of round 1: largest difference of a value               <= 2e-6  (Elastic 1e-5)
     rounds from the recorded model before each, by
         ||ours - theirs|| / ||theirs - before|| over trained tensors:
         round 1, up to what the weights of that round differ by           <= 1e-3
@@ -49,7 +49,7 @@ from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection
 from fedvg_jax.runs import simulation
 
-CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-4, 1e-3, 5e-3, 2e-2
+CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
 
 METHODS = {

@@ -173,7 +173,7 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({"metrics": {"mine": 3}}, "must be functions"),
         ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
     ],
-    ids=str,
+    ids=["task", "algorithm", "weighting", "callbacks", "metric", "metric's value"],
 )
 def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):

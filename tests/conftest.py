@@ -41,7 +41,9 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(items):
     for item in items:
         if " at 0x" in item.nodeid:  # the workers of pytest-xdist must collect the same names
-            raise pytest.UsageError(f"{item.nodeid} names an address, which no two processes share: give its case an id")
+            raise pytest.UsageError(
+                f"{item.nodeid} names an address, which processes do not share; give its case an id"
+            )
         file = _below_tests(item.path)
         if file in QUICK or f"{file}::{getattr(item, 'originalname', None) or item.name}" in QUICK:
             item.add_marker("quick")

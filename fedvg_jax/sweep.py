@@ -7,6 +7,7 @@ The same command continues a sweep that was stopped: finished points are skipped
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -215,6 +216,7 @@ def run(command: CommandLine) -> int:
     points = command.points.points
     for line in opening_lines(command):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+    sweep_folder.check_sources(points)
     if command.dry_run:
         return _show_plan(points, console)
     sweep_folder.open_folder(command.out, sweep_folder.document(command.sweep, command.points), points)
@@ -232,8 +234,9 @@ def run(command: CommandLine) -> int:
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
     points, merged = command.points
-    lengths = [f"{len(axis.values)} {' with '.join(axis.names)}" for axis in command.sweep.axes]
-    lines = [f"sweep of {len(points)} points: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
+    lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in command.sweep.axes]
+    count = f"{len(points)} point{'s' * (len(points) != 1)}"
+    lines = [f"sweep of {count}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
         lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
@@ -256,6 +259,8 @@ def _compute(command: CommandLine, console: Console, stopped: Any) -> int:
     results = sweeps.load(points, out)
     console.print(sweep_progress.result_table(results, points, command.sweep.title))
     console.print(f"folder of the sweep: {out}", highlight=False, soft_wrap=True)
+    if not stopped_by:
+        _draw_report(out)
     if stopped_by:
         console.print("the same command continues the sweep", highlight=False)
         return stop_signals.exit_code(stopped_by)
@@ -264,6 +269,12 @@ def _compute(command: CommandLine, console: Console, stopped: Any) -> int:
         first = failures[0]
         raise UsageError(f"{len(failures)} points failed, such as {first.name}: {first.result.reason}")  # pyright: ignore
     return 0
+
+
+def _draw_report(out: Path) -> None:
+    """Draws the report of a sweep, where this version has one."""
+    if importlib.util.find_spec("fedvg_jax.views.report"):
+        importlib.import_module("fedvg_jax.views.report").write([out], out / "report")
 
 
 def _is_done(out: Path, point: Point) -> bool:

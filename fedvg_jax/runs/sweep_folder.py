@@ -9,6 +9,7 @@ points/NAME/.claim     locked by the process that computes the point
 from __future__ import annotations
 
 import json
+import operator
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.sweep_points import Point, Points, Sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets, images
 from fedvg_jax.runs import history, seals
 
 DOCUMENT = "sweep.json"
@@ -110,6 +112,21 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
     except OSError as error:
         reason = files.reason(error)
         raise UsageError(f"cannot write the folder of the sweep {out}: {reason}; name another with --out") from None
+
+
+def check_sources(points: Sequence[Point]) -> None:
+    """Raises UsageError for data sets, partitions or pretrained weights that a point would not find."""
+    checked = set()
+    for config in (point.config for point in points):
+        key = (config.dataset, config.data_dir, config.image_size, config.splits)
+        if key not in checked:
+            checked.add(key)
+            size = images.parse_size(config.image_size)
+            datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
+        for name in ("pretrained", "partition_file", "validation.data_dir"):
+            path = operator.attrgetter(name)(config)
+            if path and not path.exists():
+                raise UsageError(f"{name} {path}: no such file or folder")
 
 
 def is_finished(folder: Path, config: Config) -> bool:

@@ -76,7 +76,7 @@ def compute(
     points: Sequence[Point],
     out: Path | None,
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
-    replacements: Mapping[str, Any] = {},  # noqa: B006  never changed
+    replacements: Mapping[str, Any] = {},
     waits: bool = True,
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are neither finished nor held by another process.
@@ -185,7 +185,7 @@ def _compute_point(
 
 
 def _config_in(folder: Path | None, config: Config) -> Config:
-    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint, otherwise from round 1."""
+    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
     if folder is None:
         return dataclasses.replace(config, out=None, resume=None)
     if sweep_folder.has_checkpoint(folder):

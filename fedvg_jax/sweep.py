@@ -36,8 +36,8 @@ Trains one federated model for every combination of settings, and prints a
 table of means and standard deviations over the seeds.
 
 Examples:
-  {PROG} --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5 --out DIR
-  {PROG} --config configs/sweeps/paper/bars.toml --scale tiny
+  {PROG} --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5
+  {PROG} --config FILE.toml --scale tiny --out DIR
 
 Every option of a run is accepted. With one value all runs share it; with
 several values it is an axis, and all axes are crossed:

@@ -103,6 +103,24 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
+def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
+    """Returns the axes that a call from Python gives: a tuple of settings goes together.
+
+    >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
+    ('dataset', 'model')
+    """
+    parsed = []
+    for names, values in axes.items():
+        if not isinstance(names, tuple):
+            parsed += cross({names: values}, "axes")
+            continue
+        rows = list(values)
+        if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
+            raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
+        parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
+    return tuple(parsed)
+
+
 def check_distinct(axes: Sequence[Axis]) -> None:
     """Raises UsageError for a setting on two axes."""
     names = [name for axis in axes for name in axis.names]
@@ -174,6 +192,14 @@ def check_name(name: str, source: str) -> None:
         raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
+
+
+def refuse_set(config: Config) -> None:
+    """Raises UsageError if the config that all points share has a setting that no point has."""
+    default, given = flatten(Config()), flatten(config)
+    for name, reason in NO_AXES.items():
+        if given[name] != default[name]:
+            raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 
 def seeds(name: str, value: Any) -> list[Any]:

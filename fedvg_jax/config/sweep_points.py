@@ -93,6 +93,7 @@ def make_points(sweep: Sweep) -> Points:
     count = math.prod(len(axis.values) for axis in sweep.axes)
     if count > MAX_POINTS:
         raise UsageError(f"the axes cross to {count:,} points; {MAX_POINTS:,} are the most of one sweep")
+    sweep = sweep._replace(start=check(sweep.start)) if sweep.start else sweep
     varying = varying_names(sweep.axes)
     points: dict[tuple, Point] = {}
     merged: dict[str, str] = {}

@@ -93,7 +93,9 @@ def compute(
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
     """
     results: dict[str, History | Failure] = {}
-    data = _DataStore({})
+    data, stops = _DataStore({}), []
+    listeners = {"log": observers.log, "exit_message": observers.exit_message, "on_stop": stops.append}
+    listeners["on_records"] = observers.on_records
     pending = list(points)
     while pending:
         busy = []
@@ -105,11 +107,12 @@ def compute(
                 if out and sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config):
                     continue
                 observers.on_start(point)
-                result = _compute_point(point, out, observers, data, replacements)
-                if isinstance(result, History) and result.summary["interrupted"]:
-                    return results, result.summary["stopped_by"]
-                results[point.name] = result
-                observers.on_end(point, result)
+                result = _compute_point(point, out, data, replacements, listeners)
+                if not (isinstance(result, History) and result.summary["interrupted"]):
+                    results[point.name] = result
+                    observers.on_end(point, result)
+                if stops:
+                    return results, stops[0]
         pending = busy if waits else []
         if pending:
             time.sleep(POLL_SECONDS)
@@ -153,16 +156,28 @@ def _claim(out: Path | None, point: Point) -> Iterator[bool]:
 
 
 def _compute_point(
-    point: Point, out: Path | None, observers: Observers, data: _DataStore, replacements: Mapping[str, Any]
+    point: Point,
+    out: Path | None,
+    data: _DataStore,
+    replacements: Mapping[str, Any],
+    listeners: Mapping[str, Any],
 ) -> History | Failure:
-    """Runs a point to its end, or until a signal stops it; an error becomes a `Failure`, which is recorded."""
+    """Runs a point to its end, or until a signal stops it; an error becomes a `Failure`, which is recorded.
+
+    Args:
+        point: to compute.
+        out: folder of the sweep.
+        data: the data set that was read last.
+        replacements: arguments of `simulation.simulation`.
+        listeners: arguments of `loop.run_simulation`.
+    """
     folder = sweep_folder.point_folder(out, point.name) if out else None
     num_done = 0
 
     def count(records: list[Record]) -> None:
         nonlocal num_done
         num_done = records[-1]["round"]
-        observers.on_records(records)
+        listeners["on_records"](records)
 
     try:
         config = _config_in(folder, point.config)
@@ -170,7 +185,7 @@ def _compute_point(
         if arguments.get("data") is None:
             arguments["data"] = data.read(config)
         sim = simulation.simulation(config, **arguments)
-        history = loop.run_simulation(sim, on_records=count, log=observers.log, exit_message=observers.exit_message)
+        history = loop.run_simulation(sim, **{**listeners, "on_records": count})
         return history if folder else _on_host(history)
     except DivergedError as error:
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))

@@ -134,6 +134,17 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(bas
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
 
 
+def test_stop_signal_in_the_last_chunk_of_a_point_ends_the_sweep_after_it(base, tmp_path):
+    def stop(records):
+        if records[-1]["round"] == base.rounds:
+            signal.raise_signal(signal.SIGTERM)
+
+    points = open_sweep(base, tmp_path / "out")
+    computed, stopped_by = sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=stop))
+    assert (list(computed), stopped_by) == ([points[0].name], "SIGTERM")
+    assert computed[points[0].name].summary["stopped_by"] is None
+
+
 def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
     out = tmp_path / "out"
     points = open_sweep(base, out)

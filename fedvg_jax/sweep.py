@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,12 +22,14 @@ from fedvg_jax.config import Config, axes, presets, sweep_points
 from fedvg_jax.config.axes import Axis
 from fedvg_jax.config.sweep_points import Layer, Points, Sweep
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import stop_signals, sweep_folder
+from fedvg_jax.runs import stop_signals, sweep_folder, sweep_workers
+from fedvg_jax.runs.sweep_workers import Share
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.config.sweep_points import Point
+    from fedvg_jax.runs.sweeps import Observers, SweepResult
 
 PROG = "python -m fedvg_jax.sweep"
 
@@ -52,12 +55,21 @@ Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
   --config FILE          TOML file of settings, with tables [axes] and [[zip]]
   --scale full|tiny      size of the file's sweep: as it stands, or with [tiny]
+  --jobs N               processes that share the points, each with its cores
+  --shard I/N            compute the I-th of N parts of the points only
+  --executor submitit    the processes are jobs of SLURM, through submitit
+  --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list points and programs, estimate time, train nothing
 
 Options of a run: python -m fedvg_jax.sim --help"""
 
-OWN = ("out", "config", "scale", "dry_run")
-"""Flags of the sweep itself."""
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor")
+"""Flags of the sweep itself with one value, or none."""
+
+EXECUTION = ("executor", "slurm", "shard", "out", "worker")
+"""Flags that a worker does not get as they are."""
+
+EXECUTORS = ("processes", "submitit")
 
 SHARED = ("cache_dir", "trust_cache", "deterministic")
 """Settings of the process, which all points share."""
@@ -70,6 +82,16 @@ class CommandLine(NamedTuple):
     points: Points
     out: Path
     dry_run: bool = False
+    jobs: int = 1
+    """processes"""
+    shard: Share | None = None
+    """the part of the points to compute; None for all"""
+    slurm: dict[str, Any] | None = None
+    """parameters of submitit's executor; None without it"""
+    worker: Share | None = None
+    """which process of another one's `jobs` this is"""
+    words: tuple[str, ...] = ()
+    """the command line of a worker, without its share"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +121,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for an option that cannot work at some point, or that no point uses.
     """
     flags = split_flags(argv)
-    own = {name: _single(name, flags.pop(name)) for name in OWN if name in flags}
+    words = [
+        word for name, values in flags.items() if name not in ("jobs", *EXECUTION) for word in _joined(name, values)
+    ]
+    own = {name: _single(name, flags.pop(name)) for name in (*OWN, "worker") if name in flags}
+    slurm = sweep_workers.parse_options(flags.pop("slurm", []))
     file = axes.SweepFile({})
     if "config" in own:
         file = axes.read_file(Path(own["config"]), own.get("scale", "full"))
@@ -120,7 +146,37 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     sweep = Sweep(all_axes, layers, title=file.title)
     points = sweep_points.make_points(sweep)
     out = Path(own["out"]) if "out" in own else default_folder(sweep, points)
-    return CommandLine(sweep, points, out, "dry_run" in own)
+    return CommandLine(
+        sweep,
+        points,
+        out,
+        "dry_run" in own,
+        _num_jobs(own.get("jobs", "1")),
+        sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
+        _executor_options(own.get("executor", "processes"), slurm),
+        sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
+        (*words, f"--out={out}"),
+    )
+
+
+def _joined(name: str, values: Sequence[str]) -> list[str]:
+    """Returns a flag as words of a command line."""
+    flag = f"--{name.replace('_', '-')}"
+    return [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
+
+
+def _num_jobs(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
+        raise UsageError(f"--jobs must be a number >= 1; got {text[:50]}")
+    return int(text)
+
+
+def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
+    if name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
+    if slurm and name != "submitit":
+        raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
+    return slurm if name == "submitit" else None
 
 
 def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
@@ -212,6 +268,8 @@ def run(command: CommandLine) -> int:
     """Computes or plans the points of a sweep, shows them, and returns the exit code."""
     from rich.console import Console
 
+    if command.worker:
+        return _work(command, command.worker)
     console = Console()
     points = command.points.points
     for line in opening_lines(command):
@@ -244,31 +302,86 @@ def opening_lines(command: CommandLine) -> list[str]:
     return lines
 
 
-def _compute(command: CommandLine, console: Console, stopped: Any) -> int:
+def _compute(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
     """Computes the points and prints the table; returns the exit code."""
     points, out = command.points.points, command.out
-    sim.start_jax(points[0].config)
+    has_workers = command.jobs > 1 or command.slurm is not None
+    if not has_workers:
+        sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
     from fedvg_jax.views import sweep_progress
 
-    ordered = [point for group in sweeps.by_program(points) for point in group]
-    ordered.sort(key=lambda point: not _is_done(out, point))  # stable
-    num_done = sum(_is_done(out, point) for point in ordered)
-    with sweep_progress.sweep_progress(console, ordered, num_done, stopped) as observers:
-        _, stopped_by = sweeps.compute(ordered, out, observers)
+    groups = sweeps.by_program(points)
+    mine = sweep_workers.shard(groups, command.shard) if command.shard else [p for group in groups for p in group]
+    mine.sort(key=lambda point: not _is_done(out, point))  # stable
+    num_done = sum(_is_done(out, point) for point in mine)
+    with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
+        if has_workers:
+            stopped_by = _share_out(command, mine[num_done:], observers)
+        else:
+            _, stopped_by = sweeps.compute(mine, out, observers)
     results = sweeps.load(points, out)
     console.print(sweep_progress.result_table(results, points, command.sweep.title))
     console.print(f"folder of the sweep: {out}", highlight=False, soft_wrap=True)
-    if not stopped_by:
-        _draw_report(out)
     if stopped_by:
         console.print("the same command continues the sweep", highlight=False)
         return stop_signals.exit_code(stopped_by)
-    failures = [r for r in results if isinstance(r.result, sweep_folder.Failure) and r.result.kind == "failed"]
-    if failures:
-        first = failures[0]
-        raise UsageError(f"{len(failures)} points failed, such as {first.name}: {first.result.reason}")  # pyright: ignore
+    _draw_report(out)
+    _refuse_unfinished(mine, results)
     return 0
+
+
+def _share_out(command: CommandLine, points: Sequence[Point], observers: Observers) -> str | None:
+    """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
+    out, pending = command.out, list(points)
+    words = [*command.words, *([f"--shard={'/'.join(map(str, command.shard))}"] if command.shard else [])]
+
+    def report_finished() -> None:
+        from fedvg_jax.runs import sweeps
+
+        for point in [point for point in pending if _is_done(out, point)]:
+            pending.remove(point)
+            observers.on_start(point)
+            observers.on_records([{"round": point.config.rounds}])
+            observers.on_end(point, sweeps.load([point], out)[0].result)
+
+    if command.slurm is None:
+        start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
+        return sweep_workers.run_local(start, command.jobs, report_finished)
+    jobs = [[*words, f"--worker={i + 1}/{command.jobs}"] for i in range(command.jobs)]
+    return sweep_workers.run_submitit(main, jobs, out / "submitit", command.slurm, report_finished, observers.log)
+
+
+def _work(command: CommandLine, share: Share) -> int:
+    """Computes points beside other workers, without a word; returns the exit code of the signal that stopped it."""
+    if not sys.stdin.isatty() and "SUBMITIT_EXECUTOR" not in os.environ:
+        sweep_workers.take_cores(share)
+        sweep_workers.stop_without_parent()
+    points = command.points.points
+    sim.start_jax(points[0].config)
+    from fedvg_jax.runs import sweeps
+
+    groups = sweeps.by_program(points)
+    if command.shard:
+        groups = [[point] for point in sweep_workers.shard(groups, command.shard)]
+    with stop_signals.ignore_save_requests():
+        _, stopped_by = sweeps.compute(sweep_workers.own_first(groups, share), command.out)
+    return stop_signals.exit_code(stopped_by) if stopped_by else 0
+
+
+def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) -> None:
+    """Raises UsageError for points that failed, or that a lost process left unfinished."""
+    done = {result.name: result.result for result in results}
+    failures = {
+        name: r.reason for name, r in done.items() if isinstance(r, sweep_folder.Failure) and r.kind == "failed"
+    }
+    if failures:
+        name, reason = next(iter(failures.items()))
+        raise UsageError(f"{len(failures)} points failed, such as {name}: {reason}")
+    if unfinished := [point.name for point in points if point.name not in done]:
+        raise UsageError(
+            f"{len(unfinished)} points are unfinished, such as {unfinished[0]}; the same command continues them"
+        )
 
 
 def _draw_report(out: Path) -> None:

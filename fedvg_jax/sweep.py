@@ -191,7 +191,7 @@ def open_final(command: CommandLine) -> list[Point]:
     points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
     if command.grid:
         choices = _choose(command)
-        points = tuning_grid.chosen_points(command.sweep, points, {cell: c.values for cell, c in choices.items()})
+        points = tuning_grid.chosen_points(points, {cell: c.values for cell, c in choices.items()})
         content |= {"tuning": sweep_tuning.as_json(command.grid.tuning, choices)}
     sweep_folder.open_folder(command.out, content, points)
     return points

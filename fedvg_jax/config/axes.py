@@ -11,6 +11,7 @@ A file has the settings that all points share, as a run's file has them, and
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -197,11 +198,16 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
-    known = [*SHORTHANDS, *flatten(Config())]
+    known = _settings()
     if name not in known:
         raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
+
+
+@functools.cache
+def _settings() -> tuple[str, ...]:
+    return (*SHORTHANDS, *flatten(Config()))
 
 
 def refuse_set(config: Config) -> None:
@@ -210,6 +216,19 @@ def refuse_set(config: Config) -> None:
     for name, reason in NO_AXES.items():
         if given[name] != default[name]:
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
+
+
+def unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with None in place of an empty path: a TOML file has no other value for a path that is not set.
+
+    >>> unset_paths({"data_dir": "", "image_size": ""})
+    {'data_dir': None, 'image_size': ''}
+    """
+    return {name: None if name in _PATHS and value == "" else value for name, value in settings.items()}
+
+
+_PATHS = ("data_dir", "pretrained", "partition_file", "validation.data_dir")
+"""Paths that the points of a sweep may have."""
 
 
 def seeds(name: str, value: Any) -> list[Any]:

@@ -100,7 +100,8 @@ def typed(config: Any) -> Config:
     """
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
-    groups = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
+    defaults = Config()
+    groups = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(Config)}
     changed: dict[str, Any] = {}
     for name, default in groups.items():
         value = getattr(config, name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets, shorthands
-from fedvg_jax.config.axes import FOLLOW, Axis, check_distinct, check_name
+from fedvg_jax.config.axes import FOLLOW, Axis, check_distinct, check_name, unset_paths
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply, flatten
 from fedvg_jax.config.options import Config
@@ -32,6 +32,10 @@ ONLY = "point"
 HOST = ("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
 HOST += ("trust_cache", "config")
 """Settings that change no result, so that points which differ in them only are one point."""
+
+
+PLACES = ("data_dir", "validation.data_dir")
+"""Folders of data, which may differ between machines."""
 
 
 class Layer(NamedTuple):
@@ -60,7 +64,7 @@ class Point(NamedTuple):
     name: str
     """of its folder: the settings that vary and that the run uses"""
     values: dict[str, Any]
-    """the axes' values that the run uses"""
+    """the axes' values that the run uses, without folders of data that go with another setting"""
     config: Config
     """checked"""
 
@@ -94,12 +98,13 @@ def make_points(sweep: Sweep) -> Points:
     if count > MAX_POINTS:
         raise UsageError(f"the axes cross to {count:,} points; {MAX_POINTS:,} are the most of one sweep")
     sweep = sweep._replace(start=check(sweep.start)) if sweep.start else sweep
-    varying = varying_names(sweep.axes)
+    labels = label_names(sweep.axes)
+    varying = [name for name in varying_names(sweep.axes) if name in labels]
     points: dict[tuple, Point] = {}
     merged: dict[str, str] = {}
     for values in combinations(sweep.axes):
         config = resolve(sweep, values, name_of(_only(values, varying)))
-        values = _typed_values(config, values)
+        values = _only(_typed_values(config, values), labels)
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
         kept = points.setdefault(_used_settings(config), point)
@@ -123,6 +128,21 @@ def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
 def varying_names(axes: Sequence[Axis]) -> list[str]:
     """Returns the settings that have more than one value, in the order of the axes."""
     return [name for axis in axes for name, values in axis.as_json().items() if len({*map(repr, values)}) > 1]
+
+
+def label_names(axes: Sequence[Axis]) -> list[str]:
+    """Returns the settings that tell points apart: all but the folders that go with another setting.
+
+    >>> label_names([Axis(("dataset", "data_dir"), (("cifar10", "data/c"), ("stl10", "data/s")))])
+    ['dataset']
+    """
+    names = []
+    for axis in axes:
+        others = [i for i, name in enumerate(axis.names) if name not in PLACES]
+        rows = {tuple(repr(row[i]) for i in others) for row in axis.values}
+        is_enough = len(rows) == len({tuple(map(repr, row)) for row in axis.values})
+        names += [name for name in axis.names if not is_enough or name not in PLACES]
+    return names
 
 
 def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
@@ -150,7 +170,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         _refuse_contradiction(config, layers[-1].settings)
     for layer in layers:
         meant = shorthands.meaning(layer.settings)
-        own = {name: value for name, value in layer.settings.items() if name not in presets.SHORTHANDS}
+        own = {n: value for n, value in unset_paths(layer.settings).items() if n not in presets.SHORTHANDS}
         if "method" in layer.settings and own.get("weighting") == "native":
             del own["weighting"]  # the method's own
         if "partition_seed" in own:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import axes as sweep_axes
 from fedvg_jax.config.axes import RANGED, Axis
-from fedvg_jax.config.sweep_points import Point, Points, Sweep, make_points, name_of, resolve
+from fedvg_jax.config.checks import check
+from fedvg_jax.config.io import apply
+from fedvg_jax.config.presets import SHORTHANDS
+from fedvg_jax.config.sweep_points import Point, Points, Sweep, make_points, name_of
 from fedvg_jax.core.types import UsageError
 
 SEEDS = "1000:1002"
@@ -46,7 +49,7 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0,
             raise UsageError(f"{source}: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
     seed_axis = sweep_axes.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
-    if repeated := [name for name in settings if name in (*RANGED, "method")]:
+    if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
         raise UsageError(f"{source}: {repeated[0]} cannot be tuned; make it an axis")
     return Tuning(tuple(sweep_axes.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
 
@@ -99,17 +102,15 @@ def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str
     return cells
 
 
-def chosen_points(sweep: Sweep, points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """Returns the points of the sweep with the chosen values of their cells.
+def chosen_points(points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+    """Returns points with the chosen values of their cells.
 
     Args:
-        sweep: whose points they are.
         points: of the sweep.
         chosen: cell -> tuned setting -> value.
     """
     return [
-        point._replace(config=resolve(sweep, {**point.values, **chosen[cell_of(point.values)]}, point.name))
-        for point in points
+        point._replace(config=check(apply(point.config, chosen[cell_of(point.values)], "tune"))) for point in points
     ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedvg_jax import bounds, prepare, sim
+from fedvg_jax import bounds, prepare, sim, sweep_arguments
 from fedvg_jax.views import dry_run
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,9 @@ STARTED_BY_OTHERS = ("gpu_sections", "gpu_torch", "limits_run", "ours", "peers",
 
 DOCS = ROOT / "docs"
 WRITTEN = [p for p in sorted(DOCS.rglob("*.md")) if not p.relative_to(DOCS).parts[0].startswith("_")]
-PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").glob("*.toml"))]
+PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").rglob("*.toml"))]
 SOURCES = [
-    *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "prepare", "bounds")),
+    *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")),
     *(path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem not in STARTED_BY_OTHERS),
 ]
 COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;|]*")
@@ -129,6 +129,18 @@ def test_documented_resumes_work(small, tmp_path):
 def test_documented_runs_at_full_size_are_parsed(small):
     for command in FULL_SIZE:
         assert small(sim.parse, command).rounds == 200, command
+
+
+def test_documented_sweeps_are_parsed(small):
+    """Files are parsed at their tiny size; those of the paper are built at both sizes by `test_paper_sweeps.py`."""
+    sweeps = [c for c in COMMANDS if "fedvg_jax.sweep " in c]
+    assert len(sweeps) > 15
+    for command in sweeps:
+        is_full = "configs/" in command and "tiny" not in command
+        words = arguments(command, {})[1] + (["--scale", "tiny"] if is_full else [])
+        assert small(
+            lambda argv: sweep_arguments.read_command_line(argv).points.points, f"python -m x {shlex.join(words)}"
+        ), command
 
 
 def test_bounds_without_arguments_are_measured(small, tmp_path):

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from processes import started
 
-from fedvg_jax import sweep
+import fedvg_jax
+from fedvg_jax import sweep, sweep_arguments
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop
+from fedvg_jax.runs.history import History
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
 
 
 def read(*words):
-    return sweep.read_command_line([*words, "--out", "runs/x"])
+    return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,7 @@ def test_zipped_setting_of_a_file_is_not_replaced(tmp_path):
 
 def test_equal_commands_have_one_default_folder():
     first, second, other = (
-        sweep.read_command_line(["--seed", *seeds]).out for seeds in (("0:2",), ("0", "1"), ("0:3",))
+        sweep_arguments.read_command_line(["--seed", *seeds]).out for seeds in (("0:2",), ("0", "1"), ("0:3",))
     )
     assert first == second != other and first.parent.name == "runs"
 
@@ -91,6 +101,16 @@ REFUSED = {
     "scale without a file": (["--scale", "tiny"], "give the file with --config"),
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
     "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
+    "no jobs": (["--jobs", "0"], "--jobs must be a number >= 1; got 0"),
+    "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
+    "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
+    "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
+    "no option": (["--executor", "submitit", "--slurm", "partition"], "--slurm takes NAME=VALUE"),
+    "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
+    "tuned without values": (["--tune", "lr"], "--tune lr has no values"),
+    "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
+    "tuned and unused": (["--tune", "fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
+    "seeds of no tuning": (["--tune-seeds", "0:2"], "need settings to tune"),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }
 
@@ -107,7 +127,7 @@ def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
     assert sweep.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert all(f"--{name.replace('_', '-')}" in text for name in sweep.OWN)
+    assert all(f"--{name.replace('_', '-')}" in text for name in sweep_arguments.OWN)
 
 
 def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
@@ -132,6 +152,82 @@ def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, 
     monkeypatch.setattr(loop, "run_simulation", fail)
     code, out, err = run("--lr", "0.2", "1e30", "--seed", "0:2", "3")
     assert code == 2 and err.count("\n") == 1 and "2 points failed, such as lr=0.2,seed=3" in err
+
+
+def test_shards_compute_all_points_once_between_them(run, monkeypatch):
+    computed, simulate = [], loop.run_simulation
+    monkeypatch.setattr(
+        loop, "run_simulation", lambda sim, **given: computed.append(sim.config.seed) or simulate(sim, **given)
+    )
+    first, second = (run("--seed", "0:3", "--shard", f"{i}/2") for i in (1, 2))
+    assert (first[0], second[0], sorted(computed)) == (0, 0, [0, 1, 2])
+    assert "2 missing" in first[1] and "(n 3)" in second[1]
+
+
+def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
+    words = ["--alpha", "0.5", "5", "--seed", "0:2", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7", "8"]
+    code, out, err = run(*words, "--select", "val")
+    assert (code, err) == (0, "")
+    assert "tuning lr first: 8 points with 2 seeds" in out and "alpha=5: lr 0.2 (validation accuracy" in out
+    content = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    tuning = content["tuning"]
+    assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7, 8] and tuning["select"] == "val"
+    for cell, choice in tuning["chosen"].items():
+        runs = [History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2,seed={s}") for s in (7, 8)]
+        assert choice["score"] == pytest.approx(sum(r.records[-1]["val_accuracy"] for r in runs) / 2)
+        assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 4)
+    assert [p["name"] for p in content["points"]] == [f"alpha={a},seed={s}" for a in ("0.5", "5") for s in (0, 1)]
+    for point in content["points"]:
+        assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
+    before = (tmp_path / "out" / "sweep.json").read_bytes()
+    assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
+
+
+def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
+    words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
+    names = [p.name for p in read(*words, "--tune-seeds", "7").grid.points.points]
+    assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
+    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").grid.points.points]
+    assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "executor", [[], ["--executor", "submitit", "--slurm", "timeout_min=10"]], ids=["", "submitit"]
+)
+def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache, executor):
+    words = ["--algorithm", "fedavg", "fedprox", "--seed", "0:3", "--jobs", "2", *executor]
+    command = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(n 3)") == 2
+    for folder in (tmp_path / "out" / "points").iterdir():
+        assert History.load(folder).summary["parts"] == 1 and not list(folder.glob("history.*-*"))
+
+
+@pytest.mark.slow
+def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path, cache):
+    words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
+    start = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out"), "--jobs", "2"]
+    with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
+        while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
+            time.sleep(0.1)
+        process.kill()
+    claims = list((tmp_path / "out").glob("points/*/.claim"))
+    deadline = time.monotonic() + 60
+    while not all(map(is_free, claims)):  # the workers end after their present chunks
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert run(*words)[0] == 0
+    for seed in range(4):
+        stopped = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        alone = fedvg_jax.run(dataclasses.replace(stopped.config, out=None, resume=None))
+        assert [r | {"seconds": 0} for r in stopped.records] == [r | {"seconds": 0} for r in alone.records]
+
+
+def is_free(path):
+    with files.claimed(path) as is_mine:
+        return is_mine
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

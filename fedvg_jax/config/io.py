@@ -57,11 +57,16 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     'l2'
     """
     current = flatten(config)
+    changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in current:
             raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, current)}")
-        config = _replaced(config, name.split("."), value, f"{source}: {name}")
-    return config
+        group, _, last = name.rpartition(".")
+        hints = _hints(type(getattr(config, group) if group else config))
+        changes.setdefault(group, {})[last] = _typed(hints[last], value, f"{source}: {name}")
+    replaced = changes.pop("", {})
+    replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
+    return dataclasses.replace(config, **replaced) if replaced else config
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -111,14 +116,6 @@ def typed(config: Any) -> Config:
         else:
             raise UsageError(f"Config: {name} must be a {type(default).__name__} or a dict; got {_shown(value)}")
     return dataclasses.replace(config, **changed)
-
-
-def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
-    """Returns a group of settings with the one at `path` replaced; `where` names it in messages."""
-    name, *rest = path
-    if rest:
-        return dataclasses.replace(group, **{name: _replaced(getattr(group, name), rest, value, where)})
-    return dataclasses.replace(group, **{name: _typed(_hints(type(group))[name], value, where)})
 
 
 @functools.cache

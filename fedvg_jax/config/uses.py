@@ -7,6 +7,7 @@ a sweep share them: config.json lists them under `unused`.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +29,13 @@ class Condition(NamedTuple):
 
 
 def _is(setting: str, *values: str) -> Condition:
-    return Condition(setting, lambda config: flatten(config)[setting] in values, " or ".join(values))
+    value_of = operator.attrgetter(setting)
+    return Condition(setting, lambda config: value_of(config) in values, " or ".join(values))
 
 
 def _is_not(setting: str, value: str, by: str) -> Condition:
-    return Condition(setting, lambda config: flatten(config)[setting] != value, by)
+    value_of = operator.attrgetter(setting)
+    return Condition(setting, lambda config: value_of(config) != value, by)
 
 
 def _weighting(*rules: str) -> Condition:

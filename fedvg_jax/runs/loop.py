@@ -33,6 +33,7 @@ class Observers(NamedTuple):
     on_records: Callable[[list[Record]], None]
     log: Callable[[str], None]
     exit_message: Callable[[], str] | None
+    on_stop: Callable[[str], None]
 
 
 def run_simulation(
@@ -42,6 +43,7 @@ def run_simulation(
     on_records: Callable[[list[Record]], None] = lambda records: None,
     log: Callable[[str], None] = _log_warning,
     exit_message: Callable[[], str] | None = None,
+    on_stop: Callable[[str], None] = lambda name: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -51,6 +53,8 @@ def run_simulation(
         log: called with one line about a resumed run, about the first round that averages no client, and at the end
             with the number of such rounds.
         exit_message: see `stop_signals.watch`.
+        on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
+            run.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -71,7 +75,7 @@ def run_simulation(
             on_records(start.records)
         if len(start.records) == config.rounds and start.resumed_from is not None:
             return _finished_history(config, recorder, log)
-        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message))
+        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message, on_stop))
 
 
 def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
@@ -128,7 +132,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run = _Run(sim, recorder, observers, clock, list(start.records))
     has_warned = False
-    with stop_signals.catch_signals() as requests:
+    with _caught_signals(observers.on_stop) as requests:
         with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
@@ -151,6 +155,17 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
             recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
             recorder.wait()
         return _history(run, state, requests.stop[0] if is_stopped else None)
+
+
+@contextlib.contextmanager
+def _caught_signals(on_stop: Callable[[str], None]) -> Iterator[stop_signals.Requests]:
+    """Collects signals, and reports the first that requests to stop, however the rounds end."""
+    with stop_signals.catch_signals() as requests:
+        try:
+            yield requests
+        finally:
+            if requests.stop:
+                on_stop(requests.stop[0])
 
 
 def _record_chunk(run: _Run, state: SimState, new: list[Record]) -> None:

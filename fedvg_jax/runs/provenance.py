@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -55,9 +56,15 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that can affect results."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {name: _version(name) for name in PACKAGES}
 
 
+@functools.cache
+def _version(name: str) -> str:
+    return importlib.metadata.version(name)  # reads a file: 2 ms
+
+
+@functools.cache
 def _git(folder: Path) -> dict[str, Any] | None:
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]

@@ -97,9 +97,9 @@ def make_points(sweep: Sweep) -> Points:
     varying = varying_names(sweep.axes)
     points: dict[tuple, Point] = {}
     merged: dict[str, str] = {}
-    for values in combinations(sweep.axes):
-        config = resolve(sweep, values, name_of(_only(values, varying)))
-        values = _typed_values(config, values)
+    for given in combinations(sweep.axes):
+        config = resolve(sweep, given, name_of(_only(given, varying)))
+        values = _typed_values(config, given)
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
         kept = points.setdefault(_used_settings(config), point)

@@ -1,4 +1,4 @@
-"""`python -m fedvg_jax.sweep`, or `fedvg sweep`: one run for every combination of settings, in one process.
+"""`python -m fedvg_jax.sweep`, or `fedvg sweep`: one run for every combination of settings.
 
 Several values of an option make an axis, and all axes are crossed. A TOML file may have axes, too; see `config.axes`.
 The same command continues a sweep that was stopped: finished points are skipped.
@@ -6,32 +6,27 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, axes, presets, sweep_points
-from fedvg_jax.config.axes import Axis
-from fedvg_jax.config.sweep_points import Layer, Points, Sweep
+from fedvg_jax.config import tuning_grid
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import stop_signals, sweep_folder, sweep_workers
+from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
+from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweep_workers import Share
+from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.config.sweep_points import Point
     from fedvg_jax.runs.sweeps import Observers, SweepResult
-
-PROG = "python -m fedvg_jax.sweep"
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -55,6 +50,10 @@ Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
   --config FILE          TOML file of settings, with tables [axes] and [[zip]]
   --scale full|tiny      size of the file's sweep: as it stands, or with [tiny]
+  --tune NAME VALUE...   settings whose values are chosen on D_val, for every
+                         method and alpha; may be given several times
+  --tune-seeds A:B       seeds of the tuning runs (1000:1002)
+  --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores
   --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
@@ -62,36 +61,6 @@ Options of the sweep:
   --dry-run              list points and programs, estimate time, train nothing
 
 Options of a run: python -m fedvg_jax.sim --help"""
-
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor")
-"""Flags of the sweep itself with one value, or none."""
-
-EXECUTION = ("executor", "slurm", "shard", "out", "worker")
-"""Flags that a worker does not get as they are."""
-
-EXECUTORS = ("processes", "submitit")
-
-SHARED = ("cache_dir", "trust_cache", "deterministic")
-"""Settings of the process, which all points share."""
-
-
-class CommandLine(NamedTuple):
-    """What a command line asks for."""
-
-    sweep: Sweep
-    points: Points
-    out: Path
-    dry_run: bool = False
-    jobs: int = 1
-    """processes"""
-    shard: Share | None = None
-    """the part of the points to compute; None for all"""
-    slurm: dict[str, Any] | None = None
-    """parameters of submitit's executor; None without it"""
-    worker: Share | None = None
-    """which process of another one's `jobs` this is"""
-    words: tuple[str, ...] = ()
-    """the command line of a worker, without its share"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,180 +80,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return sim.guarded(lambda: run(read_command_line(words)))
 
 
-# --- parsing
-
-
-def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """Returns the sweep that a command line asks for, with all its points checked.
-
-    Raises:
-        UsageError: for an option that cannot work at some point, or that no point uses.
-    """
-    flags = split_flags(argv)
-    words = [
-        word for name, values in flags.items() if name not in ("jobs", *EXECUTION) for word in _joined(name, values)
-    ]
-    own = {name: _single(name, flags.pop(name)) for name in (*OWN, "worker") if name in flags}
-    slurm = sweep_workers.parse_options(flags.pop("slurm", []))
-    file = axes.SweepFile({})
-    if "config" in own:
-        file = axes.read_file(Path(own["config"]), own.get("scale", "full"))
-    elif "scale" in own:
-        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
-    settings, crossed = typed_flags(flags)
-    given = {*settings, *(axis.names[0] for axis in crossed)}
-    all_axes = (*_without(file.axes, given), *crossed)
-    for axis in all_axes:
-        if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
-            raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
-    cache = {"cache_dir": configs.default_cache_dir()}
-    layers = (
-        Layer({**cache, "keep": 1}, "sweep"),
-        Layer({name: value for name, value in file.settings.items() if name not in given}, str(own.get("config"))),
-        Layer(settings, "command line"),
-    )
-    sweep = Sweep(all_axes, layers, title=file.title)
-    points = sweep_points.make_points(sweep)
-    out = Path(own["out"]) if "out" in own else default_folder(sweep, points)
-    return CommandLine(
-        sweep,
-        points,
-        out,
-        "dry_run" in own,
-        _num_jobs(own.get("jobs", "1")),
-        sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
-        _executor_options(own.get("executor", "processes"), slurm),
-        sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
-        (*words, f"--out={out}"),
-    )
-
-
-def _joined(name: str, values: Sequence[str]) -> list[str]:
-    """Returns a flag as words of a command line."""
-    flag = f"--{name.replace('_', '-')}"
-    return [f"{flag}={values[0]}"] if len(values) == 1 else [flag, *values]
-
-
-def _num_jobs(text: str) -> int:
-    if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
-        raise UsageError(f"--jobs must be a number >= 1; got {text[:50]}")
-    return int(text)
-
-
-def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
-    if name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
-    if slurm and name != "submitit":
-        raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
-    return slurm if name == "submitit" else None
-
-
-def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the words behind every flag of a command line, by the flag's name; of equal flags the last counts.
-
-    >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run"])
-    {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2'], 'dry_run': []}
-    """
-    flags: dict[str, list[str]] = {}
-    name = ""
-    for word in argv:
-        if word.startswith("--"):
-            flag, is_joined, value = word[2:].partition("=")
-            name = flag.replace("-", "_")
-            flags[name] = [value] if is_joined else []
-        elif name:
-            flags[name].append(word)
-        else:
-            raise UsageError(f"unknown argument {word[:100]}; {PROG} --help lists the options")
-    return flags
-
-
-def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]]:
-    """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
-
-    Raises:
-        UsageError: a flag is unknown, or a value is no value of its setting.
-    """
-    texts = {name: [str(v) for word in words for v in axes.seeds(name, word)] for name, words in flags.items()}
-    columns: dict[str, list[Any]] = {name: [] for name in texts}
-    for i in range(max(map(len, texts.values()), default=0) or 1):
-        row = {name: words[i : i + 1] for name, words in texts.items() if i == 0 or i < len(words)}
-        for name, value in _typed_row(row).items():
-            columns.setdefault(name, []).append(value)
-    columns = {name: values for name, values in columns.items() if values}
-    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    return settings, axes.cross({n: values for n, values in columns.items() if n not in settings}, "command line")
-
-
-def _typed_row(row: dict[str, list[str]]) -> dict[str, Any]:
-    """Returns the typed values of flags with at most one word each, by setting."""
-    kept = {n: w[0] for n, w in row.items() if w and (n in presets.SHORTHANDS or w[0] == axes.FOLLOW)}
-    if bare := [name for name, words in row.items() if not words and name in presets.SHORTHANDS]:
-        raise UsageError(f"--{bare[0]} needs a name; allowed: {', '.join(presets.SHORTHANDS[bare[0]])}")
-    others = [word for name, words in row.items() if name not in kept for word in _words(name, words)]
-    flat = configs.flatten(sim.apply_flags(Config(), others, PROG))
-    return {**kept, **{name: flat[name] for name in sim.given(others)}}
-
-
-def _words(name: str, values: list[str]) -> list[str]:
-    """Returns a flag as tyro reads it; that of a switch has its value in its name."""
-    default = configs.flatten(Config()).get(name)
-    if isinstance(default, bool) and [v.lower() for v in values] in (["true"], ["false"]):
-        group, dot, last = name.rpartition(".")
-        name, values = (name if values[0].lower() == "true" else f"{group}{dot}no_{last}"), []
-    return [f"--{name.replace('_', '-')}", *values]
-
-
-def _single(name: str, words: list[str]) -> str:
-    """Returns the value of a flag of the sweep."""
-    is_switch = name == "dry_run"
-    if len(words) != (0 if is_switch else 1):
-        expected = "no value" if is_switch else "one value"
-        raise UsageError(f"--{name.replace('_', '-')} takes {expected}; got {' '.join(words)[:100] or 'none'}")
-    return "" if is_switch else words[0]
-
-
-def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
-    """Returns the axes of a file that the command line does not replace."""
-    for axis in file_axes:
-        if len(axis.names) > 1 and (replaced := given & set(axis.names)):
-            name = min(replaced)
-            raise UsageError(
-                f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit that"
-            )
-    return [axis for axis in file_axes if axis.names[0] not in given]
-
-
-def default_folder(sweep: Sweep, points: Points) -> Path:
-    """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    text = json.dumps(sweep_folder.document(sweep, points), sort_keys=True)
-    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-# --- running
-
-
 def run(command: CommandLine) -> int:
     """Computes or plans the points of a sweep, shows them, and returns the exit code."""
-    from rich.console import Console
-
     if command.worker:
         return _work(command, command.worker)
+    from rich.console import Console
+
     console = Console()
-    points = command.points.points
     for line in opening_lines(command):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    sweep_folder.check_sources(points)
+    sweep_folder.check_sources(command.points.points)
     if command.dry_run:
-        return _show_plan(points, console)
-    sweep_folder.open_folder(command.out, sweep_folder.document(command.sweep, command.points), points)
+        return _show_plan(command, console)
 
     def stopped() -> str:
         return f"stopped at once; the same command continues the sweep in {command.out}"
 
     with stop_signals.ignore_save_requests(), stop_signals.say_at_once(stopped):
         try:
-            return _compute(command, console, stopped)
+            return _run_phases(command, console, stopped)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(stopped()) from None
 
@@ -293,48 +107,149 @@ def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
     points, merged = command.points
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in command.sweep.axes]
-    count = f"{len(points)} point{'s' * (len(points) != 1)}"
-    lines = [f"sweep of {count}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
+    lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
         lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
         lines.append(f"  {repeated} = {kept}")
+    if command.grid:
+        lines += tuning_lines(command)
     return lines
 
 
-def _compute(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
-    """Computes the points and prints the table; returns the exit code."""
-    points, out = command.points.points, command.out
-    has_workers = command.jobs > 1 or command.slurm is not None
+def tuning_lines(command: CommandLine) -> list[str]:
+    """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
+    assert command.grid is not None
+    tuning, points = command.grid.tuning, command.grid.points.points
+    tuned = [name for axis in tuning.axes for name in axis.names]
+    cells = tuning_grid.by_cell(points, tuned)
+    counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
+    seeds = f"{len(tuning.seeds)} seed{'s' * (len(tuning.seeds) != 1)}"
+    lines = [f"tuning {', '.join(tuned)} first: {_count(points)} with {seeds}, chosen on D_val"]
+    few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[few] != counts[many]:
+        lines.append(
+            f"  {few} has {counts[few]} tuning runs, {many} has {counts[many]};"
+            " --tune-budget N tries equally many combinations of each"
+        )
+    return lines
+
+
+def _count(points: Sequence[Point]) -> str:
+    return f"{len(points)} point{'s' * (len(points) != 1)}"
+
+
+# --- phases
+
+
+def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
+    """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
+    from rich.markup import escape
+
+    if command.grid:
+        open_tuning(command)
+        stopped_by = _compute(command, command.grid.points.points, "tuning", console, stopped)
+        if stopped_by:
+            return _say_stopped(console, stopped_by)
+        for line in chosen_lines(command):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+    points = open_final(command)
+    stopped_by = _compute(command, points, "final", console, stopped)
+    from fedvg_jax.runs import sweeps
+    from fedvg_jax.views import sweep_progress
+
+    results = sweeps.load(points, command.out)
+    console.print(sweep_progress.result_table(results, points, command.sweep.title))
+    console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
+    if stopped_by:
+        return _say_stopped(console, stopped_by)
+    _draw_report(command.out)
+    _refuse_unfinished(_mine(command, points, "final"), results)
+    return 0
+
+
+def _say_stopped(console: Console, stopped_by: str) -> int:
+    console.print("the same command continues the sweep", highlight=False)
+    return stop_signals.exit_code(stopped_by)
+
+
+def phase_folder(command: CommandLine, phase: str) -> Path:
+    """Returns the folder that holds the points of a phase."""
+    return command.out / sweep_tuning.FOLDER if phase == "tuning" else command.out
+
+
+def open_tuning(command: CommandLine) -> None:
+    """Makes or checks the folder of the tuning runs."""
+    assert command.grid is not None
+    _, sweep, points = command.grid
+    sweep_folder.refuse_taken(command.out)
+    sweep_folder.open_folder(phase_folder(command, "tuning"), sweep_folder.document(sweep, points), points.points)
+
+
+def open_final(command: CommandLine) -> list[Point]:
+    """Makes or checks the folder of the sweep; returns its points, with the values that were chosen."""
+    points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
+    if command.grid:
+        choices = _choose(command)
+        points = tuning_grid.chosen_points(command.sweep, points, {cell: c.values for cell, c in choices.items()})
+        content |= {"tuning": sweep_tuning.as_json(command.grid.tuning, choices)}
+    sweep_folder.open_folder(command.out, content, points)
+    return points
+
+
+def _choose(command: CommandLine) -> dict[str, sweep_tuning.Choice]:
+    assert command.grid is not None
+    return sweep_tuning.choose(phase_folder(command, "tuning"), command.grid.points.points, command.grid.tuning)
+
+
+def chosen_lines(command: CommandLine) -> list[str]:
+    """Returns a line for the choice of every cell."""
+    lines = []
+    for cell, choice in _choose(command).items():
+        values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
+        score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
+        lines.append(f"{cell}: {values} (validation {choice.metric} {score}, {choice.num_runs} runs)")
+    return lines
+
+
+def _mine(command: CommandLine, points: Sequence[Point], phase: str) -> list[Point]:
+    """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
+    from fedvg_jax.runs import sweeps
+
+    groups = sweeps.by_program(points)
+    if command.worker:
+        return sweep_workers.own_first(groups, command.worker)
+    if command.shard is None:
+        return [point for group in groups for point in group]
+    mine = sweep_workers.shard(groups, command.shard)
+    names = {point.name for point in mine}
+    return [*mine, *(point for point in points if phase == "tuning" and point.name not in names)]
+
+
+def _compute(
+    command: CommandLine, points: Sequence[Point], phase: str, console: Console, stopped: Callable[[], str]
+) -> str | None:
+    """Computes the points of a phase; returns the signal that stopped it, or None."""
+    has_workers, out = command.jobs > 1 or command.slurm is not None, phase_folder(command, phase)
     if not has_workers:
         sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
     from fedvg_jax.views import sweep_progress
 
-    groups = sweeps.by_program(points)
-    mine = sweep_workers.shard(groups, command.shard) if command.shard else [p for group in groups for p in group]
-    mine.sort(key=lambda point: not _is_done(out, point))  # stable
+    mine = sorted(_mine(command, points, phase), key=lambda point: not _is_done(out, point))  # stable
     num_done = sum(_is_done(out, point) for point in mine)
     with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
         if has_workers:
-            stopped_by = _share_out(command, mine[num_done:], observers)
-        else:
-            _, stopped_by = sweeps.compute(mine, out, observers)
-    results = sweeps.load(points, out)
-    console.print(sweep_progress.result_table(results, points, command.sweep.title))
-    console.print(f"folder of the sweep: {out}", highlight=False, soft_wrap=True)
-    if stopped_by:
-        console.print("the same command continues the sweep", highlight=False)
-        return stop_signals.exit_code(stopped_by)
-    _draw_report(out)
-    _refuse_unfinished(mine, results)
-    return 0
+            return _share_out(command, mine[num_done:], phase, observers)
+        return sweeps.compute(mine, out, observers)[1]
 
 
-def _share_out(command: CommandLine, points: Sequence[Point], observers: Observers) -> str | None:
+def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observers: Observers) -> str | None:
     """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
-    out, pending = command.out, list(points)
-    words = [*command.words, *([f"--shard={'/'.join(map(str, command.shard))}"] if command.shard else [])]
+    out, pending = phase_folder(command, phase), list(points)
+    words = [*command.words, f"--phase={phase}"]
+    if command.shard:
+        words.append(f"--shard={command.shard.index}/{command.shard.count}")
 
     def report_finished() -> None:
         from fedvg_jax.runs import sweeps
@@ -345,36 +260,39 @@ def _share_out(command: CommandLine, points: Sequence[Point], observers: Observe
             observers.on_records([{"round": point.config.rounds}])
             observers.on_end(point, sweeps.load([point], out)[0].result)
 
+    if not pending:
+        return None
     if command.slurm is None:
         start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
         return sweep_workers.run_local(start, command.jobs, report_finished)
     jobs = [[*words, f"--worker={i + 1}/{command.jobs}"] for i in range(command.jobs)]
-    return sweep_workers.run_submitit(main, jobs, out / "submitit", command.slurm, report_finished, observers.log)
+    logs = command.out / "submitit"
+    return sweep_workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
 
 
 def _work(command: CommandLine, share: Share) -> int:
     """Computes points beside other workers, without a word; returns the exit code of the signal that stopped it."""
-    if not sys.stdin.isatty() and "SUBMITIT_EXECUTOR" not in os.environ:
+    if "SUBMITIT_EXECUTOR" not in os.environ:
         sweep_workers.take_cores(share)
         sweep_workers.stop_without_parent()
-    points = command.points.points
+    is_tuning = command.phase == "tuning" and command.grid is not None
+    points = command.grid.points.points if is_tuning and command.grid else open_final(command)
+    if command.shard and not is_tuning:
+        from fedvg_jax.runs import sweeps
+
+        points = sweep_workers.shard(sweeps.by_program(points), command.shard)
     sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
 
-    groups = sweeps.by_program(points)
-    if command.shard:
-        groups = [[point] for point in sweep_workers.shard(groups, command.shard)]
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(sweep_workers.own_first(groups, share), command.out)
+        _, stopped_by = sweeps.compute(_mine(command, points, command.phase), phase_folder(command, command.phase))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 
 def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) -> None:
     """Raises UsageError for points that failed, or that a lost process left unfinished."""
     done = {result.name: result.result for result in results}
-    failures = {
-        name: r.reason for name, r in done.items() if isinstance(r, sweep_folder.Failure) and r.kind == "failed"
-    }
+    failures = {name: r.reason for name, r in done.items() if isinstance(r, Failure) and r.kind == "failed"}
     if failures:
         name, reason = next(iter(failures.items()))
         raise UsageError(f"{len(failures)} points failed, such as {name}: {reason}")
@@ -394,32 +312,38 @@ def _is_done(out: Path, point: Point) -> bool:
     return sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config)
 
 
-def _show_plan(points: Sequence[Point], console: Console) -> int:
+def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists points and programs, and estimates the time; writes only to the cache."""
-    sim.start_jax(points[0].config)
-    from fedvg_jax.runs import simulation, sweeps
-    from fedvg_jax.views import dry_run
+    tuning = command.grid.points.points if command.grid else []
+    sim.start_jax(command.points.points[0].config)
+    from fedvg_jax.runs import sweeps
     from fedvg_jax.views.sweep_progress import duration
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     total = compiling = 0.0
-    groups = sweeps.by_program(points)
+    groups = sweeps.by_program([*tuning, *command.points.points])
     for i, group in enumerate(groups):
         with console.status(f"timing program {i + 1} of {len(groups)}"):
-            prediction = dry_run.predict(simulation.simulation(group[0].config))
-        seconds = sum(prediction.seconds_per_round * point.config.rounds for point in group)
-        overhead = prediction.seconds - prediction.seconds_per_round * prediction.rounds
-        seconds += overhead * len(group)
-        total, compiling = total + seconds, compiling + prediction.compile_seconds
-        say(f"program {i + 1}: {len(group)} points, about {duration(seconds)}")
+            seconds, compile_seconds = _estimate(group)
+        total, compiling = total + seconds, compiling + compile_seconds
+        log(f"program {i + 1}: {_count(group)}, about {duration(seconds)}")
         for point in group:
-            say(f"  {point.name}")
-    say(
-        f"{len(points)} points, {len(groups)} programs: about {duration(total)}, and {duration(compiling)} of compiling"
-    )
+            log(f"  {point.name}")
+    count = f"{_count([*tuning, *command.points.points])}, {len(groups)} program{'s' * (len(groups) != 1)}"
+    log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling")
     return 0
+
+
+def _estimate(group: Sequence[Point]) -> tuple[float, float]:
+    """Returns the seconds that points of one program take, and those of compiling it; its first point is timed."""
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import dry_run
+
+    prediction = dry_run.predict(simulation.simulation(group[0].config))
+    rounds = sum(point.config.rounds for point in group)
+    return prediction.seconds / prediction.rounds * rounds, prediction.compile_seconds
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ WITHOUT_JAX = {
     "runs/history",
     "runs/resume",
 }
-WITHOUT_JAX |= {"runs/stop_signals", "runs/sweep_folder", "runs/sweep_workers"}
+WITHOUT_JAX |= {"runs/stop_signals", "runs/sweep_folder", "runs/sweep_workers", "runs/sweep_tuning"}
 
 SOURCES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): ast.parse(path.read_text("utf-8"))

@@ -5,6 +5,7 @@ A file has the settings that all points share, as a run's file has them, and
     title = "..."        of the sweep's tables and figures
     [axes]               setting -> its values; all axes are crossed
     [[zip]]              settings whose values go together: lists of one length
+    [tune]               setting -> the values that are tried for each method; tune_seeds, tune_budget beside it
     [tiny], [tiny.axes]  what `--scale tiny` replaces
 """
 
@@ -64,6 +65,10 @@ class SweepFile(NamedTuple):
     """those that all points share, by dotted name; shorthands among them"""
     axes: tuple[Axis, ...] = ()
     title: str = ""
+    tune: dict[str, Any] | None = None
+    """setting -> values to choose from; see `tuning_grid`"""
+    tune_seeds: Any = None
+    tune_budget: int = 0
 
 
 def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
@@ -152,9 +157,14 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     title = content.pop("title", "")
     if not isinstance(title, str):
         raise UsageError(f"{path}: title must be a text; got {title!r}")
+    tune = _inside(content, "tune")
+    tune.pop("", None)
+    budget = content.pop("tune_budget", 0)
+    if type(budget) is not int or budget < 0:
+        raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
     check_distinct(axes)
-    return SweepFile(content, axes, title)
+    return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
 
 
 def _inside(content: dict[str, Any], table: str) -> dict[str, Any]:

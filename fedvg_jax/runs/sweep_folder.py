@@ -29,6 +29,9 @@ FAILURE = "failure.json"
 CLAIM = ".claim"
 VERSION = 1
 
+INSIDE = ("tuning", "submitit")
+"""Folders that are made before sweep.json."""
+
 RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
 """Files of a point that is started anew."""
 
@@ -88,6 +91,13 @@ def read_document(out: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_taken(out: Path) -> None:
+    """Raises UsageError for a folder that holds something else than a sweep."""
+    others = (path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE) if out.is_dir() else []
+    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or any(others)):
+        raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
+
+
 def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
@@ -98,16 +108,15 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
             or it cannot be written.
     """
     try:
-        is_taken = out.exists() and (not out.is_dir() or any(path.name[0] != "." for path in out.iterdir()))
-        if is_taken and not (out / DOCUMENT).exists():
-            raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
-        if is_taken:
+        refuse_taken(out)
+        is_old = (out / DOCUMENT).exists()
+        if is_old:
             _refuse_other_points(out, points)
             for point in points:
                 _refuse_other_settings(point_folder(out, point.name), point.config)
         (out / POINTS).mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1) + "\n"
-        if not is_taken or (out / DOCUMENT).read_text(encoding="utf-8") != text:
+        if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
             files.replace_bytes(out / DOCUMENT, [text.encode()])
     except OSError as error:
         reason = files.reason(error)

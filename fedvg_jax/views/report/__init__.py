@@ -1,0 +1,90 @@
+"""Reports: run folders -> a study -> tables, figures and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report import statistics, tables
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import FIGURES, base
+from fedvg_jax.views.report.markup import FORMATS, Table
+from fedvg_jax.views.report.study import Study
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    study: Study
+    tables: list[Table]
+    paths: list[Path]
+    """All files, in the order in which they were written."""
+    left_out: dict[str, str]
+    """Figure -> why it is not drawn."""
+
+
+def write(
+    dirs: Sequence[Path | str],
+    out: Path | str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    partial: bool = False,
+    style: str = "wide",
+    figures: Sequence[str] | None = None,
+) -> Report:
+    """Writes the tables and figures of run folders.
+
+    The same runs give the same bytes, except for the seconds in the table of costs.
+
+    Args:
+        dirs: sweep folders, run folders, or folders of these.
+        out: folder of the report; None for `report` in the first of `dirs`.
+        baseline: method that the others are compared with; None for fedavg.
+        target: accuracy from 0 to 1, or loss, for "rounds to the target"; None for the baseline's final mean.
+        partial: report the runs that are finished, and mark cells that lack some.
+        style: "wide", or "paper" for one column.
+        figures: names of `FIGURES`; None for all that the runs have values for.
+
+    Raises:
+        UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
+    """
+    if not dirs:
+        raise UsageError("name the folder of a sweep or of runs")
+    for value, allowed, what in [(style, base.STYLES, "style"), *((f, FIGURES, "figure") for f in figures or ())]:
+        if value not in allowed:
+            raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
+    statistics.require_extra()
+    study = collect(dirs, partial)
+    made = tables.all_tables(study, tables.options(study, baseline, target))
+    folder = Path(out) if out else Path(dirs[0]) / "report"
+    paths = [path for table in made for path in _write_table(table, folder / "tables")]
+    drawn, left_out = _write_figures(study, folder / "figures", style, figures)
+    return Report(study, made, paths + drawn, left_out)
+
+
+def _write_table(table: Table, folder: Path) -> list[Path]:
+    """Writes a table in every format."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{table.name}.{suffix}" for suffix in FORMATS]
+    for path, text in zip(paths, FORMATS.values(), strict=True):
+        files.replace(path, text(table))
+    return paths
+
+
+def _write_figures(
+    study: Study, folder: Path, style: str, names: Sequence[str] | None
+) -> tuple[list[Path], dict[str, str]]:
+    """Draws figures; returns their paths, and why others are left out."""
+    sizes, paths, left_out = base.STYLES[style], [], {}
+    with base.drawing(sizes):
+        for name in FIGURES if names is None else names:
+            drawn = FIGURES[name](study, sizes)
+            if isinstance(drawn, str):
+                left_out[name] = drawn
+            else:
+                paths += [path for figure in drawn for path in base.save(figure, folder)]
+    return paths, left_out

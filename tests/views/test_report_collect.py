@@ -122,7 +122,7 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     for norm in ("l1", "l2"):
         write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm})
     study = collect([tmp_path])
-    assert study.methods == ("fedavg", "fedvg, fedvg.norm l1", "fedvg, fedvg.norm l2") and study.scenarios == ((),)
+    assert study.methods == ("fedavg", "fedvg, norm l1", "fedvg, norm l2") and study.scenarios == ((),)
 
 
 def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):

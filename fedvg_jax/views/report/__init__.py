@@ -35,6 +35,7 @@ def write(
     partial: bool = False,
     style: str = "wide",
     figures: Sequence[str] | None = None,
+    client: int | None = None,
 ) -> Report:
     """Writes the tables and figures of run folders.
 
@@ -48,6 +49,7 @@ def write(
         partial: report the runs that are finished, and mark cells that lack some.
         style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
+        client: id of the client that is bold among the weights; None for the one with the most even classes.
 
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
@@ -62,7 +64,7 @@ def write(
     made = tables.all_tables(study, tables.options(study, baseline, target))
     folder = Path(out) if out else Path(dirs[0]) / "report"
     paths = [path for table in made for path in _write_table(table, folder / "tables")]
-    drawn, left_out = _write_figures(study, folder / "figures", style, figures)
+    drawn, left_out = _write_figures(study, folder / "figures", base.STYLES[style]._replace(client=client), figures)
     return Report(study, made, paths + drawn, left_out)
 
 
@@ -76,15 +78,15 @@ def _write_table(table: Table, folder: Path) -> list[Path]:
 
 
 def _write_figures(
-    study: Study, folder: Path, style: str, names: Sequence[str] | None
+    study: Study, folder: Path, style: base.Style, names: Sequence[str] | None
 ) -> tuple[list[Path], dict[str, str]]:
     """Draws figures; returns their paths, and why others are left out."""
-    sizes, paths, left_out = base.STYLES[style], [], {}
-    with base.drawing(sizes):
+    paths, left_out = [], {}
+    with base.drawing(style):
         for name in FIGURES if names is None else names:
-            drawn = FIGURES[name](study, sizes)
+            drawn = FIGURES[name](study, style)
             if isinstance(drawn, str):
                 left_out[name] = drawn
             else:
-                paths += [path for figure in drawn for path in base.save(figure, folder)]
+                paths += [path for figure in drawn for path in base.save(figure, folder, style)]
     return paths, left_out

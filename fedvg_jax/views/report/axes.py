@@ -93,9 +93,12 @@ def places(points: Sequence[Point]) -> list[Place]:
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
-        details = [f"{name} {value_text(settings[name])}" for name in of_method if name in settings]
         base = base_name(settings.get("algorithm", ""), settings.get("weighting", ""))
-        details = [text for text in details if not _is_of_preset(text, base)]
+        details = [
+            f"{_short(name, base)} {value_text(settings[name])}"
+            for name in of_method
+            if name in settings and presets.METHODS.get(base, {}).get(name) != settings[name]
+        ]
         if "method" in point.values:
             base = str(point.values["method"])
             details = [str(point.values.get("weighting", "native"))] * weighted + details
@@ -104,10 +107,14 @@ def places(points: Sequence[Point]) -> list[Place]:
     return [p if tuple(name for name, _ in p.scenario) in whole else Place("", (), None) for p in result]
 
 
-def _is_of_preset(text: str, method: str) -> bool:
-    """Returns whether "name value" is what the shorthand of a method sets anyway."""
-    preset = presets.METHODS.get(method, {})
-    return any(text == f"{name} {value_text(value)}" for name, value in preset.items())
+def _short(name: str, base: str) -> str:
+    """Returns the name of a setting without its group where that is part of the method's name.
+
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg")
+    ('norm', 'robust.rule')
+    """
+    group, _, rest = name.partition(".")
+    return rest if group in base else name
 
 
 def _replicate(settings: Mapping[str, Any]) -> Replicate | None:

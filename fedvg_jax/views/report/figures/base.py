@@ -17,6 +17,7 @@ from fedvg_jax.views import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
@@ -41,9 +42,13 @@ class Style(NamedTuple):
     """Points."""
     line: float
     """Points."""
+    titled: bool = True
+    """Whether figures have their title above them."""
+    client: int | None = None
+    """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
 
 
-STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1)}
+STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
 """Value of --style -> sizes; paper is one column of a two-column page."""
 
 
@@ -123,6 +128,15 @@ def grid(style: Style, count: int, height: float = 1.0, **options: Any) -> tuple
     return figure, list(axes[:count])
 
 
+def log_ticks(axis: Axis) -> None:
+    """Labels a logarithmic axis at 1, 2 and 5 times powers of ten, in plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def clean(axes: Axes, along: str = "y") -> None:
     """Removes two sides of the frame and draws a pale grid along one axis."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -172,29 +186,39 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style:
     """
     if not ends:
         return
-    low, high = axes.get_ylim()
     inches = 0.72 * style.panel_height * share  # what titles and tick labels leave of a panel
-    gap = (high - low) * 1.25 * (style.font - 1) / 72 / inches
-    positions = spread_positions([min(max(y, low), high) for _, y, _, _ in ends], gap)
-    overflow = max(positions) - high
-    positions = [p - overflow if overflow > 0 else p for p in positions]
-    for (x, y, text, colour), position in zip(ends, positions, strict=True):
+    gap = 1.25 * (style.font - 1) / 72 / inches
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
+    positions = spread_positions(heights, gap)
+    overflow = max(0.0, max(positions) - 1)
+    for (x, _, text, colour), height, position in zip(ends, heights, positions, strict=True):
         axes.annotate(
             plain(text, 32),
-            xy=(x, min(max(y, low), high)),
-            xytext=(1.04, (position - low) / (high - low)),
+            xy=(x, height),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(1.04, position - overflow),
             textcoords="axes fraction",
             color=colour,
             fontsize=style.font - 1,
             va="center",
             ha="left",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 0, "shrinkB": 1},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "lw": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
         )
 
 
-def save(drawn: Drawing, folder: Path) -> list[Path]:
+def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
+    if style.titled:
+        drawn.figure.suptitle(plain(drawn.title, 90), x=0.01, ha="left", fontsize=style.font + 1)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
     drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})

@@ -86,7 +86,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[t
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(scenario_text(scenario), method, int(r), m, s, drawn.n) for r, m, s in values]
     shares = [s for m in study.methods if (s := majority(study.cell(m, scenario))) is not None]
-    axes.set_ylim(*_limits(study, list(curves.values())))
+    axes.set_ylim(*limits(study, list(curves.values())))
     if shares and axes.get_ylim()[0] < shares[0]:
         axes.axhline(shares[0], color=base.GREY, lw=0.9, ls=":")
         ends.append((axes.get_xlim()[1], shares[0], "largest class", base.GREY))
@@ -102,7 +102,7 @@ def _title(study: Study, scenario: Scenario) -> str:
     return base.plain(f"{column} {value_text(column_value(study, scenario))}") if column else ""
 
 
-def _limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
+def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
     """Returns the range of the axis: all bands after the first fifth of the evaluations, with a margin.
 
     The first rounds would hide the differences of the last ones.

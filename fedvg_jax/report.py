@@ -9,6 +9,7 @@ Exit code 0, or 2 for an error, described in one line: runs that are missing, or
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def write(argv: Sequence[str]) -> int:
         return 0
     from fedvg_jax.views import report
 
-    written = report.write(**vars(arguments))
+    written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:
         print(path)
     for name, reason in written.left_out.items():

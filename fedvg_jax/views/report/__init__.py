@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.views.report import statistics, tables
+from fedvg_jax.views.report import page, tables
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base
+from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import FORMATS, Table
 from fedvg_jax.views.report.study import Study
+
+PAGE = "report.html"
+EXTRA = ("scipy", "statsmodels", "matplotlib", "vl_convert")
+"""Modules of the packages of the extra `report`."""
 
 
 class Report(NamedTuple):
@@ -36,8 +44,9 @@ def write(
     style: str = "wide",
     figures: Sequence[str] | None = None,
     client: int | None = None,
+    command: str = "",
 ) -> Report:
-    """Writes the tables and figures of run folders.
+    """Writes the tables, the figures and the page of run folders.
 
     The same runs give the same bytes, except for the seconds in the table of costs.
 
@@ -50,6 +59,7 @@ def write(
         style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
         client: id of the client that is bold among the weights; None for the one with the most even classes.
+        command: that writes this report, for the page; empty for the plain one.
 
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
@@ -59,13 +69,32 @@ def write(
     for value, allowed, what in [(style, base.STYLES, "style"), *((f, FIGURES, "figure") for f in figures or ())]:
         if value not in allowed:
             raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
-    statistics.require_extra()
+    _require_extra()
     study = collect(dirs, partial)
     made = tables.all_tables(study, tables.options(study, baseline, target))
     folder = Path(out) if out else Path(dirs[0]) / "report"
     paths = [path for table in made for path in _write_table(table, folder / "tables")]
-    drawn, left_out = _write_figures(study, folder / "figures", base.STYLES[style]._replace(client=client), figures)
-    return Report(study, made, paths + drawn, left_out)
+    sizes = base.STYLES[style]._replace(client=client)
+    with ThreadPoolExecutor(1) as pool:
+        script = pool.submit(page.bundle)  # while the figures are drawn
+        drawn, left_out = _write_figures(study, folder / "figures", sizes, figures)
+    paths += [path for _, several in drawn for path in several]
+    pictures = [(drawing, several[0]) for drawing, several in drawn]
+    text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
+    files.replace(folder / PAGE, text)
+    return Report(study, made, [*paths, folder / PAGE], left_out)
+
+
+def _require_extra() -> None:
+    """Raises UsageError where a package of the extra is not installed."""
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+
+
+def _command(dirs: Sequence[Path | str]) -> str:
+    """Returns a command line that writes the report of these folders."""
+    return " ".join(["python -m fedvg_jax.report", *(shlex.quote(str(path)) for path in dirs)])
 
 
 def _write_table(table: Table, folder: Path) -> list[Path]:
@@ -79,14 +108,14 @@ def _write_table(table: Table, folder: Path) -> list[Path]:
 
 def _write_figures(
     study: Study, folder: Path, style: base.Style, names: Sequence[str] | None
-) -> tuple[list[Path], dict[str, str]]:
-    """Draws figures; returns their paths, and why others are left out."""
-    paths, left_out = [], {}
+) -> tuple[list[tuple[Drawing, list[Path]]], dict[str, str]]:
+    """Draws figures; returns them with their files, and why others are left out."""
+    written, left_out = [], {}
     with base.drawing(style):
         for name in FIGURES if names is None else names:
             drawn = FIGURES[name](study, style)
             if isinstance(drawn, str):
                 left_out[name] = drawn
             else:
-                paths += [path for figure in drawn for path in base.save(figure, folder, style)]
-    return paths, left_out
+                written += [(drawing, base.save(drawing, folder, style)) for drawing in drawn]
+    return written, left_out

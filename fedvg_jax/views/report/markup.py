@@ -158,20 +158,17 @@ def _cell_text(value: float | int | str) -> str:
 
 def hypertext(table: Table) -> str:
     """Returns a `table` element with its caption, and its notes as paragraphs."""
-    head = "".join(f"<th>{_html(column.title)}</th>" for column in table.columns)
+    classes = ["" if right else " class=text" for right in _right(table)]
+    head = "".join(f"<th{c}>{_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
+    rows = [[_marked(e, _html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
     body = "".join(
-        "<tr>"
-        + "".join(
-            f"<{tag}>{_marked(e, _html, '<b>{}</b>', '<u>{}</u>')}</{tag}>"
-            for tag, e in zip(("th", *["td"] * len(row)), row, strict=False)
-        )
-        + "</tr>\n"
-        for row in table.rows
+        "<tr>" + "".join(f"<td{c}>{text}</td>" for c, text in zip(classes, row, strict=True)) + "</tr>\n"
+        for row in rows
     )
     notes = "".join(f"<p class=note>{_html(note)}</p>\n" for note in table.notes)
     return (
-        f"<table id={_html(table.name)}>\n<caption>{_html(table.title)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}</tbody>\n</table>\n{notes}"
+        f'<table id="{_html(table.name)}">\n<caption>{_html(table.title)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
     )
 
 

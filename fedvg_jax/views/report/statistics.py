@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report.study import Replicate
 
 LEVEL = 0.05
@@ -47,15 +46,6 @@ class Comparison(NamedTuple):
     """Two-sided p of the signed-rank test."""
     greater_p: float
     """One-sided p of the signed-rank test: the method's values are larger."""
-
-
-def require_extra() -> None:
-    """Raises UsageError where SciPy or statsmodels is not installed."""
-    try:
-        import scipy  # noqa: F401
-        import statsmodels  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"reports need {error.name}; pip install 'fedvg_jax[report]'") from None
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -209,7 +199,7 @@ def warning(n: int, tests: int) -> str:
         tests: size of the family that Holm corrects for.
 
     >>> warning(5, 3)
-    'n = 5: no two-sided Wilcoxon test can reach p < 0.05 (smallest 0.0625); 6 pairs or more are needed'
+    'n = 5: no two-sided Wilcoxon test can reach p < 0.05 (smallest 0.0625); 6 pairs or more are needed.'
     >>> warning(20, 3)
     ''
     """
@@ -217,13 +207,13 @@ def warning(n: int, tests: int) -> str:
     if least >= LEVEL:
         return (
             f"n = {n}: no two-sided Wilcoxon test can reach p < {LEVEL:g} (smallest {least:g});"
-            " 6 pairs or more are needed"
+            " 6 pairs or more are needed."
         )
     if least * tests >= LEVEL:
         needed = next(count for count in range(n, 64) if smallest_p(count) * tests < LEVEL)
         return (
             f"n = {n}: after Holm over {tests} tests no two-sided Wilcoxon test can reach p < {LEVEL:g}"
-            f" (smallest {least * tests:.3g}); {needed} pairs or more are needed"
+            f" (smallest {least * tests:.3g}); {needed} pairs or more are needed."
         )
     return ""
 

@@ -222,6 +222,7 @@ def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
     drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})
+    drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
     drawn.figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
     files.replace(paths[2], csv_text(drawn))
     return paths

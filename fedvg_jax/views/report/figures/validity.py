@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def rank_correlation(measure: Sequence[float | None], accuracy: Sequence[float |
     pairs = np.array([(m, a) for m, a in zip(measure, accuracy, strict=True) if m is not None and a is not None], float)
     if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0 or np.ptp(pairs[:, 1]) == 0:
         return math.nan
-    return round(float(stats.spearmanr(pairs[:, 0], pairs[:, 1])[0]), 12)
+    result: Any = stats.spearmanr(pairs[:, 0], pairs[:, 1])
+    return round(float(result.statistic), 12)
 
 
 def correlations(records: Sequence[Record]) -> dict[str, list[tuple[int, float]]]:

@@ -84,7 +84,13 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
         points = [{**point, name: value} for point in points for value in values]
     named = [{"name": ",".join(f"{k}={v}" for k, v in point.items()), "values": point} for point in points]
     folder.mkdir(parents=True)
-    content = {"version": 1, "title": title, "axes": list(axes), "base": settings, "points": named}
+    content = {
+        "version": 1,
+        "title": title,
+        "axes": [{name: values} for name, values in axes.items()],
+        "base": settings,
+        "points": named,
+    }
     write_json(folder / "sweep.json", content)
     for point in named:
         values = accuracy(point["values"])

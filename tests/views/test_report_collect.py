@@ -110,6 +110,35 @@ def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
         collect([sweep])
 
 
+def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
+    for name in ("fedavg", "fedvg"):
+        path = sweep / "points" / f"method={name},seed=0" / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+    chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
+    write_json(sweep / "sweep.json", json.loads((sweep / "sweep.json").read_text()) | {"tuning": {"chosen": chosen}})
+    study = collect([sweep])
+    assert study.scenarios == ((),) and "lr" not in study.settings
+    assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
+
+
+def test_axes_that_go_together_are_one_scenario(tmp_path):
+    """Settings that follow from data set and model, as those of a preset do, are no axes."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: None)
+    pairs = [("digits", "mlp", 5), ("cifar10", "lenet5", 2)]
+    points = []
+    for method in ("fedavg", "fedvg"):
+        for dataset, model, epochs in pairs:
+            values = {"method": method, "dataset": dataset, "model": model}
+            points.append({"name": ",".join(values.values()), "values": values})
+            write_run(sweep / "points" / points[-1]["name"], local_epochs=epochs, **values)
+    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}]
+    write_json(sweep / "sweep.json", {"version": 1, "title": "", "axes": axes, "points": points})
+    study = collect([sweep])
+    assert study.title == "s" and len(study.cells) == 4
+    assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
+
+
 def test_setting_that_all_methods_vary_is_an_axis(tmp_path):
     for method in ("fedavg", "fedvg"):
         for epochs in (1, 2):

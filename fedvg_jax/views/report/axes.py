@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, flatten, presets
@@ -76,13 +76,14 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
     return {name: value for name, value in used[0].items() if all(name in s and s[name] == value for s in used)}
 
 
-def places(points: Sequence[Point]) -> list[Place]:
+def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
     """Returns the place of every point.
 
     Args:
         points: all runs of the study, and those that are missing.
+        tuned: settings that were chosen for every method, which are part of no scenario and no name.
     """
-    differing = varying(points)
+    differing = [name for name in varying(points) if name not in tuned]
     has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
     names = _scenario_settings(points, differing, has_fidelity)
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]

@@ -12,7 +12,16 @@ from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs.history import History, round_ranges
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.axes import Point
-from fedvg_jax.views.report.study import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text
+from fedvg_jax.views.report.study import (
+    Cell,
+    Replicate,
+    Run,
+    Scenario,
+    Study,
+    replicate_text,
+    scenario_text,
+    value_text,
+)
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
@@ -36,6 +45,8 @@ class _Sweep(NamedTuple):
     axes: tuple[str, ...]
     points: tuple[tuple[Path, Mapping[str, Any]], ...]
     """Folder and values of every point."""
+    tuned: Mapping[str, Mapping[str, Any]]
+    """Cell -> the values that were chosen for it on D_val."""
 
 
 def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
@@ -55,7 +66,8 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         reasons = [folder.missing or folder.failure for folder in found]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
-    placed = axes.places([folder.point for folder in found])
+    tuned = {name for sweep in sweeps for values in sweep.tuned.values() for name in values}
+    placed = axes.places([folder.point for folder in found], tuned)
     declared = [name for sweep in sweeps for name in sweep.axes]
     mixed = axes.mixtures([folder.point for folder in found], placed, declared)
     cells, notes = _cells(found, placed)
@@ -78,8 +90,18 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric="accuracy" if has_accuracy else "loss",
         settings=axes.shared_settings(runs),
-        notes=tuple(notes + mixed + _different_data(cells) + _lost(cells)),
+        notes=tuple(_tuned(sweeps) + notes + mixed + _different_data(cells) + _lost(cells)),
     )
+
+
+def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
+    """Returns a line with the values that were chosen for every cell; none without tuning."""
+    cells = [
+        f"{cell}: {', '.join(f'{name} {value_text(value)}' for name, value in values.items())}"
+        for sweep in sweeps
+        for cell, values in sweep.tuned.items()
+    ]
+    return [f"chosen on the validation set: {'; '.join(cells)}"] if cells else []
 
 
 def _order(scenario: Scenario) -> list[tuple[str, float, str]]:
@@ -145,10 +167,12 @@ def _read_sweep(folder: Path) -> _Sweep:
     path = folder / "sweep.json"
     content = files.read_object(path)
     try:
-        names = [str(axis["name"] if isinstance(axis, dict) else axis) for axis in content["axes"]]
+        names = [str(name) for axis in content["axes"] for name in ([axis] if isinstance(axis, str) else axis)]
         points = [(folder / "points" / point["name"], dict(point["values"])) for point in content["points"]]
-        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points))
-    except (KeyError, TypeError, ValueError) as error:
+        chosen = (content.get("tuning") or {}).get("chosen", {})
+        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
+        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), tuned)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {type(error).__name__} {one_line(str(error))}") from None
 
 

@@ -155,10 +155,11 @@ def _counts(study: Study) -> str:
 
 
 def footnotes(study: Study) -> list[str]:
-    """Returns a line for every run that is missing, incomplete, diverged or failed."""
+    """Returns a line for every run that is missing, incomplete, diverged or failed, and the notes of the study."""
     missing = [line for cell in study.cells.values() for line in cell.missing]
     failures = [line for cell in study.cells.values() for line in cell.failures]
-    return [f"{INCOMPLETE} {line}" for line in missing] + [f"{FAILED} {line}" for line in failures]
+    marked = [f"{INCOMPLETE} {line}" for line in missing] + [f"{FAILED} {line}" for line in failures]
+    return marked + [f"Note: {note}." for note in study.notes]
 
 
 # --- rows of one scenario and method each

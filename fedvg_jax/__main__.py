@@ -17,6 +17,7 @@ COMMANDS = {
     "bounds": "measure accuracies without a federation",
     "verify": "check that run folders hold what their runs wrote",
     "plots": "draw the pictures of run folders again",
+    "report": "compare finished runs in tables and figures",
 }
 """Module with a `main` -> what it does."""
 

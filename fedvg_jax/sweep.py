@@ -6,7 +6,6 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -163,7 +162,7 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    _draw_report(command.out)
+    _draw_report(command.out, console)
     _refuse_unfinished(_mine(command, points, "final"), results)
     return 0
 
@@ -302,10 +301,16 @@ def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) 
         )
 
 
-def _draw_report(out: Path) -> None:
-    """Draws the report of a sweep, where this version has one."""
-    if importlib.util.find_spec("fedvg_jax.views.report"):
-        importlib.import_module("fedvg_jax.views.report").write([out], out / "report")
+def _draw_report(out: Path, console: Console) -> None:
+    """Writes the report of a sweep, or says why there is none: a package is missing, or points are."""
+    from fedvg_jax.views import report
+
+    try:
+        written = report.write([out], out / "report")
+    except UsageError as error:
+        console.print(f"no report: {error}", highlight=False, soft_wrap=True, markup=False)
+    else:
+        console.print(f"report: {written.paths[-1]}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _is_done(out: Path, point: Point) -> bool:

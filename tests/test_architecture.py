@@ -60,7 +60,7 @@ def imported_modules(module: str) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    return module.split("/")[0]
+    return module.partition("/")[0]
 
 
 def test_packages_import_only_packages_before_them():

@@ -102,9 +102,9 @@ def make_points(sweep: Sweep) -> Points:
     varying = [name for name in varying_names(sweep.axes) if name in labels]
     points: dict[tuple, Point] = {}
     merged: dict[str, str] = {}
-    for values in combinations(sweep.axes):
-        config = resolve(sweep, values, name_of(_only(values, varying)))
-        values = _only(_typed_values(config, values), labels)
+    for given in combinations(sweep.axes):
+        config = resolve(sweep, given, name_of(_only(given, varying)))
+        values = _only(_typed_values(config, given), labels)
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
         kept = points.setdefault(_used_settings(config), point)

@@ -18,6 +18,7 @@ from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.hyperparameters import own_values
 from fedvg_jax.runs.registry import corrupt_clients
 from fedvg_jax.runs.weighting_registry import layer_names
 
@@ -68,7 +69,8 @@ def run_simulation(
     _make_trace_folder(config.profile)
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
-    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool)
+    own = own_values(config, sim.algorithm, sim.hyper)
+    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
     with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
         start = recorder.start
         if start.records:

@@ -158,7 +158,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_impossible_axes_are_refused_in_one_line_before_any_run(case):
     settings, message = REFUSED[case]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as caught:  # noqa: PT012  either line may refuse
         sweep = Sweep(tuple(axes.cross(settings, "test")), (Layer({}, "test"),))
         make_points(sweep)
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,78 @@
+"""`python -m fedvg_jax.report DIR [DIR ...]`, or `fedvg report`: tables and figures of finished runs.
+
+DIR is the folder of a sweep, of a run, or of several runs. Runs are grouped by method, by the settings that vary, and
+by seed; methods are compared seed by seed. Nothing is trained.
+
+Exit code 0, or 2 for an error, described in one line: runs that are missing, or settings that cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from fedvg_jax import sim
+from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.core.types import UsageError
+
+PROG = "python -m fedvg_jax.report"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the report that the command line asks for; returns the exit code.
+
+    Args:
+        argv: the arguments; by default those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    return sim.guarded(lambda: write(words), stopped="stopped")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep, of a run, or of runs")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write; default: report in the first DIR")
+    parser.add_argument("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
+    parser.add_argument(
+        "--target", type=float, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean"
+    )
+    parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
+    parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
+    parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
+    parser.add_argument("--client", type=int, metavar="ID", help="client whose weights are bold")
+    parser.error = _raise_usage_error
+    return parser
+
+
+def _raise_usage_error(message: str) -> NoReturn:
+    raise UsageError(f"{message}; usage: {PROG} DIR [DIR ...] [--out DIR] [--baseline METHOD] [--partial]")
+
+
+def write(argv: Sequence[str]) -> int:
+    """Writes a report and prints its paths; returns the exit code.
+
+    Raises:
+        UsageError: as `fedvg_jax.views.report.write`.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit:  # --help
+        return 0
+    from fedvg_jax.views import report
+
+    written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
+    for path in written.paths:
+        print(path)
+    for name, reason in written.left_out.items():
+        print(f"no figure {name}: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_and_exit(main)

@@ -1,0 +1,121 @@
+"""Reports: run folders -> a study -> tables, figures and a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report import page, tables
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import FIGURES, base
+from fedvg_jax.views.report.figures.base import Drawing
+from fedvg_jax.views.report.markup import FORMATS, Table
+from fedvg_jax.views.report.study import Study
+
+PAGE = "report.html"
+EXTRA = ("scipy", "statsmodels", "matplotlib", "vl_convert")
+"""Modules of the packages of the extra `report`."""
+
+
+class Report(NamedTuple):
+    """What was written."""
+
+    study: Study
+    tables: list[Table]
+    paths: list[Path]
+    """All files, in the order in which they were written."""
+    left_out: dict[str, str]
+    """Figure -> why it is not drawn."""
+
+
+def write(
+    dirs: Sequence[Path | str],
+    out: Path | str | None = None,
+    baseline: str | None = None,
+    target: float | None = None,
+    partial: bool = False,
+    style: str = "wide",
+    figures: Sequence[str] | None = None,
+    client: int | None = None,
+    command: str = "",
+) -> Report:
+    """Writes the tables, the figures and the page of run folders.
+
+    The same runs give the same bytes, except for the seconds in the table of costs.
+
+    Args:
+        dirs: sweep folders, run folders, or folders of these.
+        out: folder of the report; None for `report` in the first of `dirs`.
+        baseline: method that the others are compared with; None for fedavg.
+        target: accuracy from 0 to 1, or loss, for "rounds to the target"; None for the baseline's final mean.
+        partial: report the runs that are finished, and mark cells that lack some.
+        style: "wide", or "paper" for one column.
+        figures: names of `FIGURES`; None for all that the runs have values for.
+        client: id of the client that is bold among the weights; None for the one with the most even classes.
+        command: that writes this report, for the page; empty for the plain one.
+
+    Raises:
+        UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
+    """
+    if not dirs:
+        raise UsageError("name the folder of a sweep or of runs")
+    for value, allowed, what in [(style, base.STYLES, "style"), *((f, FIGURES, "figure") for f in figures or ())]:
+        if value not in allowed:
+            raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
+    _require_extra()
+    study = collect(dirs, partial)
+    made = tables.all_tables(study, tables.options(study, baseline, target))
+    folder = Path(out) if out else Path(dirs[0]) / "report"
+    paths = [path for table in made for path in _write_table(table, folder / "tables")]
+    sizes = base.STYLES[style]._replace(client=client)
+    with ThreadPoolExecutor(1) as pool:
+        script = pool.submit(page.bundle)  # while the figures are drawn
+        drawn, left_out = _write_figures(study, folder / "figures", sizes, figures)
+    paths += [path for _, several in drawn for path in several]
+    pictures = [(drawing, several[0]) for drawing, several in drawn]
+    text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
+    files.replace(folder / PAGE, text)
+    return Report(study, made, [*paths, folder / PAGE], left_out)
+
+
+def _require_extra() -> None:
+    """Raises UsageError where a package of the extra is not installed."""
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+
+
+def _command(dirs: Sequence[Path | str]) -> str:
+    """Returns a command line that writes the report of these folders."""
+    return " ".join(["python -m fedvg_jax.report", *(shlex.quote(str(path)) for path in dirs)])
+
+
+def _write_table(table: Table, folder: Path) -> list[Path]:
+    """Writes a table in every format."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{table.name}.{suffix}" for suffix in FORMATS]
+    for path, text in zip(paths, FORMATS.values(), strict=True):
+        files.replace(path, text(table))
+    return paths
+
+
+def _write_figures(
+    study: Study, folder: Path, style: base.Style, names: Sequence[str] | None
+) -> tuple[list[tuple[Drawing, list[Path]]], dict[str, str]]:
+    """Draws figures; returns them with their files, and why others are left out."""
+    written, left_out = [], {}
+    with base.drawing(style):
+        for name in FIGURES if names is None else names:
+            drawn = FIGURES[name](study, style)
+            if isinstance(drawn, str):
+                left_out[name] = drawn
+            else:
+                written += [(drawing, base.save(drawing, folder, style)) for drawing in drawn]
+    return written, left_out

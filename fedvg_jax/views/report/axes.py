@@ -1,0 +1,210 @@
+"""Which settings of the runs vary, the names of their methods, and their scenarios."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config.uses import unused
+from fedvg_jax.views.report.study import Replicate, Scenario, value_text
+
+NO_RESULT = frozenset(
+    {
+        *("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir"),
+        *("trust_cache", "data_dir", "config", "nonfinite", "lanes", "hold", "devices", "conv", "deterministic"),
+        *("validation.data_dir", "pretrained"),
+    }
+)
+"""Settings that name a place or an implementation: runs that differ in them are compared."""
+
+REPLICATE = ("seed", "partition_seed")
+METHOD_GROUPS = ("fedvg", "fedavgm", "fedopt", "fedprox", "scaffold", "feddyn", "elastic", "robust", "tuning")
+"""Groups of settings that belong to the name of the method where they vary."""
+
+FIRST = ("dataset", "model", "partition", "alpha")
+"""Settings that come first in a scenario, in this order."""
+
+
+class Point(NamedTuple):
+    """A run that exists or should exist."""
+
+    name: str
+    """Path of its folder."""
+    config: Config | None
+    """None for a run that a sweep lists and that has no readable folder."""
+    values: Mapping[str, Any] = {}
+    """Values of the sweep's axes: dotted settings and the shorthands "method" and "fidelity"."""
+
+
+class Place(NamedTuple):
+    """Where a run belongs in a study."""
+
+    method: str
+    """Empty for a point without settings that name it."""
+    scenario: Scenario
+    replicate: Replicate | None
+    """None for a point without settings that name it."""
+
+
+def used_settings(point: Point) -> Mapping[str, Any]:
+    """Returns the settings of a point that affect its results, by dotted name; {} without a config."""
+    return _used(point.config) if point.config else {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _used(config: Config) -> Mapping[str, Any]:
+    ignored = NO_RESULT.union(unused(config))
+    return types.MappingProxyType({name: value for name, value in flatten(config).items() if name not in ignored})
+
+
+def varying(points: Sequence[Point]) -> list[str]:
+    """Returns the settings with more than one value, among the runs that use them."""
+    values: dict[str, list[Any]] = {}
+    for settings in map(used_settings, points):
+        for name, value in settings.items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    return [name for name, several in values.items() if len(several) > 1]
+
+
+def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
+    """Returns the settings that all runs use with the same value, by dotted name."""
+    used = [settings for settings in map(used_settings, points) if settings]
+    return {name: value for name, value in used[0].items() if all(name in s and s[name] == value for s in used)}
+
+
+def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
+    """Returns the place of every point.
+
+    Args:
+        points: all runs of the study, and those that are missing.
+        tuned: settings that were chosen for every method, which are part of no scenario and no name.
+    """
+    differing = [name for name in varying(points) if name not in tuned]
+    has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
+    names = _scenario_settings(points, differing, has_fidelity)
+    of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
+    weighted = len({point.values.get("weighting") for point in points} - {None}) > 1
+    result = []
+    for point in points:
+        settings = used_settings(point) or _settings_of_values(point.values)
+        scenario = tuple((name, settings[name]) for name in names if name in settings)
+        if has_fidelity:
+            scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
+        base = base_name(settings.get("algorithm", ""), settings.get("weighting", ""))
+        details = [
+            f"{_short(name, base)} {value_text(settings[name])}"
+            for name in of_method
+            if name in settings and presets.METHODS.get(base, {}).get(name) != settings[name]
+        ]
+        if "method" in point.values:
+            base = str(point.values["method"])
+            details = [str(point.values.get("weighting", "native"))] * weighted + details
+        result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
+    whole = {tuple(name for name, _ in place.scenario) for place, p in zip(result, points, strict=True) if p.config}
+    return [p if tuple(name for name, _ in p.scenario) in whole else Place("", (), None) for p in result]
+
+
+def _short(name: str, base: str) -> str:
+    """Returns the name of a setting without its group where that is part of the method's name.
+
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg")
+    ('norm', 'robust.rule')
+    """
+    group, _, rest = name.partition(".")
+    return rest if group in base else name
+
+
+def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
+    if "seed" not in settings:
+        return None
+    return settings["seed"], settings.get("partition_seed", Config.partition_seed)
+
+
+def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a point without a folder, as far as its values name them."""
+    preset = presets.METHODS.get(str(values.get("method")), {})
+    named = {name: value for name, value in preset.items() if "." not in name}
+    return named | {name: value for name, value in values.items() if name not in presets.SHORTHANDS}
+
+
+def base_name(algorithm: str, weighting: str) -> str:
+    """Returns the name of the paper's method with this algorithm and weighting, or both names.
+
+    >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform")
+    ('fedavg+fedvg', 'fedavg, uniform')
+    """
+    for name, preset in presets.METHODS.items():
+        if (preset["algorithm"], preset["weighting"]) == (algorithm, weighting):
+            return name
+    return f"{algorithm}, {weighting}" if algorithm else ""
+
+
+def method_order(name: str) -> int:
+    """Returns the position of a method among the paper's; others come last."""
+    return list(presets.METHODS).index(name) if name in presets.METHODS else len(presets.METHODS)
+
+
+def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fidelity: bool) -> list[str]:
+    """Returns the settings of a scenario, those of `FIRST` first.
+
+    Left out are settings of the method, seeds, those that the shorthand fidelity stands for, and those that follow
+    from data set and model, as the presets' do.
+    """
+    skipped = {"algorithm", "weighting", *REPLICATE}
+    if has_fidelity:
+        skipped.update(presets.FIDELITY["official"])
+    names = [name for name in differing if name not in skipped and name.split(".")[0] not in METHOD_GROUPS]
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    keys = [name for name in ("dataset", "model") if name in names]
+    return [name for name in names if name in keys or not (keys and _follows(points, name, keys))]
+
+
+def _follows(points: Sequence[Point], name: str, keys: Sequence[str]) -> bool:
+    """Returns whether a setting has one value for every combination of values of the settings `keys`."""
+    values: dict[tuple, Any] = {}
+    for settings in map(used_settings, points):
+        key = tuple(settings.get(k) for k in keys)
+        if settings and values.setdefault(key, settings.get(name)) != settings.get(name):
+            return False
+    return True
+
+
+def mixtures(points: Sequence[Point], placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
+    """Returns a line for every setting that varies without being an axis of all methods.
+
+    Args:
+        points: all runs.
+        placed: their places.
+        declared: axes of the sweeps; empty where there is none. Then a setting is an axis if every method has runs at
+            each of its values.
+    """
+    lines = []
+    names = list(dict.fromkeys(name for place in placed for name, _ in place.scenario))
+    for name in names:
+        by_method: dict[str, list[Any]] = {}
+        for place in placed:
+            value = dict(place.scenario).get(name)
+            if value not in by_method.setdefault(place.method, []):
+                by_method[place.method].append(value)
+        first = next(iter(by_method.values()))
+        differs = any(not _same(values, first) for values in by_method.values())
+        if (declared and name not in declared) or (not declared and differs):
+            lines.append(f"mixed settings: {name} is {_by_value(by_method)}")
+    return lines
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(value in others for value in some)
+
+
+def _by_value(by_method: Mapping[str, Sequence[Any]]) -> str:
+    """Returns the values of a setting with the methods that have each."""
+    methods: dict[str, list[str]] = {}
+    for method, values in by_method.items():
+        for value in values:
+            methods.setdefault(value_text(value), []).append(method)
+    return "; ".join(f"{value} for {', '.join(several)}" for value, several in methods.items())

@@ -1,0 +1,310 @@
+"""Collects run folders into a study, and refuses those that cannot be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.runs.history import History, round_ranges
+from fedvg_jax.views.report import axes
+from fedvg_jax.views.report.axes import Point
+from fedvg_jax.views.report.study import (
+    Cell,
+    Replicate,
+    Run,
+    Scenario,
+    Study,
+    replicate_text,
+    scenario_text,
+    value_text,
+)
+
+MAX_LISTED = 40
+"""Most lines of a refusal; a count of the others follows."""
+
+
+class _Folder(NamedTuple):
+    """What a run folder, or a point of a sweep, has to offer."""
+
+    point: Point
+    run: Run | None
+    """None where the run is missing, incomplete or has failed."""
+    missing: str = ""
+    """Why there is no result, except for a failure."""
+    failure: str = ""
+
+
+class _Sweep(NamedTuple):
+    """The content of sweep.json."""
+
+    title: str
+    axes: tuple[str, ...]
+    points: tuple[tuple[Path, Mapping[str, Any]], ...]
+    """Folder and values of every point."""
+    tuned: Mapping[str, Mapping[str, Any]]
+    """Cell -> the values that were chosen for it on D_val."""
+
+
+def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
+    """Returns the study of run folders.
+
+    Args:
+        folders: sweep folders (with sweep.json), run folders, or folders of these.
+        partial: keep to the runs that are finished and mark the cells that lack some; settings that are mixed become
+            part of the scenario.
+
+    Raises:
+        UsageError: there is no run, two runs are the same, or, unless `partial`, settings are mixed or runs are
+            missing. The message lists them.
+    """
+    found, sweeps = _read_all([Path(folder) for folder in folders])
+    if not any(folder.run for folder in found):
+        reasons = [folder.missing or folder.failure for folder in found]
+        where = ", ".join(map(str, folders))
+        raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
+    tuned = {name for sweep in sweeps for values in sweep.tuned.values() for name in values}
+    placed = axes.places([folder.point for folder in found], tuned)
+    declared = [name for sweep in sweeps for name in sweep.axes]
+    mixed = axes.mixtures([folder.point for folder in found], placed, declared)
+    cells, notes = _cells(found, placed)
+    cells = cells if sweeps else _with_unpaired(cells)
+    missing = [line for cell in cells.values() for line in cell.missing]
+    missing += [folder.missing for folder, place in zip(found, placed, strict=True) if not place.method]
+    problems = mixed + missing + _different_data(cells)
+    if problems and not partial:
+        raise UsageError(
+            f"the runs cannot be reported as one study: {_listed(problems)}; finish or remove them, or give --partial"
+        )
+    title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
+    runs = [folder.point for folder in found if folder.run]
+    has_accuracy = all(_has_accuracy(folder.run) for folder in found if folder.run)
+    scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
+    return Study(
+        title=title,
+        methods=tuple(dict.fromkeys(method for method, _ in cells)),
+        scenarios=tuple(scenarios),
+        cells=cells,
+        metric="accuracy" if has_accuracy else "loss",
+        settings=axes.shared_settings(runs),
+        notes=tuple(_tuned(sweeps) + notes + mixed + _different_data(cells) + _lost(cells)),
+    )
+
+
+def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
+    """Returns a line with the values that were chosen for every cell; none without tuning."""
+    cells = [
+        f"{cell}: {', '.join(f'{name} {value_text(value)}' for name, value in values.items())}"
+        for sweep in sweeps
+        for cell, values in sweep.tuned.items()
+    ]
+    return [f"chosen on the validation set: {'; '.join(cells)}"] if cells else []
+
+
+def _order(scenario: Scenario) -> list[tuple[str, float, str]]:
+    """Returns the sorting key of a scenario: numbers by size, other values by their text."""
+    return [
+        (name, value, "") if isinstance(value, (int, float)) else (name, math.inf, str(value))
+        for name, value in scenario
+    ]
+
+
+def _listed(lines: Sequence[str]) -> str:
+    """Returns lines joined by semicolons, at most `MAX_LISTED` of them."""
+    shown = list(dict.fromkeys(line for line in lines if line))
+    more = [f"and {len(shown) - MAX_LISTED} more"] if len(shown) > MAX_LISTED else []
+    return "; ".join(shown[:MAX_LISTED] + more)
+
+
+def _title(folders: Sequence[Path | str]) -> str:
+    return ", ".join(Path(folder).resolve().name for folder in folders)
+
+
+def _has_accuracy(run: Run | None) -> bool:
+    return run is not None and any(record.get("test_accuracy") is not None for record in run.records)
+
+
+# --- reading
+
+
+def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
+    """Returns every run below the given folders, and their sweeps."""
+    found: list[_Folder] = []
+    sweeps: list[_Sweep] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder; name a sweep, a run, or a folder of runs")
+        if (folder / "sweep.json").exists():
+            sweep = _read_sweep(folder)
+            sweeps.append(sweep)
+            found += [_read_run(path, path.name, values) for path, values in sweep.points]
+        elif (folder / "config.json").exists():
+            found.append(_read_run(folder, folder.name, {}))
+        else:
+            inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
+            if not inner:
+                raise UsageError(f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run")
+            deeper, more = _read_all(inner)
+            found += deeper
+            sweeps += more
+    return found, sweeps
+
+
+def _is_of_runs(folder: Path) -> bool:
+    """Returns whether a folder is a run or a sweep."""
+    return (folder / "config.json").exists() or (folder / "sweep.json").exists()
+
+
+def _read_sweep(folder: Path) -> _Sweep:
+    """Returns the content of sweep.json.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    path = folder / "sweep.json"
+    content = files.read_object(path)
+    try:
+        names = [str(name) for axis in content["axes"] for name in ([axis] if isinstance(axis, str) else axis)]
+        points = [(folder / "points" / point["name"], dict(point["values"])) for point in content["points"]]
+        chosen = (content.get("tuning") or {}).get("chosen", {})
+        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
+        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), tuned)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {type(error).__name__} {one_line(str(error))}") from None
+
+
+def _read_run(folder: Path, name: str, values: Mapping[str, Any]) -> _Folder:
+    """Returns what a run folder has to offer; damaged files are one line."""
+    empty = Point(name, None, values)
+    if not (folder / "config.json").exists():
+        return _Folder(empty, None, f"{name}: no run folder yet")
+    try:
+        history = History.load(folder)
+        documents = {key: _document(folder / f"{key}.json") for key in ("partition", "manifest", "layers", "failure")}
+    except UsageError as error:
+        return _Folder(empty, None, f"{name}: {one_line(str(error))}")
+    point = Point(name, history.config, values)
+    if failure := _failure(history, documents["failure"]):
+        return _Folder(point, None, failure=f"{name}: {failure}")
+    if problem := _unfinished(history):
+        return _Folder(point, None, f"{name}: {problem}")
+    layers = documents.pop("layers")
+    run = Run(folder, history, documents["partition"] or {}, documents["manifest"] or {}, layers or ())
+    return _Folder(point, run)
+
+
+def _document(path: Path) -> Any:
+    return files.read_json(path) if path.exists() else None
+
+
+def _failure(history: History, document: Any) -> str:
+    """Returns why a run ended early for good; empty where it did not."""
+    if isinstance(document, dict):
+        kind, when = document.get("kind", "failed"), document.get("round")
+        reason = one_line(str(document.get("reason", "")))
+        return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
+    if history.summary.get("stopped_by") == "diverged":
+        return f"diverged in round {len(history.records)}"
+    return ""
+
+
+def _unfinished(history: History) -> str:
+    """Returns what a run lacks; empty for a finished one."""
+    assert history.config is not None
+    done, wanted = len(history.records), history.config.rounds
+    if done < wanted:
+        return f"{done} of {wanted} rounds"
+    if not any(record.get("test_loss") is not None for record in history.records):
+        return "no evaluation in its history"
+    return "" if history.summary else "no summary.json yet"
+
+
+# --- cells
+
+
+def _cells(
+    found: Sequence[_Folder], placed: Sequence[axes.Place]
+) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
+    """Returns the cells in the order of their first run, and notes on runs that occur twice.
+
+    Raises:
+        UsageError: two runs have the same place and other results.
+    """
+    cells: dict[tuple[str, Scenario], Cell] = {}
+    notes = []
+    for folder, place in zip(found, placed, strict=True):
+        if not place.method:
+            continue
+        key = place.method, place.scenario
+        cell = cells.get(key) or Cell(*key, {})
+        runs = dict(cell.runs)
+        if folder.run:
+            assert place.replicate is not None
+            if other := runs.get(place.replicate):
+                notes.append(_twin(other, folder.run))
+            else:
+                runs[place.replicate] = folder.run
+        missing = cell.missing + ((folder.missing,) if folder.missing else ())
+        failures = cell.failures + ((folder.failure,) if folder.failure else ())
+        cells[key] = Cell(*key, runs, missing, failures)
+    return cells, notes
+
+
+def _twin(first: Run, second: Run) -> str:
+    """Returns a note that of two equal runs the first is used.
+
+    Raises:
+        UsageError: their results differ.
+    """
+    names = ("test_accuracy_final", "test_loss_final")
+    if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
+        raise UsageError(
+            f"{first.folder} and {second.folder} have the same settings and seeds and other results; name only one"
+        )
+    return f"{second.folder.name} repeats {first.folder.name} and is left out"
+
+
+def _with_unpaired(cells: Mapping[tuple[str, Scenario], Cell]) -> dict[tuple[str, Scenario], Cell]:
+    """Returns cells with a line for every replicate and scenario that another method has and they lack."""
+    methods = sorted(dict.fromkeys(method for method, _ in cells), key=axes.method_order)
+    scenarios = dict.fromkeys(scenario for _, scenario in cells)
+    complete = {}
+    for method in methods:
+        for scenario in scenarios:
+            cell = cells.get((method, scenario)) or Cell(method, scenario, {})
+            wanted = {r for other in methods for r in _runs(cells, other, scenario)}
+            covered = len(cell.missing) + len(cell.failures)
+            absent = sorted(wanted - cell.runs.keys())[covered:]
+            where = ", ".join(filter(None, (method, scenario_text(scenario))))
+            lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in absent)
+            complete[method, scenario] = cell._replace(missing=cell.missing + lines)
+    return complete
+
+
+def _runs(cells: Mapping[tuple[str, Scenario], Cell], method: str, scenario: Scenario) -> Mapping[Replicate, Run]:
+    cell = cells.get((method, scenario))
+    return cell.runs if cell else {}
+
+
+def _different_data(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every scenario and replicate of which runs have different data or partitions."""
+    lines = []
+    digests: dict[tuple[Scenario, Replicate], dict[str, str]] = {}
+    for (_, scenario), cell in cells.items():
+        for replicate, run in cell.runs.items():
+            stored = digests.setdefault((scenario, replicate), {})
+            for name in ("data", "partition"):
+                digest = run.manifest.get(name)
+                if digest and stored.setdefault(name, digest) != digest:
+                    lines.append(f"mixed {name}: {run.folder.name} has another {name} than the runs it is paired with")
+    return lines
+
+
+def _lost(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a note for every run of which records are lost."""
+    runs = [run for cell in cells.values() for run in cell.runs.values()]
+    lost = {run.folder.name: [r["round"] for r in run.records if r.get("lost")] for run in runs}
+    return [f"{name}: the records of {round_ranges(rounds)} are lost" for name, rounds in lost.items() if rounds]

@@ -1,0 +1,128 @@
+"""Bars: methods at one alpha, granularities, and sources of the validation set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.views.report.figures import base
+from fedvg_jax.views.report.figures.base import Drawing, Style
+from fedvg_jax.views.report.figures.curves import metric_label
+from fedvg_jax.views.report.statistics import mean_and_std
+from fedvg_jax.views.report.study import Scenario, Study, majority, results, scenario_text, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SOURCE = "validation.source"
+BAR_INCHES = 0.22
+
+
+class Bar(NamedTuple):
+    """One bar."""
+
+    label: str
+    mean: float
+    std: float
+    n: int
+    method: str
+
+
+class Group(NamedTuple):
+    """The bars of one panel."""
+
+    title: str
+    bars: list[Bar]
+    line: float | None
+    """Accuracy of always answering the largest class."""
+
+
+def methods_at_smallest_alpha(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure with a bar per method, at the smallest alpha where it varies, with a panel per setting."""
+    alphas = [dict(scenario)["alpha"] for scenario in study.scenarios if "alpha" in dict(scenario)]
+    scenarios = [s for s in study.scenarios if dict(s).get("alpha", 0) == min(alphas, default=0)] or study.scenarios
+    where = f" at alpha {value_text(min(alphas))}" if alphas else ""
+    groups = [_group(study, scenario, study.methods) for scenario in scenarios]
+    return [_draw(study, style, "bars", f"Methods{where}", groups)]
+
+
+def granularities(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure with a bar per granularity of FedVG's weights, with a panel per scenario."""
+    methods = [method for method in study.methods if "granularity " in method]
+    if len(methods) < 2:
+        return "the runs have one granularity; a sweep varies it with --fedvg.granularity"
+    groups = [_group(study, scenario, study.methods) for scenario in study.scenarios]
+    return [_draw(study, style, "granularity", "Granularity of the weights", groups)]
+
+
+def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure with a bar per source of the validation set, with a panel for each of the other settings."""
+    if len({dict(scenario).get(SOURCE) for scenario in study.scenarios} - {None}) < 2:
+        return f"the runs have one validation set; a sweep varies it with --{SOURCE}"
+    groups: dict[Scenario, list[Bar]] = {}
+    lines: dict[Scenario, float | None] = {}
+    for scenario in study.scenarios:
+        rest = tuple(pair for pair in scenario if pair[0] != SOURCE)
+        for method in study.methods:
+            if bar := _bar(study, scenario, method):
+                label = f"{method}, {dict(scenario)[SOURCE]}"
+                groups.setdefault(rest, []).append(bar._replace(label=label))
+                lines[rest] = majority(study.cell(method, scenario))
+    panels = [Group(scenario_text(rest), bars, lines[rest]) for rest, bars in groups.items()]
+    return [_draw(study, style, "external", "Source of the validation set", panels)]
+
+
+def _group(study: Study, scenario: Scenario, methods: Sequence[str]) -> Group:
+    bars = [bar for method in methods if (bar := _bar(study, scenario, method))]
+    shares = [share for method in methods if (share := majority(study.cell(method, scenario))) is not None]
+    return Group(scenario_text(scenario), bars, float(np.mean(shares)) if shares else None)
+
+
+def _bar(study: Study, scenario: Scenario, method: str) -> Bar | None:
+    values = list(results(study, study.cell(method, scenario)).values())
+    return Bar(method, *mean_and_std(values), len(values), method) if values else None
+
+
+def _draw(study: Study, style: Style, name: str, title: str, groups: Sequence[Group]) -> Drawing:
+    """Returns a figure with a panel of horizontal bars per group; names stand beside the bars."""
+    groups = [group for group in groups if group.bars]
+    most = max((len(group.bars) for group in groups), default=1)
+    height = (BAR_INCHES * (most + (1 if any(g.line is not None for g in groups) else 0)) + 0.75) / style.panel_height
+    figure, axes = base.grid(style, max(1, len(groups)), height)
+    rows = []
+    for panel, group in zip(axes, groups, strict=False):
+        _panel(study, panel, group, style)
+        rows += [(group.title, bar.label, bar.mean, bar.std, bar.n) for bar in group.bars]
+    for i, panel in enumerate(axes[: len(groups)]):
+        repeats = [bar.label for bar in groups[i].bars] == [bar.label for bar in groups[0].bars]
+        if repeats and i % style.panels_per_row:
+            panel.tick_params(axis="y", labelleft=False)
+    figure.supxlabel(metric_label(study), fontsize=style.font)
+    return Drawing(name, title, figure, ("setting", "bar", "mean", "std", "n"), rows)
+
+
+def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
+    """Draws one panel: bars from 0, deviations, and the value at the end of each bar."""
+    styles = base.line_styles(study.methods)
+    reach = max(bar.mean + np.nan_to_num(bar.std) for bar in group.bars)
+    for place, bar in enumerate(group.bars):
+        look = styles[bar.method]
+        axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=look.hatch, lw=0.8)
+        axes.errorbar(bar.mean, place, xerr=np.nan_to_num(bar.std), color="black", lw=0.8, capsize=2)
+        text = f"{bar.mean:.1f}" if study.metric == "accuracy" else f"{bar.mean:.3f}"
+        end = bar.mean + np.nan_to_num(bar.std)
+        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=style.font - 1)
+    axes.set_yticks(range(len(group.bars)), [base.plain(bar.label, 34) for bar in group.bars])
+    axes.set_xlim(0, 1.18 * reach)
+    axes.set_ylim(len(group.bars) - 0.4 + (0.7 if group.line is not None else 0), -0.6)
+    if group.line is not None:
+        axes.axvline(group.line, color=base.GREY, lw=0.9, ls=":")
+        axes.text(
+            group.line + 0.01 * reach, len(group.bars) - 0.1, "largest class", color=base.GREY, va="center",
+            fontsize=style.font - 1,
+        )  # fmt: skip
+    axes.set_title(base.plain(group.title))
+    axes.tick_params(axis="y", length=0)
+    base.clean(axes, "x")

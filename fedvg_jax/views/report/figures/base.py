@@ -1,0 +1,243 @@
+"""What the figures share: sizes, colours, labels that do not overlap, and files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import one_line
+from fedvg_jax.views import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
+"""Okabe and Ito's colours, which people without full colour vision tell apart; yellow is too light for lines."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Shapes that keep the methods apart in grey."""
+
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
+GREY = "0.45"
+
+
+class Style(NamedTuple):
+    """Sizes of a figure."""
+
+    width: float
+    """Inches."""
+    panel_height: float
+    """Inches of one row of panels."""
+    panels_per_row: int
+    font: float
+    """Points."""
+    line: float
+    """Points."""
+    titled: bool = True
+    """Whether figures have their title above them."""
+    client: int | None = None
+    """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
+
+
+STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
+"""Value of --style -> sizes; paper is one column of a two-column page."""
+
+
+class LineStyle(NamedTuple):
+    """How a method is drawn in every figure."""
+
+    colour: str
+    dashes: str
+    marker: str
+    hatch: str
+
+
+class Drawing(NamedTuple):
+    """A figure with the numbers that it shows."""
+
+    name: str
+    """Stem of its files."""
+    title: str
+    figure: Figure
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+
+
+def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
+    """Returns a style for every method: X and X+fedvg share a colour, X dashed and X+fedvg solid.
+
+    >>> styles = line_styles(["fedprox", "fedprox+fedvg", "fedvg"])
+    >>> styles["fedprox"].dashes, styles["fedprox+fedvg"].dashes, styles["fedvg"].dashes
+    ('--', '-', '-')
+    >>> styles["fedprox"].colour == styles["fedprox+fedvg"].colour != styles["fedvg"].colour
+    True
+    """
+    bases = list(dict.fromkeys(method.removesuffix("+fedvg") for method in methods))
+    styles = {}
+    for method in methods:
+        base = method.removesuffix("+fedvg")
+        index = bases.index(base)
+        dashed = base == method and f"{base}+fedvg" in methods
+        hatch = HATCHES[methods.index(method) % len(HATCHES)]
+        styles[method] = LineStyle(
+            COLOURS[index % len(COLOURS)], "--" if dashed else "-", MARKERS[index % len(MARKERS)], hatch
+        )
+    return styles
+
+
+@contextlib.contextmanager
+def drawing(style: Style) -> Iterator[None]:
+    """Uses Matplotlib without a display, with the style's sizes of fonts and lines."""
+    with plots.drawing():
+        import matplotlib
+
+        sizes = {name: style.font for name in ("font.size", "axes.labelsize", "axes.titlesize")}
+        sizes |= {name: style.font - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
+        fixed = {"lines.linewidth": style.line, "pdf.fonttype": 42, "svg.hashsalt": "fedvg_jax", "hatch.linewidth": 0.5}
+        chosen: Any = sizes | fixed
+        with matplotlib.rc_context(chosen):
+            yield
+
+
+def grid(style: Style, count: int, height: float = 1.0, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with `count` panels in rows.
+
+    Args:
+        style: sizes.
+        count: number of panels.
+        height: factor of the height of a panel.
+        options: of `Figure.subplots`.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(count, style.panels_per_row)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(style.width, style.panel_height * height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return figure, list(axes[:count])
+
+
+def log_ticks(axis: Axis) -> None:
+    """Labels a logarithmic axis at 1, 2 and 5 times powers of ten, in plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def clean(axes: Axes, along: str = "y") -> None:
+    """Removes two sides of the frame and draws a pale grid along one axis."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=along, color="0.9", linewidth=0.6)  # pyright: ignore[reportArgumentType]
+    axes.set_axisbelow(True)
+
+
+def plain(text: str, width: int = 60) -> str:
+    """Returns a text on one line, of at most `width` characters, of which Matplotlib reads nothing as mathematics."""
+    line = one_line(text)
+    line = line if len(line) <= width else line[: width - 1].rstrip() + "…"
+    return line.replace("\\$", "$").replace("$", "\\$")
+
+
+def spread_positions(wanted: Sequence[float], gap: float) -> list[float]:
+    """Returns positions that are at least `gap` apart, in the order of the wanted ones, as close to them as possible.
+
+    The sum of squared moves is least: positions that would overlap form a group around the mean of what they want.
+
+    >>> spread_positions([1.0, 1.0, 9.0], 2.0)
+    [0.0, 2.0, 9.0]
+    """
+    order = np.argsort(wanted, kind="stable")
+    groups: list[list[float]] = []  # [sum of (wanted - own offset), count]
+    for i in order:
+        groups.append([wanted[i], 1])
+        while len(groups) > 1:
+            (total, count), (next_total, next_count) = groups[-2:]
+            if total / count + gap * count <= next_total / next_count:
+                break
+            groups[-2:] = [[total + next_total - gap * count * next_count, count + next_count]]
+    placed = [total / count + gap * k for total, count in groups for k in range(int(count))]
+    positions = [0.0] * len(wanted)
+    for i, position in zip(order, placed, strict=True):
+        positions[i] = float(position)
+    return positions
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style: Style, share: float = 1.0) -> None:
+    """Writes a label beside the right end of every curve; labels move apart, with a thin line to their curve.
+
+    Args:
+        axes: its limits must be final.
+        ends: (x, y, text, colour) of every curve.
+        style: sizes.
+        share: height of the axes in units of a panel's.
+    """
+    if not ends:
+        return
+    inches = 0.72 * style.panel_height * share  # what titles and tick labels leave of a panel
+    gap = 1.25 * (style.font - 1) / 72 / inches
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
+    positions = spread_positions(heights, gap)
+    overflow = max(0.0, max(positions) - 1)
+    for (x, _, text, colour), height, position in zip(ends, heights, positions, strict=True):
+        axes.annotate(
+            plain(text, 32),
+            xy=(x, height),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(1.04, position - overflow),
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=style.font - 1,
+            va="center",
+            ha="left",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "lw": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
+    """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
+    if style.titled:
+        drawn.figure.suptitle(plain(drawn.title, 90), x=0.01, ha="left", fontsize=style.font + 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
+    drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})
+    drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
+    drawn.figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    files.replace(paths[2], csv_text(drawn))
+    return paths
+
+
+def csv_text(drawn: Drawing) -> str:
+    """Returns the numbers of a figure as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(drawn.columns)
+    writer.writerows([_value(value) for value in row] for row in drawn.rows)
+    return text.getvalue()
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.10g}" if np.isfinite(value) else ""
+    return "" if value is None else value

@@ -1,0 +1,117 @@
+"""Learning curves: the mean over runs with a band of one standard deviation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.views.report.figures import base
+from fedvg_jax.views.report.figures.base import Drawing, Style
+from fedvg_jax.views.report.study import (
+    Cell,
+    Scenario,
+    Study,
+    column_setting,
+    column_value,
+    evaluations,
+    majority,
+    panels,
+    scenario_text,
+    value_text,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Curve(NamedTuple):
+    """Mean and deviation over the runs of a cell at the rounds that all of them evaluate."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    """0 for one run."""
+    n: int
+
+
+def curve(study: Study, cell: Cell) -> Curve | None:
+    """Returns the learning curve of a cell; None without a run."""
+    runs = [dict(zip(*evaluations(study, run), strict=True)) for run in cell.runs.values()]
+    if not runs:
+        return None
+    rounds = sorted(set.intersection(*map(set, runs)))
+    values = np.array([[run[r] for r in rounds] for run in runs])
+    std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
+    return Curve(np.array(rounds), values.mean(0), std, len(runs))
+
+
+def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure per group of settings, with a panel per value of the column's setting."""
+    drawn = []
+    for i, (rest, scenarios) in enumerate(panels(study).items()):
+        figure, axes = base.grid(style, len(scenarios))
+        rows = []
+        for panel, scenario in zip(axes, scenarios, strict=True):
+            rows += _panel(study, panel, scenario, style)
+        figure.supylabel(metric_label(study), fontsize=style.font)
+        title = f"Learning curves{', ' + scenario_text(rest) if rest else ''}"
+        name = "curves" if i == 0 else f"curves-{i + 1}"
+        drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
+    return drawn
+
+
+def metric_label(study: Study) -> str:
+    """Returns the label of the axis of the metric."""
+    return "test accuracy (%)" if study.metric == "accuracy" else "test loss"
+
+
+def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[tuple]:
+    """Draws the curves of one scenario; returns the rows of the CSV file."""
+    from matplotlib.ticker import MaxNLocator
+
+    styles = base.line_styles(study.methods)
+    curves = {m: c for m in study.methods if (c := curve(study, study.cell(m, scenario))) is not None}
+    rows, ends = [], []
+    for method, drawn in curves.items():
+        line = styles[method]
+        axes.plot(
+            drawn.rounds, drawn.mean, color=line.colour, ls=line.dashes, marker=line.marker, ms=3,
+            markevery=max(1, len(drawn.rounds) // 6),
+        )  # fmt: skip
+        axes.fill_between(
+            drawn.rounds, drawn.mean - drawn.std, drawn.mean + drawn.std, color=line.colour, alpha=0.12, lw=0
+        )
+        ends.append((drawn.rounds[-1], drawn.mean[-1], method, line.colour))
+        values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
+        rows += [(scenario_text(scenario), method, int(r), m, s, drawn.n) for r, m, s in values]
+    shares = [s for m in study.methods if (s := majority(study.cell(m, scenario))) is not None]
+    axes.set_ylim(*limits(study, list(curves.values())))
+    if shares and axes.get_ylim()[0] < shares[0]:
+        axes.axhline(shares[0], color=base.GREY, lw=0.9, ls=":")
+        ends.append((axes.get_xlim()[1], shares[0], "largest class", base.GREY))
+    base.clean(axes)
+    axes.set(xlabel="round", title=_title(study, scenario))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    base.label_ends(axes, ends, style)
+    return rows
+
+
+def _title(study: Study, scenario: Scenario) -> str:
+    column = column_setting(study)
+    return base.plain(f"{column} {value_text(column_value(study, scenario))}") if column else ""
+
+
+def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
+    """Returns the range of the axis: all bands after the first fifth of the evaluations, with a margin.
+
+    The first rounds would hide the differences of the last ones.
+    """
+    if not curves:
+        return 0.0, 1.0
+    later = [slice(len(c.rounds) // 5, None) for c in curves]
+    low = min(float((c.mean - c.std)[part].min()) for c, part in zip(curves, later, strict=True))
+    high = max(float((c.mean + c.std)[part].max()) for c, part in zip(curves, later, strict=True))
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    most = 100.5 if study.metric == "accuracy" else np.inf
+    return max(0.0, low - margin), min(most, high + margin)

@@ -1,0 +1,43 @@
+"""Every base method dashed and its combination with FedVG solid, in a panel each."""
+
+from __future__ import annotations
+
+from fedvg_jax.views.report.figures import base
+from fedvg_jax.views.report.figures.base import Drawing, Style
+from fedvg_jax.views.report.figures.curves import curve, limits, metric_label
+from fedvg_jax.views.report.study import Study, scenario_text
+
+
+def integrations(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure per scenario with a panel of learning curves per base method X that also runs as X+fedvg."""
+    from matplotlib.ticker import MaxNLocator
+
+    bases = [method for method in study.methods if f"{method}+fedvg" in study.methods]
+    if not bases:
+        return "no method runs both alone and with FedVG; a sweep has them with --method X X+fedvg"
+    styles, drawn = base.line_styles(study.methods), []
+    for i, scenario in enumerate(study.scenarios):
+        figure, axes = base.grid(style, len(bases), 0.85)
+        rows = []
+        for panel, name in zip(axes, bases, strict=True):
+            curves = {m: c for m in (name, f"{name}+fedvg") if (c := curve(study, study.cell(m, scenario)))}
+            panel.set_ylim(*limits(study, list(curves.values())))
+            ends = []
+            for method, line in curves.items():
+                look = styles[method]
+                panel.plot(line.rounds, line.mean, color=look.colour, ls=look.dashes)
+                panel.fill_between(
+                    line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
+                )
+                ends.append((line.rounds[-1], line.mean[-1], method, look.colour))
+                values = zip(line.rounds, line.mean, line.std, strict=True)
+                rows += [(scenario_text(scenario), method, int(r), m, s, line.n) for r, m, s in values]
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            panel.set(xlabel="round", title=base.plain(name))
+            base.clean(panel)
+            base.label_ends(panel, ends, style, 0.85)
+        figure.supylabel(metric_label(study), fontsize=style.font)
+        title = f"Methods alone and with FedVG{', ' + scenario_text(scenario) if scenario else ''}"
+        stem = "pairs" if i == 0 else f"pairs-{i + 1}"
+        drawn.append(Drawing(stem, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
+    return drawn

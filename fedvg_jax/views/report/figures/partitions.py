@@ -1,0 +1,98 @@
+"""Classes of the clients and of the validation set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedvg_jax.views.report.figures import base
+from fedvg_jax.views.report.figures.base import Drawing, Style
+from fedvg_jax.views.report.study import Run, Scenario, Study, scenario_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_BUBBLES = 600
+"""Most clients times classes that are drawn as bubbles; above that, as cells."""
+
+
+def partitions(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of training rows by client and class, a panel per scenario with another partition."""
+    pictures = [(scenario, run, np.array(run.partition["counts"])) for scenario, run in _first_runs(study)
+                if run.partition.get("counts")]  # fmt: skip
+    different: list[tuple[Scenario, Run, np.ndarray]] = []
+    for scenario, run, counts in pictures:
+        if not any(np.array_equal(counts, other) for *_, other in different):
+            different.append((scenario, run, counts))
+    if not different:
+        return "no run has a partition.json with the classes of its clients"
+    figure, axes = base.grid(style, len(different), 1.05)
+    largest = max(int(counts.max()) for *_, counts in different)
+    rows = []
+    for panel, (scenario, run, counts) in zip(axes, different, strict=True):
+        _panel(panel, counts, largest)
+        names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
+        if len(names) <= 12:
+            panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
+        title = scenario_text(scenario) or scenario_text((("alpha", run.config.alpha),))
+        panel.set(xlabel="client", ylabel="class", title=base.plain(title))
+        cells = np.ndindex(*counts.shape)
+        rows += [(scenario_text(scenario), k, names[c], int(counts[k, c])) for k, c in cells]
+    title = f"Training rows by client and class; the area is the number of rows, at most {largest:,}"
+    return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
+
+
+def _first_runs(study: Study) -> list[tuple[Scenario, Run]]:
+    """Returns the run of the smallest seed in every scenario, of the first method that has one."""
+    first = []
+    for scenario in study.scenarios:
+        cells = [study.cell(method, scenario) for method in study.methods]
+        if runs := next((cell.runs for cell in cells if cell.runs), None):
+            first.append((scenario, runs[min(runs)]))
+    return first
+
+
+def _panel(axes: Axes, counts: np.ndarray, largest: int) -> None:
+    """Draws bubbles whose area is the number of rows, or cells whose darkness is."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    if counts.size <= MAX_BUBBLES:
+        clients, classes = np.nonzero(counts)
+        area = 150 * counts[clients, classes] / largest * min(1.0, 200 / counts.size)
+        axes.scatter(clients, classes, area, color=base.COLOURS[0], alpha=0.75, lw=0)
+        axes.set_xlim(-0.8, len(counts) - 0.2)
+        axes.set_ylim(counts.shape[1] - 0.3, -0.7)
+    else:
+        shown = np.where(counts > 0, counts, np.nan).T
+        axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def validation_classes(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of the classes of D_val, a panel per scenario in which they differ."""
+    panels: list[tuple[str, list[int], list[str]]] = []
+    for scenario, run in _first_runs(study):
+        counts = run.partition.get("validation", {}).get("counts")
+        if counts and all(counts != other for _, other, _ in panels):
+            names = [str(name) for name in run.partition.get("class_names", range(len(counts)))]
+            panels.append((scenario_text(scenario), counts, names))
+    if not panels:
+        return "no run has a partition.json with the classes of D_val"
+    figure, axes = base.grid(style, len(panels), 0.75, sharey=True)
+    for panel, (title, counts, names) in zip(axes, panels, strict=True):
+        panel.bar(range(len(counts)), counts, 0.8, color=base.COLOURS[0])
+        panel.set(title=base.plain(f"{title}: {sum(counts):,} images" if title else f"{sum(counts):,} images"))
+        if len(names) <= 12:
+            short = [base.plain(name, 10) for name in names]
+            panel.set_xticks(range(len(names)), short, rotation=0 if max(map(len, short)) <= 3 else 60)
+        panel.set_xlabel("class")
+        base.clean(panel)
+    figure.supylabel("images of $D_{val}$", fontsize=style.font)
+    rows = [(title, n, count) for title, counts, names in panels for n, count in zip(names, counts, strict=True)]
+    return [
+        Drawing("validation_classes", "Classes of the validation set", figure, ("setting", "class", "images"), rows)
+    ]

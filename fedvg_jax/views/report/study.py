@@ -1,0 +1,179 @@
+"""A study: the runs of a comparison, by method, scenario and replicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from fedvg_jax.config import Config
+from fedvg_jax.runs import history
+from fedvg_jax.runs.history import History, Record
+
+Choice = Literal["final", "at_best_val", "max"]
+"""Which evaluation of a run stands for it; "max" is the minimum of a loss."""
+
+CHOICES: dict[Choice, str] = {
+    "final": "final round",
+    "at_best_val": "round best on validation",
+    "max": "maximum over evaluations",
+}
+"""Evaluation -> its name in tables."""
+
+Scenario = tuple[tuple[str, Any], ...]
+"""(setting, value) of every setting that varies besides the method and the seeds."""
+
+Replicate = tuple[int, int]
+"""(seed, partition seed); runs of two methods are paired by it."""
+
+
+class Run(NamedTuple):
+    """One finished run folder."""
+
+    folder: Path
+    history: History
+    partition: Mapping[str, Any]
+    """partition.json; empty where the folder has none."""
+    manifest: Mapping[str, Any]
+    layers: Sequence[str]
+    """Names of the columns of `layer_shares`."""
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        assert self.history.config is not None
+        return self.history.config
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, one per round."""
+        return self.history.records
+
+
+class Cell(NamedTuple):
+    """The runs of one method in one scenario."""
+
+    method: str
+    scenario: Scenario
+    runs: Mapping[Replicate, Run]
+    missing: tuple[str, ...] = ()
+    """A line for every run that is missing, incomplete or damaged."""
+    failures: tuple[str, ...] = ()
+    """A line for every run that diverged or failed."""
+
+
+class Study(NamedTuple):
+    """Everything a report is drawn from."""
+
+    title: str
+    methods: tuple[str, ...]
+    scenarios: tuple[Scenario, ...]
+    cells: Mapping[tuple[str, Scenario], Cell]
+    metric: str
+    """"accuracy", or "loss" where some run has no accuracy."""
+    settings: Mapping[str, Any]
+    """Settings that all runs share, by dotted name."""
+    notes: tuple[str, ...] = ()
+    """Lines on what is unusual about the runs."""
+
+    def cell(self, method: str, scenario: Scenario) -> Cell:
+        """Returns a cell; empty where there is none."""
+        return self.cells.get((method, scenario)) or Cell(method, scenario, {})
+
+    @property
+    def unit(self) -> float:
+        """100 for an accuracy, which is shown in percent; 1 for a loss."""
+        return 100.0 if self.metric == "accuracy" else 1.0
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether a larger value of the metric is better."""
+        return self.metric == "accuracy"
+
+    @property
+    def runs(self) -> list[Run]:
+        """All finished runs."""
+        return [run for cell in self.cells.values() for run in cell.runs.values()]
+
+
+def scenario_text(scenario: Scenario) -> str:
+    """Returns a scenario for people.
+
+    >>> scenario_text((("dataset", "digits"), ("alpha", 0.05)))
+    'dataset digits, alpha 0.05'
+    """
+    return ", ".join(f"{name} {value_text(value)}" for name, value in scenario)
+
+
+def value_text(value: Any) -> str:
+    """Returns the value of a setting for people: floats without trailing zeros."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def replicate_text(replicate: Replicate) -> str:
+    """Returns a replicate for people.
+
+    >>> replicate_text((3, 42))
+    'seed 3, partition seed 42'
+    """
+    return f"seed {replicate[0]}, partition seed {replicate[1]}"
+
+
+def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicate, float]:
+    """Returns the test result of every run of a cell, accuracy in percent.
+
+    Runs without that result, because its record was damaged, are left out.
+
+    Args:
+        study: where the cell is from.
+        cell: runs of one method in one scenario.
+        choice: which evaluation.
+    """
+    extreme = "max" if study.more_is_better else "min"
+    key = f"test_{study.metric}_{extreme if choice == 'max' else choice}"
+    summaries = {replicate: history.summarise(run.records) for replicate, run in cell.runs.items()}
+    return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
+
+
+def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], list[float]]:
+    """Returns the rounds with an evaluation, and the metric at each, accuracy in percent.
+
+    Args:
+        study: where the run is from.
+        run: a run folder.
+        part: "test" or "val".
+    """
+    key = f"{part}_{study.metric}"
+    evaluated = [record for record in run.records if record.get(key) is not None]
+    return [record["round"] for record in evaluated], [study.unit * record[key] for record in evaluated]
+
+
+def majority(cell: Cell) -> float | None:
+    """Returns the mean accuracy of always answering the largest class, in percent; None where it is not recorded."""
+    values = [
+        100 * record["test_majority_accuracy"]
+        for run in cell.runs.values()
+        for record in run.records[-1:]
+        if record.get("test_majority_accuracy") is not None
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def column_setting(study: Study) -> str | None:
+    """Returns the setting whose values are the columns of a table: alpha where it varies, else the last that does."""
+    names = [name for name, _ in study.scenarios[0]] if study.scenarios else []
+    return "alpha" if "alpha" in names else names[-1] if names else None
+
+
+def panels(study: Study) -> dict[Scenario, list[Scenario]]:
+    """Returns the scenarios by their settings other than the column's: one table or figure each."""
+    column, grouped = column_setting(study), {}
+    for scenario in study.scenarios:
+        rest = tuple((name, value) for name, value in scenario if name != column)
+        grouped.setdefault(rest, []).append(scenario)
+    return grouped
+
+
+def column_value(study: Study, scenario: Scenario) -> Any:
+    """Returns the value of the column's setting; None where no setting varies."""
+    return dict(scenario).get(column_setting(study) or "")

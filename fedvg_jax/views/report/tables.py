@@ -1,0 +1,423 @@
+"""The tables of a report: accuracy, choice of the round, effect against a baseline, cost, and the paper's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax import paper
+from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report import costs, statistics
+from fedvg_jax.views.report.axes import base_name
+from fedvg_jax.views.report.markup import Column, Entry, Table, number, p_value, rank, spread
+from fedvg_jax.views.report.study import (
+    CHOICES,
+    Cell,
+    Choice,
+    Run,
+    Scenario,
+    Study,
+    column_setting,
+    column_value,
+    majority,
+    panels,
+    results,
+    scenario_text,
+    value_text,
+)
+
+INCOMPLETE, FAILED = "†", "‡"
+"""Marks of cells that lack runs, and of cells with runs that diverged or failed."""
+
+PUBLISHED_CHOICE = (
+    "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
+    " It is optimistic."
+)
+PAPER_SEEDS = 5
+
+PAPER_NAMES = {
+    "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
+    "fedprox": "FedProx",
+    "scaffold": "Scaffold",
+    "feddyn": "FedDyn",
+    "elastic": "Elastic",
+    "fedvg": "FedVG",
+}
+"""Part of a method's name -> the paper's spelling."""
+
+
+class Options(NamedTuple):
+    """What the tables compare with."""
+
+    baseline: str
+    """Name of a method of the study."""
+    target: float | None = None
+    """Test accuracy in percent, or loss; None for the baseline's mean in the final round."""
+
+
+def options(study: Study, baseline: str | None = None, target: float | None = None) -> Options:
+    """Returns the options of the tables.
+
+    Args:
+        study: what is reported.
+        baseline: a method; None for fedavg, or the first method without it.
+        target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
+
+    Raises:
+        UsageError: the study has no such method, or the target is no accuracy.
+    """
+    if baseline is not None and baseline not in study.methods:
+        raise UsageError(f"no method {baseline[:100]} to compare with; the runs have {', '.join(study.methods)}")
+    if target is not None and study.metric == "accuracy" and not 0 < target <= 1:
+        raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
+    default = "fedavg" if "fedavg" in study.methods else study.methods[0]
+    return Options(baseline or default, None if target is None else study.unit * target)
+
+
+def all_tables(study: Study, chosen: Options) -> list[Table]:
+    """Returns every table that the study has values for."""
+    made = [accuracy(study), choices(study)]
+    if len(study.methods) > 1:
+        made.append(effects(study, chosen))
+    made.append(cost(study, chosen))
+    published = against_paper(study)
+    return made + ([published] if published else [])
+
+
+def metric_name(study: Study) -> str:
+    """Returns the metric with its unit."""
+    return "test accuracy, %" if study.metric == "accuracy" else "test loss"
+
+
+# --- accuracy
+
+
+def accuracy(study: Study) -> Table:
+    """Returns mean and deviation in the final round: a row per method, a column per value of the column's setting."""
+    column = column_setting(study)
+    groups = panels(study)
+    values = list(dict.fromkeys(column_value(study, scenario) for scenario in study.scenarios))
+    rows: list[tuple[Entry, ...]] = []
+    for rest, scenarios in groups.items():
+        by_value = {column_value(study, scenario): scenario for scenario in scenarios}
+        by_column = [_ranked(study, by_value.get(value)) for value in values]
+        lead = [Entry(scenario_text(rest))] if len(groups) > 1 else []
+        rows += [
+            (*lead, Entry(method), *(entries[i] for entries in by_column)) for i, method in enumerate(study.methods)
+        ]
+        largest = [_majority_entry(study, by_value.get(value)) for value in values]
+        if any(entry.numbers[0] is not None for entry in largest):
+            rows.append((*lead, Entry("always the largest class"), *largest))
+    headers = [f"{column} {value_text(value)}" if column else metric_name(study) for value in values]
+    lead_columns = ([Column("setting", ("setting",))] if len(groups) > 1 else []) + [Column("method", ("method",))]
+    columns = (*lead_columns, *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
+    title = f"{study.title}: {metric_name(study)}, final round, mean ± standard deviation over runs"
+    return Table("accuracy", title, columns, tuple(rows), (_counts(study), *footnotes(study)))
+
+
+def _ranked(study: Study, scenario: Scenario | None) -> list[Entry]:
+    """Returns the entries of all methods in a scenario, the best two marked."""
+    if scenario is None:
+        return [Entry("", (None, None, 0)) for _ in study.methods]
+    cells = [study.cell(method, scenario) for method in study.methods]
+    entries = [_spread_of(study, cell) for cell in cells]
+    return rank(entries, study.more_is_better) if len(cells) > 1 else entries
+
+
+def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
+    """Returns mean and deviation of a cell, with the marks of its footnotes."""
+    values = list(results(study, cell, choice).values())
+    digits = 2 if study.metric == "accuracy" else 4
+    entry = spread(*statistics.mean_and_std(values), len(values), digits)
+    return entry._replace(text=entry.text + marks(cell))
+
+
+def marks(cell: Cell) -> str:
+    """Returns the marks of the footnotes of a cell."""
+    found = INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
+    return f" {found}" if found else ""
+
+
+def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
+    shares = [majority(study.cell(method, scenario)) for method in study.methods] if scenario is not None else []
+    known = [share for share in shares if share is not None]
+    value = sum(known) / len(known) if known else None
+    return Entry(number(value).text, (value, None, None))
+
+
+def _counts(study: Study) -> str:
+    """Returns a line with the number of runs per cell."""
+    counts = sorted({len(cell.runs) for cell in study.cells.values()})
+    text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"n = {text} runs per cell. Bold is the best, underlined the second best."
+
+
+def footnotes(study: Study) -> list[str]:
+    """Returns a line for every run that is missing, incomplete, diverged or failed, and the notes of the study."""
+    missing = [line for cell in study.cells.values() for line in cell.missing]
+    failures = [line for cell in study.cells.values() for line in cell.failures]
+    marked = [f"{INCOMPLETE} {line}" for line in missing] + [f"{FAILED} {line}" for line in failures]
+    return marked + [f"Note: {note}." for note in study.notes]
+
+
+# --- rows of one scenario and method each
+
+
+def _per_cell(
+    study: Study, columns: Sequence[Column], entries: Callable[[Cell], Sequence[Entry]], skip: str = ""
+) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
+    """Returns the columns and rows of a table with a row per scenario and method.
+
+    Args:
+        study: what is reported.
+        columns: after those of scenario and method.
+        entries: of a cell, one per column.
+        skip: method without rows.
+    """
+    several = len(study.scenarios) > 1
+    lead = [Column("setting", ("setting",))] * several + [Column("method", ("method",))]
+    rows = []
+    for scenario in study.scenarios:
+        for method in study.methods:
+            if method != skip:
+                cell = study.cell(method, scenario)
+                first = [Entry(scenario_text(scenario))] * several + [Entry(method + marks(cell))]
+                rows.append((*first, *entries(cell)))
+    return (*lead, *columns), tuple(rows)
+
+
+def choices(study: Study) -> Table:
+    """Returns the final round, the round best on validation and the maximum side by side."""
+    deciles = {id(cell): _worst_decile(cell) for cell in study.cells.values()}
+    with_decile = any(value is not None for value in deciles.values())
+    names = {choice: (name if study.more_is_better else name.replace("max", "min")) for choice, name in CHOICES.items()}
+    columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
+    columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
+    columns += [Column("worst tenth of clients", ("worst_decile",))] * with_decile
+
+    def entries(cell: Cell) -> list[Entry]:
+        spreads = [_spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
+        largest = [number(majority(cell))] if study.metric == "accuracy" else []
+        return spreads + largest + [number(deciles.get(id(cell)))] * with_decile
+
+    header, rows = _per_cell(study, columns, entries)
+    held_out = study.settings.get("select") == "held_out"
+    note = "the half of D_val that no weights use" if held_out else "D_val, which FedVG's weights also use"
+    notes = (f"Validation is {note}.", *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []), *footnotes(study))
+    return Table("choices", f"{study.title}: {metric_name(study)}, by the choice of the round", header, rows, notes)
+
+
+def _worst_decile(cell: Cell) -> float | None:
+    """Returns the mean of `test_worst_decile` in the final rounds, in percent; None where it is not recorded."""
+    values = [100 * r["test_worst_decile"] for run in cell.runs.values() for r in run.records[-1:] if _has_decile(r)]
+    return sum(values) / len(values) if values else None
+
+
+def _has_decile(record: dict[str, Any]) -> bool:
+    return record.get("test_worst_decile") is not None
+
+
+def effects(study: Study, chosen: Options) -> Table:
+    """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
+    others = [(m, s) for s in study.scenarios for m in study.methods if m != chosen.baseline]
+    compared = {
+        (method, scenario): statistics.compare(
+            results(study, study.cell(method, scenario)), results(study, study.cell(chosen.baseline, scenario))
+        )
+        for method, scenario in others
+    }
+    corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
+    corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
+    digits = 2 if study.metric == "accuracy" else 4
+
+    def entries(cell: Cell) -> list[Entry]:
+        key = cell.method, cell.scenario
+        found = compared[key]
+        return [
+            number(found.n, 0),
+            number(found.mean, digits, signed=True),
+            _interval(found.t_interval, digits),
+            _interval(found.bootstrap_interval, digits),
+            p_value(found.t_p),
+            p_value(corrected_t[key]),
+            p_value(found.wilcoxon_p),
+            p_value(found.greater_p),
+            p_value(corrected_w[key]),
+        ]
+
+    columns = [
+        Column("n", ("n",)),
+        Column("difference", ("difference",)),
+        Column("95 % t interval", ("t_low", "t_high")),
+        Column("95 % bootstrap interval", ("bootstrap_low", "bootstrap_high")),
+        Column("p, t test", ("t_p",)),
+        Column("p, t, Holm", ("t_p_holm",)),
+        Column("p, Wilcoxon", ("wilcoxon_p",)),
+        Column("p, Wilcoxon, one-sided", ("wilcoxon_p_greater",)),
+        Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
+    ]
+    header, rows = _per_cell(study, columns, entries, skip=chosen.baseline)
+    counts = sorted({found.n for found in compared.values() if found.n})
+    warnings = [text for n in counts if (text := statistics.warning(n, len(others)))]
+    notes = (
+        f"Differences are method minus {chosen.baseline}, in the final round, paired by seed and partition seed."
+        f" Holm corrects over the {len(others)} rows of this table."
+        " One-sided tests whether the method's values are larger than the baseline's.",
+        *warnings,
+        *footnotes(study),
+    )
+    unit = "points" if study.metric == "accuracy" else "loss"
+    return Table("effects", f"{study.title}: effect against {chosen.baseline}, {unit}", header, rows, notes)
+
+
+def _interval(interval: statistics.Interval, digits: int) -> Entry:
+    low, high = (number(limit, digits, signed=True) for limit in interval)
+    if low.numbers == (None,):
+        return Entry("–", (None, None))
+    return Entry(f"[{low.text}, {high.text}]", tuple(interval))
+
+
+def cost(study: Study, chosen: Options) -> Table:
+    """Returns accuracy beside rounds to the target, seconds and image-gradients."""
+    columns = [
+        Column(metric_name(study), ("mean", "std", "n")),
+        Column("target", ("target",)),
+        Column("rounds to the target", ("rounds_to_target", "reached")),
+        Column("seconds", ("seconds",)),
+        Column("image-gradients", ("image_gradients",)),
+        Column(f"relative to {chosen.baseline}", ("relative",)),
+    ]
+    digits = 2 if study.metric == "accuracy" else 4
+
+    def entries(cell: Cell) -> list[Entry]:
+        runs = list(cell.runs.values())
+        base = study.cell(chosen.baseline, cell.scenario)
+        default, _ = statistics.mean_and_std(list(results(study, base).values()))
+        target = default if chosen.target is None else chosen.target
+        reached = [r for run in runs if (r := costs.rounds_to(study, run, target)) is not None]
+        gradients, base_gradients = (_mean_gradients(c) for c in (cell, base))
+        relative = gradients / base_gradients if gradients and base_gradients else None
+        times = [costs.seconds(run) for run in runs]
+        return [
+            _spread_of(study, cell._replace(missing=(), failures=())),
+            number(target, digits),
+            _rounds(reached, len(runs)),
+            number(_mean([t for t in times if t is not None]), 1),
+            number(gradients, 0),
+            number(relative, 2),
+        ]
+
+    header, rows = _per_cell(study, columns, entries)
+    target = f"the mean final result of {chosen.baseline}" if chosen.target is None else "the one given"
+    notes = (
+        f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",
+        "Image-gradients: training rows times local epochs; and for weights scored by gradients, cohort size times"
+        " rows of D_val in every round.",
+        *footnotes(study),
+    )
+    return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _mean_gradients(cell: Cell) -> float | None:
+    counts = [costs.image_gradients(run) for run in cell.runs.values()]
+    return _mean([count for count in counts if count is not None]) if None not in counts else None
+
+
+def _rounds(reached: Sequence[int], runs: int) -> Entry:
+    """Returns the mean round of the runs that reach the target, with their number where it is not all."""
+    mean = _mean(reached)
+    if mean is None:
+        return Entry("not reached" if runs else "–", (None, 0))
+    return Entry(f"{mean:.1f}" + (f" ({len(reached)} of {runs})" if len(reached) < runs else ""), (mean, len(reached)))
+
+
+# --- the paper
+
+
+def paper_name(config: Config) -> str | None:
+    """Returns the paper's name of a method; None where its tables have none.
+
+    >>> paper_name(Config(method="fedprox+fedvg")), paper_name(Config(weighting="uniform"))
+    ('FedProx + FedVG', None)
+    """
+    parts = base_name(config.algorithm, config.weighting).split("+")
+    if not all(part in PAPER_NAMES for part in parts):
+        return None
+    name = " + ".join(PAPER_NAMES[part] for part in parts)
+    if name == "FedVG" and config.fedvg.granularity != "modelwise":
+        name = f"FedVG ({config.fedvg.granularity.capitalize()})"
+    return name
+
+
+def published(config: Config) -> tuple[float, float | None] | None:
+    """Returns the paper's mean and deviation for the data set, model, method and alpha of a run; None if it has none.
+
+    >>> published(Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05))
+    (53.58, 2.78)
+    """
+    name = paper_name(config)
+    if name is None or config.partition not in ("dirichlet", "official") or config.validation.source != "clients":
+        return None
+    try:
+        return paper.accuracy(config.dataset, config.model, name, config.alpha)
+    except UsageError:
+        return None
+
+
+def against_paper(study: Study) -> Table | None:
+    """Returns our values beside the paper's; None where the paper has none of these runs."""
+    if study.metric != "accuracy":
+        return None
+    values = {key: published(_any_run(cell).config) for key, cell in study.cells.items() if cell.runs}
+    if not any(values.values()):
+        return None
+    columns = [
+        Column("ours, final round", ("final mean", "final std", "final n")),
+        Column("ours, maximum", ("max mean", "max std", "max n")),
+        Column("paper", ("paper mean", "paper std")),
+        Column("maximum minus paper", ("difference",)),
+        Column("joint standard errors", ("standard_errors",)),
+    ]
+
+    def entries(cell: Cell) -> list[Entry]:
+        stated = values.get((cell.method, cell.scenario))
+        ours = list(results(study, cell, "max").values())
+        mean, std = statistics.mean_and_std(ours)
+        bare = cell._replace(missing=(), failures=())
+        shown = [_spread_of(study, bare), _spread_of(study, bare, "max")]
+        if not stated or not ours:
+            return [*shown, Entry("–", (None, None)), number(None), number(None)]
+        theirs = Entry(f"{stated[0]:.2f}" + (f" ± {stated[1]:.2f}" if stated[1] is not None else ""), stated)
+        errors = None
+        if stated[1] is not None and len(ours) > 1:
+            errors = statistics.joint_standard_errors((mean, std, len(ours)), (*stated, PAPER_SEEDS))  # pyright: ignore
+        return [*shown, theirs, number(mean - stated[0], signed=True), number(errors, 1, signed=True)]
+
+    header, rows = _per_cell(study, columns, entries)
+    notes = (
+        f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
+        *_scale(study),
+        *footnotes(study),
+    )
+    return Table("paper", f"{study.title}: the paper's values beside ours, test accuracy, %", header, rows, notes)
+
+
+def _any_run(cell: Cell) -> Run:
+    return next(iter(cell.runs.values()))
+
+
+def _scale(study: Study) -> list[str]:
+    """Returns a line with the settings that differ from the paper's preset, for every data set."""
+    lines = []
+    for config in {run.config.dataset: run.config for run in study.runs}.values():
+        preset, ours = presets.of_dataset(config.dataset), flatten(config)
+        differing = [f"{n} {value_text(ours[n])} (paper {value_text(v)})" for n, v in preset.items() if ours[n] != v]
+        if differing:
+            lines.append(f"{config.dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
+    return lines

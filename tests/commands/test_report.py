@@ -1,0 +1,89 @@
+"""`fedvg report`: writes tables and figures of run folders; mistakes are one line."""
+
+import pytest
+from run_folders import write_run, write_sweep
+
+pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("matplotlib", reason="reports need the report extra")
+
+from fedvg_jax import report
+from fedvg_jax.views.report import page
+
+AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
+
+
+@pytest.fixture(autouse=True)
+def bundle(monkeypatch):
+    """The real JavaScript takes five seconds."""
+    monkeypatch.setattr(page, "bundle", lambda: "")
+
+
+def accuracies(values):
+    return (0.5, 0.6 + 0.1 * (values["method"] == "fedvg") + 0.01 * values["seed"])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("report") / "s", AXES, accuracies)
+
+
+def written(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_command_writes_the_same_bytes_every_time(sweep, tmp_path, capsys):
+    out = tmp_path / "r"
+    first, second = (
+        report.main([str(sweep), "--out", str(out), "--figures", "curves"]) or written(out) for _ in range(2)
+    )
+    assert first == second and {path.name for path in first} >= {
+        "report.html",
+        "curves.png",
+        "curves.pdf",
+        "curves.csv",
+    }
+    assert str(out / "tables" / "accuracy.tex") in capsys.readouterr().out.split()
+
+
+def test_report_is_written_into_the_sweep_and_read_past(sweep):
+    for _ in range(2):
+        assert report.main([str(sweep), "--figures"]) == 0
+    assert (sweep / "report" / "tables" / "effects.md").exists()
+    assert not (sweep / "report" / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "arguments are required: DIR"),
+        (["nowhere"], "nowhere is no folder"),
+        (["SWEEP", "--baseline", "fedsgd"], "no method fedsgd"),
+        (["SWEEP", "--target", "76"], "--target must be"),
+        (["SWEEP", "--style", "papr"], "did you mean 'paper'"),
+        (["SWEEP", "--figures", "curve"], "did you mean 'curves'"),
+        (["SWEEP", "--all"], "unrecognized arguments: --all"),
+    ],
+)
+def test_mistake_is_one_line(sweep, capsys, words, message):
+    assert report.main([str(sweep) if word == "SWEEP" else word for word in words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_incomplete_study_needs_partial(tmp_path, capsys):
+    write_run(tmp_path / "a", method="fedavg")
+    write_run(tmp_path / "b", rounds=9, method="fedvg")
+    assert report.main([str(tmp_path), "--figures"]) == 2
+    assert "3 of 9 rounds" in capsys.readouterr().err
+    assert report.main([str(tmp_path), "--figures", "--partial"]) == 0
+
+
+def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
+    monkeypatch.setattr("fedvg_jax.views.report.EXTRA", ("scipy", "no_such_package"))
+    assert report.main([str(sweep)]) == 2
+    assert "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
+
+
+def test_help_is_printed(capsys):
+    assert report.main(["--help"]) == 0
+    assert "--baseline" in capsys.readouterr().out

@@ -1,0 +1,99 @@
+"""Run folders with made-up numbers, for the tests of reports; nothing is trained."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax import config
+from fedvg_jax.config import Config
+from fedvg_jax.runs import history
+
+CLASSES = 3
+
+
+def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(), fields=None, **settings) -> Path:
+    """Writes a run of one round per accuracy, each evaluated; `rounds` is what the config wants.
+
+    Args:
+        folder: created.
+        accuracies: test accuracy of every round, from 0 to 1; None for a round without evaluation.
+        rounds: of the config; by default the number of accuracies.
+        layers: names of layers; FedVG's records then have shares of these.
+        fields: round (from 1) -> further entries of its record.
+        settings: of `Config`.
+    """
+    run = Config(rounds=rounds or len(accuracies), clients=4, join_ratio=0.75, eval_every=1, **settings)
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", config.to_json(run))
+    rng = np.random.default_rng(run.seed)
+    records = [_record(i, accuracy, rng, layers) for i, accuracy in enumerate(accuracies, 1)]
+    for record in records:
+        record.update((fields or {}).get(record["round"], {}))
+    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    if len(records) == run.rounds:
+        summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
+        write_json(folder / "summary.json", summary)
+    write_json(folder / "partition.json", partition())
+    digests = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
+    write_json(folder / "manifest.json", digests)
+    if layers:
+        write_json(folder / "layers.json", list(layers))
+    return folder
+
+
+def partition():
+    counts = [[4, 0, 0], [0, 8, 4], [2, 2, 2], [0, 0, 10]]
+    return {
+        "partition": "dirichlet", "clients": 4, "samples": [4, 12, 6, 10], "class_names": ["a", "b", "c"],
+        "counts": counts, "validation": {"source": "clients", "samples": 7, "counts": [3, 3, 1]},
+    }  # fmt: skip
+
+
+def _record(index, accuracy, rng, layers):
+    clients = sorted(rng.choice(4, 3, replace=False).tolist())
+    weights = rng.dirichlet(np.ones(3)).round(6).tolist()
+    record = {
+        "round": index, "clients": clients, "weights": weights, "scores": (10 * rng.random(3) + 1).round(6).tolist(),
+        "num_samples": [[4, 12, 6, 10][k] for k in clients], "train_loss": 1.0 / index, "seconds": 0.5,
+    }  # fmt: skip
+    if layers:
+        record["layer_shares"] = rng.dirichlet(np.ones(len(layers)), 3).round(6).tolist()
+    if accuracy is not None:
+        for part in ("val", "test"):
+            record |= {f"{part}_loss": 1 - accuracy, f"{part}_accuracy": accuracy, f"{part}_majority_accuracy": 0.4}
+    return record
+
+
+def write_json(path: Path, value) -> None:
+    path.write_text(json.dumps(value))
+
+
+def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settings) -> Path:
+    """Writes sweep.json and a run for every point.
+
+    Args:
+        folder: created.
+        axes: name -> values.
+        accuracy: values -> test accuracies of the rounds; None for a point without a folder.
+        title: of the sweep.
+        settings: of all points.
+    """
+    points = [{}]
+    for name, values in axes.items():
+        points = [{**point, name: value} for point in points for value in values]
+    named = [{"name": ",".join(f"{k}={v}" for k, v in point.items()), "values": point} for point in points]
+    folder.mkdir(parents=True)
+    content = {
+        "version": 1,
+        "title": title,
+        "axes": [{name: values} for name, values in axes.items()],
+        "base": settings,
+        "points": named,
+    }
+    write_json(folder / "sweep.json", content)
+    for point in named:
+        values = accuracy(point["values"])
+        if values is not None:
+            write_run(folder / "points" / point["name"], values, **settings, **point["values"])
+    return folder

@@ -1,0 +1,217 @@
+"""Run folders become a study; mixed settings and missing runs are refused with a list."""
+
+import json
+
+import pytest
+from run_folders import write_json, write_run, write_sweep
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.study import results
+
+AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
+
+
+def accuracies(values):
+    """Final accuracy 0.6 + 0.1 for FedVG + 0.2 at alpha 0.5 + 0.01 per seed."""
+    final = 0.6 + 0.1 * (values["method"] == "fedvg") + 0.2 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
+    return (0.5, final)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "s", AXES, accuracies)
+
+
+def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
+    study = collect([sweep])
+    assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
+    assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})
+    assert study.settings["rounds"] == 2 and "alpha" not in study.settings and not study.notes
+
+
+def test_folders_of_runs_without_a_sweep_give_the_same_cells(sweep):
+    study = collect([sweep / "points"])
+    same = collect([sweep])
+    assert study.methods == same.methods and study.scenarios == same.scenarios
+    for key, cell in study.cells.items():
+        assert results(study, cell) == results(same, same.cells[key])
+
+
+def test_single_run_is_a_study(sweep):
+    study = collect([sweep / "points" / "method=fedvg,alpha=0.5,seed=1"])
+    assert study.methods == ("fedvg",) and study.scenarios == ((),) and len(study.runs) == 1
+
+
+def test_missing_and_unfinished_points_are_listed(tmp_path):
+    sweep = write_sweep(
+        tmp_path / "s", AXES, lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v), rounds=2
+    )
+    stopped = sweep / "points" / "method=fedavg,alpha=0.05,seed=0"
+    lines = (stopped / "history.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "history.jsonl").write_text(lines[0])
+    with pytest.raises(UsageError) as error:
+        collect([sweep])
+    message = str(error.value)
+    assert "\n" not in message and "--partial" in message
+    for name in ("method=fedavg,alpha=0.5,seed=2: no run folder yet", "method=fedvg,alpha=0.5,seed=2"):
+        assert name in message
+    assert "method=fedavg,alpha=0.05,seed=0: 1 of 2 rounds" in message
+    study = collect([sweep], partial=True)
+    assert sorted(study.cell("fedavg", HIGH).runs) == [(0, 42), (1, 42)]
+    assert len(study.cell("fedavg", LOW).missing) == len(study.cell("fedvg", HIGH).missing) == 1
+    assert not study.cell("fedvg", LOW).missing
+
+
+def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, accuracies)
+    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    (failed / "summary.json").unlink()
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"})
+    cell = collect([sweep]).cell("fedvg", LOW)
+    assert sorted(cell.runs) == [(0, 42), (2, 42)] and not cell.missing
+    assert cell.failures == ("method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite",)
+
+
+def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
+    for method, seeds in {"fedavg": (0, 1), "fedvg": (0,)}.items():
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
+        collect([tmp_path])
+    assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rounds": 4}, "rounds is 3 for fedavg; 4 for fedvg"),
+        ({"model": "tinycnn"}, "model is mlp for fedavg; tinycnn"),
+    ],
+)
+def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, changes, text):
+    rounds = changes.get("rounds", 3)
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
+        write_run(tmp_path / f"v{seed}", [0.5] * rounds, method="fedvg", seed=seed, **{**changes, "rounds": rounds})
+    with pytest.raises(UsageError, match=f"mixed settings: {text}"):
+        collect([tmp_path])
+    partial = collect([tmp_path], partial=True)
+    assert len(partial.scenarios) == 2 and any("mixed settings" in note for note in partial.notes)
+
+
+def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
+    for name in ("fedavg", "fedvg"):
+        path = sweep / "points" / f"method={name},seed=0" / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg"):
+        collect([sweep])
+
+
+def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
+    for name in ("fedavg", "fedvg"):
+        path = sweep / "points" / f"method={name},seed=0" / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+    chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
+    write_json(sweep / "sweep.json", json.loads((sweep / "sweep.json").read_text()) | {"tuning": {"chosen": chosen}})
+    study = collect([sweep])
+    assert study.scenarios == ((),) and "lr" not in study.settings
+    assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
+
+
+def test_axes_that_go_together_are_one_scenario(tmp_path):
+    """Settings that follow from data set and model, as those of a preset do, are no axes."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: None)
+    pairs = [("digits", "mlp", 5), ("cifar10", "lenet5", 2)]
+    points = []
+    for method in ("fedavg", "fedvg"):
+        for dataset, model, epochs in pairs:
+            values = {"method": method, "dataset": dataset, "model": model}
+            points.append({"name": ",".join(values.values()), "values": values})
+            write_run(sweep / "points" / points[-1]["name"], local_epochs=epochs, **values)
+    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}]
+    write_json(sweep / "sweep.json", {"version": 1, "title": "", "axes": axes, "points": points})
+    study = collect([sweep])
+    assert study.title == "s" and len(study.cells) == 4
+    assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
+
+
+def test_setting_that_all_methods_vary_is_an_axis(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for epochs in (1, 2):
+            write_run(tmp_path / f"{method}{epochs}", method=method, local_epochs=epochs)
+    assert collect([tmp_path]).scenarios == ((("local_epochs", 1),), (("local_epochs", 2),))
+
+
+def test_settings_of_a_method_are_part_of_its_name(tmp_path):
+    write_run(tmp_path / "a", method="fedavg")
+    for norm in ("l1", "l2"):
+        write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm})
+    study = collect([tmp_path])
+    assert study.methods == ("fedavg", "fedvg, norm l1", "fedvg, norm l2") and study.scenarios == ((),)
+
+
+def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):
+    axes = {"method": ["fedavg", "fedprox"], "weighting": ["native", "uniform"], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
+    assert study.methods == ("fedavg, native", "fedavg, uniform", "fedprox, native", "fedprox, uniform")
+
+
+def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=seed)
+    study = collect([tmp_path])
+    assert study.scenarios == ((),) and sorted(study.cell("fedvg", ()).runs) == [(0, 0), (1, 1)]
+
+
+def test_paired_runs_of_different_data_are_refused(tmp_path):
+    write_run(tmp_path / "a", method="fedavg")
+    write_json(write_run(tmp_path / "v", method="fedvg") / "manifest.json", {"data": "another", "runs": []})
+    with pytest.raises(UsageError, match="mixed data: v has another data than the runs it is paired with"):
+        collect([tmp_path])
+
+
+def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, method="fedavg")
+    study = collect([tmp_path])
+    assert len(study.runs) == 1 and study.notes == ("b repeats a and is left out",)
+    write_run(tmp_path / "c", (0.1, 0.2, 0.3), method="fedavg")
+    with pytest.raises(UsageError, match="same settings and seeds and other results"):
+        collect([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "summary.json", "partition.json"])
+def test_damaged_run_is_one_line(tmp_path, name):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"{seed}", method="fedavg", seed=seed)
+    (tmp_path / "runs" / "1" / name).write_text("{\n[" * 50)
+    with pytest.raises(UsageError) as error:
+        collect([tmp_path / "runs"])
+    assert name in str(error.value) and "\n" not in str(error.value)
+    assert len(collect([tmp_path / "runs"], partial=True).runs) == 1
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"axes": 3, "points": []}', '{"axes": [], "points": [1]}'])
+def test_damaged_sweep_is_one_line(tmp_path, text):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UsageError, match=r"sweep\.json is damaged"):
+        collect([tmp_path])
+
+
+def test_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no runs"):
+        collect([tmp_path])
+    with pytest.raises(UsageError, match="is no folder"):
+        collect([tmp_path / "nowhere"])
+
+
+def test_study_without_accuracy_compares_losses(tmp_path):
+    run = write_run(tmp_path / "a", (None, None), method="fedavg", fields={2: {"test_loss": 0.25, "val_loss": 0.5}})
+    write_json(run / "summary.json", {"test_loss_final": 0.25})
+    study = collect([tmp_path])
+    assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}

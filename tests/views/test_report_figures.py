@@ -1,0 +1,175 @@
+"""Figures of a report: what they show, labels that do not overlap, and the line about what the runs lack."""
+
+import csv
+import io
+import itertools
+
+import numpy as np
+import pytest
+from run_folders import write_run, write_sweep
+
+pytest.importorskip("matplotlib", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
+
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import FIGURES, base, curves, layers, validity, weights
+
+WIDE = base.STYLES["wide"]
+METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
+NAMES = ("a/kernel", "a/bias", "b/kernel")
+LACKING = {
+    "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
+    "validity": "--record client_accuracy",
+}  # fmt: skip
+
+
+def accuracies(values):
+    final = 0.6 + 0.001 * METHODS.index(values["method"]) + 0.1 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
+    return (0.3, final - 0.1, final)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    axes = {"method": METHODS, "alpha": [0.05, 0.5], "seed": [0, 1]}
+    return collect([write_sweep(tmp_path_factory.mktemp("figures") / "s", axes, accuracies, layers=NAMES)])
+
+
+def draw(study, name, style=WIDE):
+    with base.drawing(style):
+        drawn = FIGURES[name](study, style)
+    assert not isinstance(drawn, str), drawn
+    return drawn
+
+
+def rows(drawing):
+    return list(csv.DictReader(io.StringIO(base.csv_text(drawing))))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_or_says_what_the_runs_lack(study, name):
+    with base.drawing(WIDE):
+        drawn = FIGURES[name](study, WIDE)
+    if name in LACKING:
+        assert isinstance(drawn, str) and LACKING[name] in drawn and "\n" not in drawn
+    else:
+        assert all(len(rows(drawing)) == len(drawing.rows) > 0 for drawing in drawn)
+
+
+def test_learning_curves_are_means_with_bands_of_one_deviation(study):
+    """Final accuracies of FedAvg at 0.05: 60 and 61; their sample deviation is the root of 1/2."""
+    (drawing,) = draw(study, "curves")
+    last = next(r for r in rows(drawing) if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3"))
+    assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
+
+
+def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6, 0.7), method="fedavg", seed=0)
+    write_run(tmp_path / "b", (None, 0.5, 0.6), method="fedavg", seed=1)
+    study = collect([tmp_path])
+    curve = curves.curve(study, study.cell("fedavg", ()))
+    assert curve.rounds.tolist() == [2, 3] and curve.mean.tolist() == pytest.approx([55, 65])
+
+
+@pytest.mark.parametrize("style", base.STYLES)
+@pytest.mark.parametrize("name", ["curves", "alphas"])
+def test_labels_of_close_curves_do_not_overlap(study, name, style):
+    from matplotlib.text import Text  # of an annotation, the extent would include its line
+
+    figure = draw(study, name, base.STYLES[style])[0].figure
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((Text.get_window_extent(text) for text in axes.texts if text.get_text()), key=lambda box: box.y0)
+        assert len(boxes) >= 4
+        assert all(upper.y0 >= lower.y1 - 1 for lower, upper in itertools.pairwise(boxes))
+        assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+
+
+def test_spread_positions_keep_their_order_and_distance_and_move_no_more_than_needed():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        wanted = rng.random(rng.integers(1, 9)) * 5
+        placed = np.array(base.spread_positions(list(wanted), 0.7))
+        order = np.argsort(wanted)
+        assert (np.diff(placed[order]) >= 0.7 - 1e-9).all()
+        shifted = placed - wanted
+        assert abs(shifted.mean()) < 1e-9  # groups are centred on what they want
+
+
+def test_methods_differ_in_grey_too():
+    """By dashes, marker or hatch, without the colour."""
+    methods = ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic", "fedvg", "fedprox+fedvg"]
+    looks = base.line_styles(methods)
+    assert len({(look.dashes, look.marker) for look in looks.values()}) == len(methods)
+    assert len({look.hatch for look in looks.values()}) == len(methods)
+
+
+def test_base_methods_are_dashed_and_with_fedvg_solid(study):
+    drawing = draw(study, "pairs")[0]
+    dashes = [line.get_linestyle() for line in drawing.figure.axes[0].lines]
+    assert dashes == ["--", "-"] and {r["method"] for r in rows(drawing)} == {"fedprox", "fedprox+fedvg"}
+
+
+def test_bold_client_is_the_chosen_one_or_has_the_most_even_classes(study):
+    """Client 2 has two rows of each class."""
+    run = study.runs[0]
+    assert weights.bold_client(run, None) == 2 and weights.bold_client(run, 3) == 3
+    bold = {r["client"] for r in rows(draw(study, "weights", WIDE._replace(client=1))[0]) if r["bold"] == "1"}
+    assert bold == {"1"}
+
+
+def test_effective_number_of_clients_is_the_cohort_for_equal_weights():
+    assert weights.effective_clients([0.25] * 4) == 4 and weights.effective_clients([1.0, 0.0]) == 1
+
+
+def test_heat_map_holds_share_times_score_times_layers(study):
+    drawing = draw(study, "layers")[0]
+    record = study.cell("fedavg", study.scenarios[0]).runs[0, 42].records[0]
+    values = [float(r["norm"]) for r in rows(drawing) if r["round"] == "1"]
+    assert np.sort(values) == pytest.approx(np.sort(layers.layer_norms(record).ravel()), rel=1e-8)
+    total = layers.layer_norms(record).mean(1)
+    assert total == pytest.approx(record["scores"], rel=1e-4)  # shares are rounded
+
+
+def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp_path):
+    fields = {
+        i: {"client_accuracy": [0.1, 0.5, 0.9], "client_val_loss": [3.0, 2.0, 1.0], "weights": [0.5, 0.3, 0.2]}
+        for i in (1, 2)
+    }
+    study = collect([write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", fields=fields)])
+    found = validity.correlations(study.runs[0].records)
+    assert found["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and found["weight s_k"] == [(1, -1.0), (2, -1.0)]
+    assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
+
+
+def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):
+    for rho in (0.0, 0.5):
+        write_run(tmp_path / f"v{rho}", method="fedvg", validation={"rho": rho})
+    write_run(tmp_path / "a", method="fedavg")
+    drawing = draw(collect([tmp_path], partial=True), "rho")[0]
+    assert any(
+        list(line.get_xdata()) == [0, 1] and line.get_linestyle() == "--" for line in drawing.figure.axes[0].lines
+    )
+
+
+@pytest.mark.parametrize(("setting", "values", "name"), [
+    ("granularity", ["modelwise", "layerwise"], "granularity"), ("source", ["clients", "stl10"], "external"),
+])  # fmt: skip
+def test_bars_have_one_for_each_value(tmp_path, setting, values, name):
+    group = "fedvg" if setting == "granularity" else "validation"
+    for value in values:
+        write_run(tmp_path / value, method="fedvg", dataset="cifar10", **{group: {setting: value}})
+    labels = [r["bar"] for r in rows(draw(collect([tmp_path]), name)[0])]
+    assert len(labels) == 2 and all(any(value in label for label in labels) for value in values)
+
+
+def test_names_that_look_like_mathematics_are_drawn(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedvg"], "seed": [0]}, lambda v: (0.5, 0.6), title="$\\frac_{\n")
+    drawing = draw(collect([sweep]), "curves")[0]
+    drawing = drawing._replace(title="$\\frac{ \n <b>")
+    assert [path.suffix for path in base.save(drawing, tmp_path, WIDE)] == [".png", ".pdf", ".csv"]
+
+
+def test_rank_correlation_needs_three_clients_and_variation():
+    assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
+        validity.rank_correlation([1] * 3, [1, 2, 3])
+    )

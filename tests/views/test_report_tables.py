@@ -1,0 +1,183 @@
+"""Tables of a report: values, marks, notes, and escaping in every format."""
+
+import csv
+import io
+import re
+
+import pytest
+from run_folders import write_json, write_run, write_sweep
+
+pytest.importorskip("statsmodels", reason="reports need the report extra")
+
+from fedvg_jax import paper
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report import costs, markup, tables
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.markup import Column, Entry, Table
+
+AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
+
+
+def accuracies(values):
+    """The best round is the second of three; seeds differ by 2 points."""
+    final = BASE[values["method"]] + 0.2 * (values["alpha"] == 0.5) + 0.02 * values["seed"]
+    return (0.3, final + 0.05, final)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return collect([write_sweep(tmp_path_factory.mktemp("tables") / "s", AXES, accuracies)])
+
+
+def row(table, *lead):
+    return next(r for r in table.rows if tuple(e.text for e in r[: len(lead)]) == lead)
+
+
+def csv_rows(table):
+    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))
+
+
+def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
+    """Final accuracies of FedVG at 0.05: 70, 72, 74; their sample deviation is 2."""
+    table = tables.accuracy(study)
+    cells = {method: row(table, method)[1] for method in study.methods}
+    assert cells["fedvg"].text == "72.00 ± 2.00" and cells["fedvg"].numbers == pytest.approx((72, 2, 3))
+    assert {m: e.mark for m, e in cells.items()} == {"fedvg": "best", "fedavg": "second", "fedprox": ""}
+    assert row(table, "always the largest class")[1].text == "40.00"
+    assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
+
+
+def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(study):
+    table = tables.choices(study)
+    assert [e.text for e in row(table, "alpha 0.05", "fedvg")[2:5]] == ["72.00 ± 2.00", "77.00 ± 2.00", "77.00 ± 2.00"]
+    assert tables.PUBLISHED_CHOICE in table.notes
+
+
+def test_effects_are_paired_and_corrected_over_the_table(study):
+    table = tables.effects(study, tables.options(study))
+    assert [r[1].text for r in table.rows] == ["fedprox", "fedvg"] * 2
+    values = csv_rows(table)[1]
+    assert values["n"] == "3" and float(values["difference"]) == pytest.approx(10)
+    assert float(values["wilcoxon_p"]) == 0.25 and float(values["wilcoxon_p_greater"]) == 0.125
+    assert float(values["wilcoxon_p_holm"]) == 1  # 4 x 0.25
+    assert any("no two-sided Wilcoxon test can reach" in note for note in table.notes)
+
+
+def test_cost_counts_scored_images_of_fedvg_beside_trained_ones(study):
+    """Three rounds of a cohort of three; five epochs; D_val has 7 rows."""
+    run = next(iter(study.cell("fedvg", study.scenarios[0]).runs.values()))
+    trained = 5 * sum(sum(record["num_samples"]) for record in run.records)
+    assert costs.image_gradients(run) == trained + 3 * 3 * 7
+    other = next(iter(study.cell("fedavg", study.scenarios[0]).runs.values()))
+    assert costs.image_gradients(other) == trained
+    values = {(r["setting"], r["method"]): r for r in csv_rows(tables.cost(study, tables.options(study)))}
+    assert float(values["alpha 0.05", "fedvg"]["seconds"]) == 1.5
+    assert float(values["alpha 0.05", "fedvg"]["relative"]) == pytest.approx((trained + 63) / trained, rel=0.2)
+
+
+def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
+    """At alpha 0.05 FedVG's second round has 75, 77, 79 %, FedProx's 55, 57, 59 %."""
+    table = tables.cost(study, tables.options(study, target=0.76))
+    assert row(table, "alpha 0.05", "fedvg")[4].text == "2.0 (2 of 3)"
+    assert row(table, "alpha 0.05", "fedprox")[4].text == "not reached"
+    with pytest.raises(UsageError, match="--target must be an accuracy"):
+        tables.options(study, target=76)
+
+
+def test_unknown_baseline_is_refused_with_the_methods(study):
+    with pytest.raises(UsageError, match="no method fedsgd to compare with; the runs have fedavg, fedprox, fedvg"):
+        tables.options(study, "fedsgd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "scored"),
+    [
+        ({"weighting": "fedvg"}, 3 * 7),
+        ({"weighting": "samples+fedvg"}, 3 * 7),
+        ({"weighting": "fedvg", "fedvg": {"signal": "delta"}}, 0),
+        ({"weighting": "fedvg", "select": "held_out"}, 3 * 4),
+        ({"weighting": "val_loss"}, 0),
+        ({"weighting": "fitted", "fedvg": {"fit_steps": 10}}, 10 * 7),
+        ({"weighting": "uniform", "tuning": {"steps": 2}, "batch_size": 4}, 2 * 4),
+    ],
+)
+def test_scoring_costs_what_the_weighting_measures(tmp_path, changes, scored):
+    run = next(iter(collect([write_run(tmp_path / "r", (0.5,), **changes)]).runs))
+    assert costs.image_gradients(run) == 5 * sum(run.records[0]["num_samples"]) + scored
+
+
+def test_marks_and_footnotes_name_what_is_missing(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    failed = sweep / "points" / "method=fedavg,alpha=0.05,seed=1"
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
+    table = tables.accuracy(collect([sweep], partial=True))
+    assert row(table, "fedavg")[1].text == "62.00 ± 2.83 ‡" and row(table, "fedvg")[2].text.endswith(" †")
+    assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
+    assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
+
+
+AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}
+
+
+def test_papers_value_stands_beside_ours_in_joint_standard_errors(tmp_path):
+    sweep = write_sweep(
+        tmp_path / "s", {"method": ["fedvg", "feddyn"], "seed": [0, 1]}, lambda v: (0.5, 0.52 + 0.02 * v["seed"]),
+        dataset="cifar10", model="resnet18", alpha=0.05,
+    )  # fmt: skip
+    table = tables.against_paper(collect([sweep]))
+    mean, std = paper.accuracy("cifar10", "resnet18", "FedVG", 0.05)
+    values = csv_rows(table)[0]
+    assert float(values["paper mean"]) == mean and float(values["difference"]) == pytest.approx(53 - mean)
+    errors = (53 - mean) / (2 / 2 + std**2 / 5) ** 0.5  # deviation of 52 and 54 is the root of 2
+    assert float(values["standard_errors"]) == pytest.approx(errors)
+    assert any("rounds 2 (paper 200)" in note for note in table.notes)
+
+
+def test_runs_without_a_counterpart_in_the_paper_have_no_such_table(study):
+    assert tables.against_paper(study) is None
+
+
+def test_worst_tenth_of_clients_is_shown_where_recorded(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"test_worst_decile": 0.25}})
+    table = tables.choices(collect([tmp_path]))
+    assert table.columns[-1].title == "worst tenth of clients" and table.rows[0][-1].text == "25.00"
+
+
+HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"
+
+
+def hostile_table():
+    columns = (Column(HOSTILE, ("name",)), Column("value", ("value",)))
+    return Table("t", HOSTILE, columns, ((Entry(HOSTILE), markup.number(1.0)._replace(mark="best")),), (HOSTILE,))
+
+
+def test_markdown_escapes_what_would_be_markup():
+    text = markup.markdown(hostile_table())
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
+    assert "<script>" not in text and r"\_c\*d" in text and "**1.00**" in text
+
+
+def test_latex_escapes_what_would_be_a_command():
+    text = markup.latex(hostile_table())
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert r"\&" in body and r"\textbackslash{}z" in body and r"50\%" in body and r"\$x\$" in body
+    assert len(re.findall(r"(?<!\\)&", body)) == 1 and r"\textbf{1.00}" in text
+
+
+def test_html_escapes_what_would_be_an_element():
+    text = markup.hypertext(hostile_table())
+    assert "<script>" not in text and text.count("&lt;script&gt;") == 4 and "<b>1.00</b>" in text
+
+
+def test_csv_round_trips_names_and_numbers():
+    rows = list(csv.reader(io.StringIO(markup.comma_separated(hostile_table()))))
+    assert rows == [["name", "value"], [HOSTILE, "1"]]
+    formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
+    assert markup.comma_separated(formula) == "name\n'=1+1\n"
+
+
+def test_line_breaks_in_names_stay_within_their_cell():
+    table = Table("t", "a\nb", (Column("x\ny", ("x",)),), ((Entry("c\r\nd"),),))
+    assert len(markup.markdown(table).splitlines()) == 5

@@ -162,7 +162,8 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    _draw_report(command.out, console)
+    if command.shard is None:
+        _draw_report(command.out, console)
     _refuse_unfinished(_mine(command, points, "final"), results)
     return 0
 
@@ -306,7 +307,8 @@ def _draw_report(out: Path, console: Console) -> None:
     from fedvg_jax.views import report
 
     try:
-        written = report.write([out], out / "report")
+        with console.status("writing the report"):
+            written = report.write([out], out / "report")
     except UsageError as error:
         console.print(f"no report: {error}", highlight=False, soft_wrap=True, markup=False)
     else:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from processes import started
@@ -19,6 +20,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.history import History
+from fedvg_jax.views import report
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
 
@@ -34,8 +36,9 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def run(cache, tmp_path, capsys, monkeypatch):
-    """Runs the command in this process; returns (exit code, standard output, standard error)."""
+    """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
+    monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words):
@@ -137,6 +140,16 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
     assert "alpha 0.5" in out and out.count("(n 2)") == 2 and str(tmp_path / "out") in out
     code, again, _ = run("--alpha", "0.5", "5", "--seed", "0:2")
     assert code == 0 and "1/4" not in again and again.count("(n 2)") == 2
+    assert f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in again
+
+
+def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
+    def write(dirs, out):
+        raise UsageError("reports need scipy; pip install 'fedvg_jax[report]'")
+
+    monkeypatch.setattr(report, "write", write)
+    code, out, err = run("--alpha", "0.5")
+    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):

@@ -94,11 +94,15 @@ def ragged() -> World:
 
 def variables(seed: int = 0, task: Task = TASK) -> Variables:
     """Returns the network's arrays, none at a special value, in the current precision."""
+    return jax.tree.map(lambda x: jnp.asarray(x, float), _moved_variables(seed, task.init))
+
+
+@functools.cache
+def _moved_variables(seed: int, init) -> Variables:
     with jax.enable_x64(False):
-        start = jax.tree.map(np.asarray, jit(task.init)(jax.random.key(seed)))
+        start = jax.tree.map(np.asarray, jit(init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
-    moved = jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
-    return jax.tree.map(lambda x: jnp.asarray(x, float), moved)
+    return jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
 
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:

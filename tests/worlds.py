@@ -95,13 +95,13 @@ def ragged() -> World:
 
 def variables(seed: int = 0, task: Task = TASK) -> Variables:
     """Returns the network's arrays, none at a special value, in the current precision."""
-    return jax.tree.map(lambda x: jnp.asarray(x, float), _moved(seed, task))
+    return jax.tree.map(lambda x: jnp.asarray(x, float), _moved_variables(seed, task.init))
 
 
 @functools.cache
-def _moved(seed: int, task: Task) -> Variables:
+def _moved_variables(seed: int, init) -> Variables:
     with jax.enable_x64(False):
-        start = jax.tree.map(np.asarray, jit(task.init)(jax.random.key(seed)))
+        start = jax.tree.map(np.asarray, jit(init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
 

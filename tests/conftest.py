@@ -63,3 +63,13 @@ def x64():
 
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def cheap_programs(monkeypatch):
+    """Compiles a run's programs with the options of `worlds.jit`, for runs of small dense models."""
+    import jax
+    import worlds
+
+    compile = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: compile(self, compiler_options=worlds.HASTE))

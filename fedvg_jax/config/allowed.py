@@ -47,6 +47,8 @@ PRECISIONS = ("default", "highest", "bfloat16")
 LR_SCHEDULES = ("constant", "exponential", "cosine")
 NONFINITE = ("raise", "skip")
 RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
+RECORDS = ("client_accuracy", "client_val_loss", "client_drift")
+"""Names in `record`."""
 ATTACKS = ("none", "sign_flip", "scaling", "noise")
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)

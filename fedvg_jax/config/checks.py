@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedvg_jax.config import population_checks
-from fedvg_jax.config.allowed import DATASETS, FLOAT32, MODELS, NAMES, PLANES_MODELS, RANGES, SINGLE_PRECISION
+from fedvg_jax.config.allowed import DATASETS, FLOAT32, MODELS, NAMES, PLANES_MODELS, RANGES, RECORDS, SINGLE_PRECISION
 from fedvg_jax.config.io import flatten, typed
-from fedvg_jax.config.options import Config, cohort_size, num_corrupt
+from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_names
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import STREAMED, check_weighting, streams
 from fedvg_jax.core.types import UsageError
@@ -65,6 +65,8 @@ def _check_names(config: Config) -> None:
     settings = flatten(config)
     for name, allowed in NAMES.items():
         _require_name(name, settings[name], allowed)
+    for name in recorded_names(config):
+        _require_name("record", name, RECORDS)
 
 
 def _check_text_and_size(config: Config) -> None:

@@ -41,7 +41,7 @@ TOPICS = {
     "Training": (
         *("rounds", "local_epochs", "batch_size", "single_rows", "lr", "optimiser", "momentum", "optimiser_state"),
         "weight_decay",
-        *("lr_schedule", "lr_decay", "seed", "eval_every"),
+        *("lr_schedule", "lr_decay", "seed", "eval_every", "record"),
     ),
     "Hardware": ("devices", "lanes", "hold", "conv", "precision", "deterministic", "force"),
     "Files, stopping and resuming": (
@@ -73,7 +73,13 @@ PLACEHOLDERS = {"str": "TEXT", "int": "INT", "float": "FLOAT", "Path": "PATH", "
 VALUE_WORDS = {
     **{"data_dir": "DIR", "out": "DIR", "resume": "RUN|auto", "profile": "DIR", "cache_dir": "DIR", "config": "FILE"},
     **{"local_epochs": "INT|MIN:MAX", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
-    **{"partition_file": "FILE", "pretrained": "FILE", "export": "FILE", "validation.data_dir": "DIR"},
+    **{
+        "partition_file": "FILE",
+        "pretrained": "FILE",
+        "export": "FILE",
+        "record": "NAME,...",
+        "validation.data_dir": "DIR",
+    },
     **{"fedvg.include": "REGEX", "fedvg.multipliers": "REGEX=NUMBER,..."},
 }
 """Option -> word for its value, where the type says too little."""

@@ -264,6 +264,9 @@ class Config:
     half of D_val, which the weights then do not use."""
     eval_every: int = 5
     """Rounds between two evaluations. The last round is always evaluated."""
+    record: str = ""
+    """Further numbers of every client that the history records each round, separated by commas. client_accuracy: its
+    model's accuracy on the pooled test set; client_val_loss: its loss on D_val; client_drift: L2 norm of its update."""
     lanes: str = "auto"
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = 0
@@ -343,6 +346,15 @@ def method_name(config: Config) -> str:
     'fedavg-permuted-fedvg'
     """
     return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
+
+
+def recorded_names(config: Config) -> list[str]:
+    """Returns the names in `record`.
+
+    >>> recorded_names(Config(record="client_accuracy, client_drift"))
+    ['client_accuracy', 'client_drift']
+    """
+    return [name.strip() for name in config.record.split(",") if name.strip()]
 
 
 def cohort_size(config: Config) -> int:

@@ -18,6 +18,7 @@ from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
 from fedvg_jax.engine import evaluate, federated_round
@@ -26,6 +27,7 @@ from fedvg_jax.runs import contracts
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
+from fedvg_jax.weightings import recorded
 
 MAX_PROGRAMS = 16
 """Size of the store; the least recently used program is dropped first."""
@@ -124,6 +126,9 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
+    names = recorded_names(config)
+    if names:
+        weighting = recorded.with_records(weighting, {name: recorded.MEASURES[name](task) for name in names})
     executor, optimiser = make_executor(config), make_optimiser(config)
     step = federated_round.make_round(
         task,

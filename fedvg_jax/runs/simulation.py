@@ -14,6 +14,7 @@ from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files
 from fedvg_jax.core.types import (
     Algorithm,
@@ -206,6 +207,8 @@ def _check_weighting(
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+    if "client_accuracy" in recorded_names(config):
+        user_data.class_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
 def make_state(

@@ -185,6 +185,16 @@ def validation_loss(task: Task) -> Signal:
 
 def validation_accuracy(task: Task) -> Signal:
     """One client's accuracy on D_val, for batches with labels `y` and outputs that are logits."""
+    return _accuracy(task, lambda data: data.val)
+
+
+def pooled_test_accuracy(task: Task) -> Signal:
+    """One client's accuracy on the pooled test rows, for the history. A weighting must not use it."""
+    return _accuracy(task, lambda data: data.test)
+
+
+def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
+    """One client's accuracy on a table of rows."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
         params, stats = report.variables
@@ -194,7 +204,7 @@ def validation_accuracy(task: Task) -> Signal:
             predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
             return (mask & (predicted == batch.y)).sum().astype(tree.dtype(params))
 
-        return mean_over(num_correct, data.val)
+        return mean_over(num_correct, rows_of(data))
 
     return signal
 

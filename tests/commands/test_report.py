@@ -78,6 +78,13 @@ def test_incomplete_study_needs_partial(tmp_path, capsys):
     assert report.main([str(tmp_path), "--figures", "--partial"]) == 0
 
 
+def test_claims_are_written_with_verdicts(sweep, tmp_path, capsys):
+    assert report.main([str(sweep), "--claims", str(tmp_path / "paper.md")]) == 0
+    assert "not reached  FedVG is best at every alpha on OrganAMNIST" in capsys.readouterr().out
+    assert report.main([str(sweep), "--claims", str(tmp_path / "paper.md"), "--style", "paper"]) == 2
+    assert "takes no --style" in capsys.readouterr().err
+
+
 def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
     monkeypatch.setattr("fedvg_jax.views.report.EXTRA", ("scipy", "no_such_package"))
     assert report.main([str(sweep)]) == 2

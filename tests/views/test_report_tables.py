@@ -139,9 +139,21 @@ def test_runs_without_a_counterpart_in_the_paper_have_no_such_table(study):
 
 
 def test_worst_tenth_of_clients_is_shown_where_recorded(tmp_path):
-    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"test_worst_decile": 0.25}})
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"worst_decile": 0.25}})
     table = tables.choices(collect([tmp_path]))
     assert table.columns[-1].title == "worst tenth of clients" and table.rows[0][-1].text == "25.00"
+
+
+def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
+    for method, loss in {"fedavg": 0.5, "fedvg": 0.25}.items():
+        fields = {2: {"test_loss": loss, "val_loss": loss}}
+        run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
+        write_json(run / "summary.json", {"test_loss_final": loss})
+        write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
+    made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
+    assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")
+    assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
+    assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2.0"
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

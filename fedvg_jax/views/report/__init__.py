@@ -69,7 +69,8 @@ def write(
     for value, allowed, what in [(style, base.STYLES, "style"), *((f, FIGURES, "figure") for f in figures or ())]:
         if value not in allowed:
             raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
-    _require_extra()
+    if missing := missing_packages():
+        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial)
     made = tables.all_tables(study, tables.options(study, baseline, target))
     folder = Path(out) if out else Path(dirs[0]) / "report"
@@ -85,11 +86,9 @@ def write(
     return Report(study, made, [*paths, folder / PAGE], left_out)
 
 
-def _require_extra() -> None:
-    """Raises UsageError where a package of the extra is not installed."""
-    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+def missing_packages() -> list[str]:
+    """Returns the modules that a report needs and that are not installed."""
+    return [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 
 def _command(dirs: Sequence[Path | str]) -> str:

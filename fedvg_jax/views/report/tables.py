@@ -210,13 +210,13 @@ def choices(study: Study) -> Table:
 
 
 def _worst_decile(cell: Cell) -> float | None:
-    """Returns the mean of `test_worst_decile` in the final rounds, in percent; None where it is not recorded."""
-    values = [100 * r["test_worst_decile"] for run in cell.runs.values() for r in run.records[-1:] if _has_decile(r)]
+    """Returns the mean of `worst_decile` in the final rounds, in percent; None where it is not recorded."""
+    values = [100 * r["worst_decile"] for run in cell.runs.values() for r in run.records[-1:] if _has_decile(r)]
     return sum(values) / len(values) if values else None
 
 
 def _has_decile(record: dict[str, Any]) -> bool:
-    return record.get("test_worst_decile") is not None
+    return record.get("worst_decile") is not None
 
 
 def effects(study: Study, chosen: Options) -> Table:

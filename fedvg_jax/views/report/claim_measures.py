@@ -1,0 +1,382 @@
+"""What decides the paper's claims: functions of mean accuracies, the paper's or ours, and functions of run folders."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax import paper
+from fedvg_jax.views.report import statistics
+from fedvg_jax.views.report.figures.against import RHO
+from fedvg_jax.views.report.figures.layers import layer_norms
+from fedvg_jax.views.report.figures.validity import ACCURACY, rank_correlation
+from fedvg_jax.views.report.study import Cell, Run, Study, results
+from fedvg_jax.views.report.tables import paper_name
+
+BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
+EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}
+WITHIN = 2.3
+"""Points that the paper states for external validation sets."""
+
+MIN_PAIRS = 5
+"""Fewest pairs of data set and model with which a one-sided signed-rank test can reach p < 0.05."""
+
+
+class Value(NamedTuple):
+    """Mean accuracy of a method, in percent."""
+
+    dataset: str
+    model: str
+    method: str
+    """The paper's name."""
+    alpha: float
+    mean: float
+    std: float
+    """nan where there is none."""
+
+
+class Finding(NamedTuple):
+    """What a measure finds."""
+
+    holds: bool
+    text: str
+
+
+Values = Sequence[Value]
+
+
+@functools.cache
+def paper_values() -> tuple[Value, ...]:
+    """Returns the numbers of the paper's tables."""
+    return tuple(
+        Value(c.dataset, c.model, c.method, c.alpha, c.mean, math.nan if c.std is None else c.std)
+        for c in paper.cells()
+    )
+
+
+def our_values(study: Study) -> list[Value]:
+    """Returns the means in the final round of the methods that the paper has; none without accuracy."""
+    if study.metric != "accuracy":
+        return []
+    values = []
+    for cell in study.cells.values():
+        found = list(results(study, cell).values())
+        if found:
+            config = next(iter(cell.runs.values())).config
+            name = paper_name(config)
+            if name == "FedVG" and config.validation.source in EXTERNAL:
+                name = EXTERNAL[config.validation.source]
+            if name:
+                mean, std = statistics.mean_and_std(found)
+                values.append(Value(config.dataset, config.model, name, config.alpha, mean, std))
+    return values
+
+
+def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]:
+    """Returns the values by (data set, model, alpha) and method; the first of a method counts."""
+    grouped: dict[tuple[str, str, float], dict[str, Value]] = {}
+    for value in values:
+        grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(value.method, value)
+    return grouped
+
+
+def _ranks(values: Values) -> dict[tuple[str, str, float], int]:
+    """Returns FedVG's rank among the seven methods, where at least two others ran; 1 is the best."""
+    ranks = {}
+    for key, methods in _by_method(values).items():
+        rivals = [methods[name].mean for name in BASES if name in methods]
+        if "FedVG" in methods and len(rivals) >= 2:
+            ranks[key] = 1 + sum(mean > methods["FedVG"].mean for mean in rivals)
+    return ranks
+
+
+# --- measures of values
+
+
+def rank_at_smallest_alpha(values: Values) -> Finding | None:
+    """Holds if FedVG is first or second at alpha 0.05 for every pair of data set and model."""
+    ranks = sorted(rank for (_, _, alpha), rank in _ranks(values).items() if alpha == 0.05)
+    if not ranks:
+        return None
+    return Finding(max(ranks) <= 2, f"rank {', '.join(map(str, ranks))} at alpha 0.05")
+
+
+def best_on_organamnist(values: Values) -> Finding | None:
+    """Holds if FedVG is first at every alpha on OrganAMNIST."""
+    ranks = {alpha: rank for (dataset, _, alpha), rank in sorted(_ranks(values).items()) if dataset == "organamnist"}
+    if not ranks:
+        return None
+    text = ", ".join(f"{rank} at {alpha:g}" for alpha, rank in ranks.items())
+    return Finding(all(rank == 1 for rank in ranks.values()), f"rank {text}")
+
+
+def low_variance(values: Values) -> Finding | None:
+    """Holds if FedVG's deviation is at most the median of the other methods' in more than half of the cells."""
+    below, count = 0, 0
+    for methods in _by_method(values).values():
+        others = [methods[name].std for name in BASES if name in methods and math.isfinite(methods[name].std)]
+        if "FedVG" in methods and math.isfinite(methods["FedVG"].std) and others:
+            count += 1
+            below += methods["FedVG"].std <= float(np.median(others))
+    return Finding(below > count / 2, f"deviation at most the median in {below} of {count} cells") if count else None
+
+
+def gain_with_transformers(values: Values) -> Finding | None:
+    """Holds if FedVG is above FedAvg with every vision transformer at alpha 0.05."""
+    gains = [
+        methods["FedVG"].mean - methods["FedAvg"].mean
+        for (_, model, alpha), methods in _by_method(values).items()
+        if model.startswith("vit") and alpha == 0.05 and {"FedVG", "FedAvg"} <= methods.keys()
+    ]
+    if not gains:
+        return None
+    return Finding(min(gains) > 0, f"{', '.join(f'{gain:+.2f}' for gain in sorted(gains))} points over FedAvg")
+
+
+def pair_differences(
+    cells: Mapping[tuple[str, str, float], Mapping[str, Value]], method: str, alpha: float
+) -> np.ndarray:
+    """Returns FedVG minus a method, one per pair of data set and model, [n] float.
+
+    Args:
+        cells: values by (data set, model, alpha) and method.
+        method: the other one.
+        alpha: of the cells that are compared.
+    """
+    gaps = [
+        m["FedVG"].mean - m[method].mean for k, m in cells.items() if k[2] == alpha and {"FedVG", method} <= m.keys()
+    ]
+    return np.array(gaps).round(9)
+
+
+def significance_over_pairs(values: Values) -> Finding | None:
+    """Holds if the one-sided signed-rank test over the pairs has p < 0.05 at alpha 0.05 against most of the methods.
+
+    That is the test which gives the paper's statements. The text also counts what two-sided tests and Holm's correction
+    over all tests leave.
+    """
+    cells, alphas = _by_method(values), sorted({value.alpha for value in values})
+    gaps = {(m, a): pair_differences(cells, m, a) for m, a in itertools.product(BASES, alphas)}
+    gaps = {key: gap for key, gap in gaps.items() if len(gap) >= MIN_PAIRS}
+    one_sided = {key: statistics.wilcoxon(gap, "greater") for key, gap in gaps.items()}
+    at_smallest = [p for (_, alpha), p in one_sided.items() if alpha == 0.05]
+    if not at_smallest:
+        return None
+    counts = {
+        "one-sided": sum(p < statistics.LEVEL for p in one_sided.values()),
+        "two-sided": sum(statistics.wilcoxon(gap) < statistics.LEVEL for gap in gaps.values()),
+        "with Holm": sum(p < statistics.LEVEL for p in statistics.holm(list(one_sided.values()))),
+    }
+    significant = sum(p < statistics.LEVEL for p in at_smallest)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = f"{significant} of {len(at_smallest)} methods at alpha 0.05; of all {len(one_sided)} tests {listed}"
+    return Finding(significant > len(at_smallest) / 2, text)
+
+
+def improved_cells(values: Values) -> Finding | None:
+    """Holds if X + FedVG is above X in more than half of the cells, for every base method X that ran both ways."""
+    counts = {}
+    for base in BASES:
+        both = [m for m in _by_method(values).values() if {base, f"{base} + FedVG"} <= m.keys()]
+        if both:
+            counts[base] = sum(m[f"{base} + FedVG"].mean > m[base].mean for m in both), len(both)
+    if not counts:
+        return None
+    text = ", ".join(f"{base} {better} of {count}" for base, (better, count) in counts.items())
+    return Finding(all(better > count / 2 for better, count in counts.values()), text)
+
+
+def external_within(values: Values) -> Finding | None:
+    """Holds if FedVG with an external validation set is within 2.3 points of FedVG with the clients' own."""
+    gaps = {
+        (name, key[2]): methods[name].mean - methods["FedVG"].mean
+        for key, methods in _by_method(values).items()
+        for name in EXTERNAL.values()
+        if {name, "FedVG"} <= methods.keys()
+    }
+    if not gaps:
+        return None
+    text = ", ".join(f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}" for (name, alpha), gap in gaps.items())
+    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, text)
+
+
+def best_granularities(values: Values) -> Finding | None:
+    """Holds if more than one granularity is the best somewhere."""
+    names = {"FedVG": "modelwise"} | {f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")}
+    counts: dict[str, int] = {}
+    for methods in _by_method(values).values():
+        ran = {names[name]: value.mean for name, value in methods.items() if name in names}
+        if len(ran) > 1:
+            best = max(ran, key=lambda name: ran[name])
+            counts[best] = counts.get(best, 0) + 1
+    if not counts:
+        return None
+    return Finding(len(counts) > 1, "best: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+
+
+# --- measures of studies
+
+
+def above_fedavg_at_every_rho(study: Study) -> Finding | None:
+    """Holds if FedVG's mean is at least FedAvg's at every rho of two or more."""
+    if study.metric != "accuracy":
+        return None
+    means: dict[str, dict[float, list[float]]] = {"fedvg": {}, "fedavg": {}}
+    for (method, scenario), cell in study.cells.items():
+        rho = dict(scenario).get(RHO)
+        if method in means and rho is not None:
+            means[method].setdefault(rho, []).extend(results(study, cell).values())
+    ours = {rho: float(np.mean(v)) for rho, v in sorted(means["fedvg"].items()) if v}
+    line = [value for values in means["fedavg"].values() for value in values]
+    if len(ours) < 2 or not line:
+        return None
+    listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, mean in ours.items())
+    return Finding(min(ours.values()) >= float(np.mean(line)), f"FedVG {listed}; FedAvg {np.mean(line):.1f}")
+
+
+def balanced_client_by_norm(study: Study) -> Finding | None:
+    """Holds if the balanced client 0 weighs the most of all clients under L1 and L2, and not under spectral and delta.
+
+    Weights are means over the later half of the rounds and over runs.
+    """
+    largest: dict[str, tuple[bool, float]] = {}
+    for cell in study.cells.values():
+        run = next(iter(cell.runs.values()), None)
+        if run and run.config.partition == "balanced_client" and "fedvg" in run.config.weighting:
+            largest[run.config.fedvg.norm] = _weight_of_client_0(cell)
+    if not {"l1", "l2"} <= largest.keys():
+        return None
+    expected = {norm: norm in ("l1", "l2") for norm in largest}
+    text = ", ".join(f"{norm} {share:.2f}{' (largest)' if top else ''}" for norm, (top, share) in largest.items())
+    holds = all(largest[norm][0] == finds for norm, finds in expected.items())
+    return Finding(holds, f"weight times cohort size of the balanced client: {text}")
+
+
+def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
+    """Returns whether client 0 has the largest mean weight, and that weight times cohort size."""
+    shares: dict[int, list[float]] = {}
+    for run in cell.runs.values():
+        for record in run.records[len(run.records) // 2 :]:
+            for client, weight in zip(record["clients"], record["weights"], strict=True):
+                shares.setdefault(client, []).append((weight or 0.0) * len(record["clients"]))
+    means = {client: float(np.mean(values)) for client, values in shares.items()}
+    own = means.get(0, math.nan)
+    return own == max(means.values(), default=math.nan), own
+
+
+def norms_grow_with_depth(study: Study) -> Finding | None:
+    """Holds if the rank correlation of a layer's depth with its mean gradient norm is above 0 on average over runs."""
+    found = []
+    for run in study.runs:
+        norms = [n for record in run.records if (n := layer_norms(record)) is not None]
+        weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
+        if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
+            mean = np.nanmean(np.concatenate(norms), 0)
+            depth = depths([run.layers[i] for i in weights])
+            found.append(rank_correlation(depth, [float(mean[i]) for i in weights]))
+    return _mean_correlation(found, "rank correlation of depth and norm", lambda low, high: low > 0)
+
+
+def depths(layers: Sequence[str]) -> list[int]:
+    """Returns the position of every layer from the input, by its name: numbers by size, the classifier last.
+
+    >>> depths(["classifier/kernel", "layer10/kernel", "layer2/kernel"])
+    [2, 1, 0]
+    """
+
+    def key(name: str) -> tuple:
+        parts = re.split(r"(\d+)", name)
+        return name.startswith(("classifier", "head")), [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+
+    order = sorted(layers, key=key)
+    return [order.index(name) for name in layers]
+
+
+def weights_rank_client_models(study: Study) -> Finding | None:
+    """Holds if FedVG's weights correlate with the accuracy of the clients' models, with an interval above 0."""
+    return _weight_correlations(study, lambda run, record: record.get(ACCURACY), "accuracy", lambda low, high: low > 0)
+
+
+def weights_against_class_distance(study: Study) -> Finding | None:
+    """Holds if the correlation of FedVG's weights with the clients' distance to D_val's classes includes 0."""
+
+    def distance(run: Run, record: Mapping) -> list[float] | None:
+        counts, target = run.partition.get("counts"), run.partition.get("validation", {}).get("counts")
+        if not counts or not target or not sum(target):
+            return None
+        share = np.array(target) / sum(target)
+        clients = [np.array(counts[client]) / max(1, sum(counts[client])) for client in record["clients"]]
+        return [float(abs(client - share).sum() / 2) for client in clients]
+
+    return _weight_correlations(study, distance, "distance of classes", lambda low, high: low <= 0 <= high)
+
+
+def _weight_correlations(
+    study: Study,
+    other: Callable[[Run, Mapping], Sequence[float] | None],
+    name: str,
+    holds: Callable[[float, float], bool],
+) -> Finding | None:
+    """Returns the finding on the rank correlation of FedVG's weights with another number of the clients.
+
+    Args:
+        study: runs of the weighting fedvg are used.
+        other: (run, record) -> a number per client of the cohort; None where it is not recorded.
+        name: of that number.
+        holds: (low, high) of the 95 % interval -> verdict.
+    """
+    found = []
+    for run in study.runs:
+        if run.config.weighting != "fedvg":
+            continue
+        values = [rank_correlation(r["weights"], v) for r in run.records if (v := other(run, r))]
+        values = [value for value in values if math.isfinite(value)]
+        if values:
+            found.append(float(np.mean(values)))
+    return _mean_correlation(found, f"rank correlation of weight and {name}", holds)
+
+
+def _mean_correlation(found: Sequence[float], name: str, holds: Callable[[float, float], bool]) -> Finding | None:
+    """Returns the finding on the mean of one correlation per run, by its 95 % t interval; None for fewer than two."""
+    known = [value for value in found if math.isfinite(value)]
+    if len(known) < 2:
+        return None
+    compared = statistics.compare({(i, 0): v for i, v in enumerate(known)}, {(i, 0): 0.0 for i in range(len(known))})
+    low, high = compared.t_interval
+    return Finding(holds(low, high), f"{name} {compared.mean:+.2f} [{low:+.2f}, {high:+.2f}] over {len(known)} runs")
+
+
+OF_VALUES: dict[str, Callable[[Values], Finding | None]] = {
+    "rank_at_smallest_alpha": rank_at_smallest_alpha,
+    "best_on_organamnist": best_on_organamnist,
+    "low_variance": low_variance,
+    "gain_with_transformers": gain_with_transformers,
+    "significance_over_pairs": significance_over_pairs,
+    "improved_cells": improved_cells,
+    "external_within": external_within,
+    "best_granularities": best_granularities,
+}
+"""Measure -> function of mean accuracies, which also computes the paper's numbers."""
+
+
+@functools.cache
+def printed(measure: str) -> Finding | None:
+    """Returns what a measure of `OF_VALUES` finds in the paper's tables."""
+    return OF_VALUES[measure](paper_values())
+
+
+OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
+    "above_fedavg_at_every_rho": above_fedavg_at_every_rho,
+    "balanced_client_by_norm": balanced_client_by_norm,
+    "norms_grow_with_depth": norms_grow_with_depth,
+    "weights_rank_client_models": weights_rank_client_models,
+    "weights_against_class_distance": weights_against_class_distance,
+    "not_recorded": lambda study: None,
+}
+"""Measure -> function of a study."""

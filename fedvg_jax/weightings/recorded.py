@@ -1,0 +1,50 @@
+"""Measurements of the clients that the history records and that no weight depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedvg_jax.core.types import Data, Hyper, Report, Signal, Task, Term, Tree, Weighting
+from fedvg_jax.weightings import signals
+
+
+def client_drift(hyper: Hyper, report: Report, data: Data) -> Array:
+    """L2 norm of one client's update theta_g - theta_k."""
+    return jnp.asarray(optax.tree.norm(report.delta))
+
+
+MEASURES: dict[str, Callable[[Task], Signal]] = {
+    "client_accuracy": signals.pooled_test_accuracy,
+    "client_val_loss": signals.validation_loss,
+    "client_drift": lambda task: client_drift,
+}
+"""Key of a record -> function of the task that returns the measurement of one client."""
+
+
+def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weighting:
+    """Returns a weighting with the same weights and scores, whose details also hold measurements of the clients.
+
+    Args:
+        weighting: the rule.
+        measures: key of a record -> (hyper, one client's report, data) -> scalar [].
+    """
+
+    def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, dict[str, Tree]]:
+        own = weighting.signal(hyper, report, data)
+        return own, {name: measure(hyper, report, data) for name, measure in measures.items()}
+
+    def of_own(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda hyper, measured, *rest: function(hyper, measured[0], *rest)
+
+    return weighting._replace(
+        signal=signal,
+        weigh=of_own(weighting.weigh),
+        score=lambda measured: weighting.score(measured[0]),
+        detail=lambda measured: weighting.detail(measured[0]) | measured[1],
+        terms=tuple(Term(of_own(term.weigh), of_own(term.share)) for term in weighting.terms),
+    )

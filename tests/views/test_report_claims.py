@@ -1,0 +1,120 @@
+"""The paper's claims: the paper's numbers are computed from its tables, and verdicts from runs."""
+
+import math
+
+import pytest
+from run_folders import write_run, write_sweep
+
+pytest.importorskip("statsmodels", reason="reports need the report extra")
+
+from fedvg_jax.views.report import claim_measures, claims
+from fedvg_jax.views.report.claim_measures import Value
+from fedvg_jax.views.report.collect import collect
+
+
+def verdicts(folder):
+    return {judged.claim.id: judged for judged in claims.judge([collect([folder], partial=True)])}
+
+
+def test_every_claim_has_a_measure_and_the_papers_numbers():
+    measures = {**claim_measures.OF_VALUES, **claim_measures.OF_STUDY}
+    for claim in claims.claims():
+        assert claim.measure in measures
+        assert claim.paper or claim_measures.printed(claim.measure).text
+    assert len({claim.id for claim in claims.claims()}) == 14
+
+
+@pytest.mark.parametrize(("measure", "text"), [
+    ("rank_at_smallest_alpha", "rank 1, 1, 1, 1, 2, 2, 2 at alpha 0.05"),
+    ("best_on_organamnist", "rank 1 at 0.05, 1 at 0.1, 1 at 1, 1 at 10, 1 at 100"),
+    ("improved_cells", "FedAvg 12 of 15, FedAvgM 12 of 15, FedProx 12 of 15, Scaffold 6 of 15, FedDyn 9 of 15, "
+     "Elastic 11 of 15"),
+    ("external_within", "STL-10 -1.74 at 0.1, CIFAR-100 -2.23 at 0.1, STL-10 +0.27 at 0.05, CIFAR-100 -0.96 at 0.05"),
+    ("significance_over_pairs",
+     "5 of 6 methods at alpha 0.05; of all 30 tests 13 one-sided, 11 two-sided, 0 with Holm"),
+])  # fmt: skip
+def test_measures_give_what_the_papers_tables_say(measure, text):
+    """Ranks, improved cells and distances counted by hand in the tables; tests as in the paper's section 4."""
+    assert claim_measures.printed(measure).text == text
+
+
+def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
+    methods = {"fedavg": 0.7, "fedprox": 0.8, "fedavgm": 0.5, "fedvg": 0.75}
+    axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
+    found = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
+    assert found["first_or_second"].verdict == "holds"
+    assert found["first_or_second"].ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 at alpha 0.05"
+    methods["fedavg"] = 0.9
+    assert (
+        verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))["first_or_second"].verdict
+        == "fails"
+    )
+
+
+def test_claim_holds_only_if_it_holds_in_every_study(tmp_path):
+    axes = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05], "seed": [0]}
+    good, bad = (
+        write_sweep(tmp_path / name, axes, lambda v, x=best: (0.5, x if v["method"] == "fedvg" else 0.6))
+        for name, best in {"good": 0.7, "bad": 0.5}.items()
+    )
+    judged = claims.judge([collect([good]), collect([bad])])[0]
+    assert judged.verdict == "fails" and judged.ours.count("rank") == 2
+
+
+def test_claim_without_its_runs_is_not_reached(tmp_path):
+    found = verdicts(write_run(tmp_path / "a", method="fedavg"))
+    assert {judged.verdict for judged in found.values()} == {"not reached"}
+
+
+def test_fedvg_is_robust_to_rho_if_it_stays_above_fedavg(tmp_path):
+    for name, lowest, verdict in (("a", 0.65, "holds"), ("b", 0.55, "fails")):
+        folder = tmp_path / name
+        for method, rho, final in (("fedavg", 0.0, 0.6), ("fedvg", 0.0, 0.7), ("fedvg", 0.9, lowest)):
+            write_run(folder / f"{method}{rho}", (0.5, final), method=method, validation={"rho": rho})
+        assert verdicts(folder)["robust_to_rho"].verdict == verdict
+
+
+def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path):
+    for norm in ("l1", "l2", "spectral", "delta"):
+        weights = [0.6, 0.2, 0.2] if norm in ("l1", "l2") else [0.2, 0.5, 0.3]
+        fields = {i: {"clients": [0, 1, 2], "weights": weights} for i in (1, 2, 3)}
+        options = {"partition": "balanced_client", "method": "fedvg", "fedvg": {"norm": norm}}
+        write_run(tmp_path / norm, fields=fields, **options)
+    found = verdicts(tmp_path)["norms_find_balanced"]
+    assert found.verdict == "holds" and "l1 1.80 (largest)" in found.ours and "delta 0.60" in found.ours
+
+
+def test_depth_of_layers_follows_numbers_with_the_classifier_last():
+    names = ["classifier/kernel", "conv1/kernel", "layer1/0/kernel", "layer10/0/kernel", "layer2/1/kernel"]
+    assert claim_measures.depths(names) == [4, 0, 1, 3, 2]
+
+
+def test_norms_that_grow_with_depth_hold(tmp_path):
+    layers = ("conv1/kernel", "conv2/kernel", "conv2/bias", "classifier/kernel")
+    for seed in (0, 1):
+        fields = {i: {"layer_shares": [[0.1, 0.2, 0.0, 0.7]] * 3} for i in (1, 2, 3)}
+        write_run(tmp_path / str(seed), method="fedvg", seed=seed, layers=layers, fields=fields)
+    assert verdicts(tmp_path)["later_layers"].verdict == "holds"
+
+
+def test_weights_that_rank_the_client_models_hold(tmp_path):
+    for seed in (0, 1):
+        fields = {i: {"weights": [0.2, 0.3, 0.5], "client_accuracy": [0.4, 0.5, 0.9]} for i in (1, 2, 3)}
+        write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
+    found = verdicts(tmp_path)["small_gradient_generalises"]
+    assert found.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 runs" in found.ours
+
+
+def test_significance_needs_five_pairs():
+    values = [Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan) for d in "abcd" for n in ("FedVG", "FedAvg")]
+    assert claim_measures.significance_over_pairs(values) is None
+    values += [Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")]
+    assert claim_measures.significance_over_pairs(values).holds
+
+
+def test_file_has_a_row_per_claim_with_its_command(tmp_path):
+    run = write_run(tmp_path / "a|b", method="fedavg")
+    judged = claims.write_claims([run], tmp_path / "paper.md")
+    lines = [line for line in (tmp_path / "paper.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(lines) == len(judged) + 2
+    assert "python -m fedvg\\_jax.sweep --config configs/sweeps/paper/curves\\_resnet.toml" in lines[2]

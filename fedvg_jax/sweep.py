@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
@@ -134,7 +134,7 @@ def tuning_lines(command: CommandLine) -> list[str]:
     return lines
 
 
-def _count(points: Sequence[Point]) -> str:
+def _count(points: Sequence[Any]) -> str:
     return f"{len(points)} point{'s' * (len(points) != 1)}"
 
 
@@ -162,7 +162,8 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    _draw_report(command.out, console)
+    if command.shard is None:
+        _draw_report(command.out, console)
     _refuse_unfinished(_mine(command, points, "final"), results)
     return 0
 
@@ -294,11 +295,9 @@ def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) 
     failures = {name: r.reason for name, r in done.items() if isinstance(r, Failure) and r.kind == "failed"}
     if failures:
         name, reason = next(iter(failures.items()))
-        raise UsageError(f"{len(failures)} points failed, such as {name}: {reason}")
+        raise UsageError(f"{_count(list(failures))} failed, such as {name}: {reason}")
     if unfinished := [point.name for point in points if point.name not in done]:
-        raise UsageError(
-            f"{len(unfinished)} points are unfinished, such as {unfinished[0]}; the same command continues them"
-        )
+        raise UsageError(f"{_count(unfinished)} not finished, such as {unfinished[0]}; the same command continues them")
 
 
 def _draw_report(out: Path, console: Console) -> None:
@@ -306,7 +305,8 @@ def _draw_report(out: Path, console: Console) -> None:
     from fedvg_jax.views import report
 
     try:
-        written = report.write([out], out / "report")
+        with console.status("writing the report"):
+            written = report.write([out], out / "report")
     except UsageError as error:
         console.print(f"no report: {error}", highlight=False, soft_wrap=True, markup=False)
     else:

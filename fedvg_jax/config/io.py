@@ -35,11 +35,18 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     (0.05, 'l1')
     """
     flat: dict[str, Any] = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        nested = dataclasses.is_dataclass(value)
-        flat |= flatten(value, f"{prefix}{f.name}.") if nested else {prefix + f.name: value}
+    for name in _field_names(type(config)):
+        value = getattr(config, name)
+        if hasattr(type(value), "__dataclass_fields__"):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
     return flat
+
+
+@functools.cache
+def _field_names(group: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(group))
 
 
 def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:

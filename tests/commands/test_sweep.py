@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from processes import started
@@ -19,6 +20,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.history import History
+from fedvg_jax.views import report
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
 
@@ -34,8 +36,9 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def run(cache, tmp_path, capsys, monkeypatch):
-    """Runs the command in this process; returns (exit code, standard output, standard error)."""
+    """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
+    monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words):
@@ -131,27 +134,37 @@ def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
 
 
 def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
-    code, out, err = run("--alpha", "0.5", "5", "--seed", "0:2")
+    code, out, err = run("--seed", "0:2")
     assert (code, err) == (0, "")
-    assert "sweep of 4 points: alpha (2) x seed (2)" in out and "4/4  alpha=5,seed=1: test accuracy" in out
-    assert "alpha 0.5" in out and out.count("(n 2)") == 2 and str(tmp_path / "out") in out
-    code, again, _ = run("--alpha", "0.5", "5", "--seed", "0:2")
-    assert code == 0 and "1/4" not in again and again.count("(n 2)") == 2
+    assert "sweep of 2 points: seed (2)" in out and "2/2  seed=1: test accuracy" in out
+    assert out.count("(n 2)") == 1 and str(tmp_path / "out") in out
+    code, again, _ = run("--seed", "0:2")
+    assert code == 0 and "1/2" not in again and again.count("(n 2)") == 1
+    assert f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in again
+
+
+def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
+    def write(dirs, out):
+        raise UsageError("reports need scipy; pip install 'fedvg_jax[report]'")
+
+    monkeypatch.setattr(report, "write", write)
+    code, out, err = run("--alpha", "0.5")
+    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
-    code, out, err = run("--lr", "0.2", "1e30", "--seed", "0:2")
-    assert (code, err) == (0, "") and "2 diverged" in out
+    code, out, err = run("--lr", "0.2", "1e30", "--seed", "0")
+    assert (code, err) == (0, "") and "1 diverged" in out
     simulate = loop.run_simulation
 
     def fail(sim, **arguments):
-        if sim.config.seed == 3:
+        if sim.config.lr == 0.3:
             raise OSError(28, "No space left on device")
         return simulate(sim, **arguments)
 
     monkeypatch.setattr(loop, "run_simulation", fail)
-    code, out, err = run("--lr", "0.2", "1e30", "--seed", "0:2", "3")
-    assert code == 2 and err.count("\n") == 1 and "2 points failed, such as lr=0.2,seed=3" in err
+    code, out, err = run("--lr", "0.2", "1e30", "0.3", "--seed", "0")
+    assert code == 2 and err.count("\n") == 1 and "1 point failed, such as lr=0.3" in err
 
 
 def test_shards_compute_all_points_once_between_them(run, monkeypatch):
@@ -159,24 +172,24 @@ def test_shards_compute_all_points_once_between_them(run, monkeypatch):
     monkeypatch.setattr(
         loop, "run_simulation", lambda sim, **given: computed.append(sim.config.seed) or simulate(sim, **given)
     )
-    first, second = (run("--seed", "0:3", "--shard", f"{i}/2") for i in (1, 2))
-    assert (first[0], second[0], sorted(computed)) == (0, 0, [0, 1, 2])
-    assert "2 missing" in first[1] and "(n 3)" in second[1]
+    first, second = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (1, 2))
+    assert (first[0], second[0], computed) == (0, 0, [0, 1])
+    assert "1 missing" in first[1] and "(n 2)" in second[1]
 
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
-    words = ["--alpha", "0.5", "5", "--seed", "0:2", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7", "8"]
+    words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
     code, out, err = run(*words, "--select", "val")
     assert (code, err) == (0, "")
-    assert "tuning lr first: 8 points with 2 seeds" in out and "alpha=5: lr 0.2 (validation accuracy" in out
+    assert "tuning lr first: 4 points with 1 seed" in out and "alpha=5: lr 0.2 (validation accuracy" in out
     content = json.loads((tmp_path / "out" / "sweep.json").read_text())
     tuning = content["tuning"]
-    assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7, 8] and tuning["select"] == "val"
+    assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7] and tuning["select"] == "val"
     for cell, choice in tuning["chosen"].items():
-        runs = [History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2,seed={s}") for s in (7, 8)]
-        assert choice["score"] == pytest.approx(sum(r.records[-1]["val_accuracy"] for r in runs) / 2)
-        assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 4)
-    assert [p["name"] for p in content["points"]] == [f"alpha={a},seed={s}" for a in ("0.5", "5") for s in (0, 1)]
+        tried = History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
+        assert choice["score"] == tried.records[-1]["val_accuracy"]
+        assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
+    assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]
     for point in content["points"]:
         assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
@@ -230,14 +243,13 @@ def is_free(path):
         return is_mine
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_sweep_exits_with_the_code_of_its_signal(run, monkeypatch, number):
+def test_stopped_sweep_exits_with_the_code_of_its_signal(run, monkeypatch):
     simulate = loop.run_simulation
 
     def stopped(sim, on_records, **arguments):
-        return simulate(sim, on_records=lambda records: signal.raise_signal(number), **arguments)
+        return simulate(sim, on_records=lambda records: signal.raise_signal(signal.SIGINT), **arguments)
 
     monkeypatch.setattr(loop, "run_simulation", stopped)
     code, out, _ = run("--seed", "0:2")
-    assert code == 128 + number and "the same command continues the sweep" in out
+    assert code == 130 and "the same command continues the sweep" in out
     monkeypatch.undo()

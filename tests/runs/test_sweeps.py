@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 
@@ -14,16 +15,14 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, sweep_folder, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
 
-AXES = {"alpha": [0.5, 5.0], "seed": "0:2"}
+AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Settings of a run of a second."""
     cache = tmp_path_factory.mktemp("cache")
-    return Config(
-        rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", checkpoint_every=2, cache_dir=cache
-    )
+    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache)
 
 
 def timeless(records):
@@ -71,7 +70,7 @@ def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
     out, results = whole
     content = json.loads((out / "sweep.json").read_text())
     assert content["version"] == 1 and content["base"]["rounds"] == 4
-    assert content["axes"] == [{"alpha": [0.5, 5.0]}, {"seed": [0, 1]}]
+    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
     assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
     for result in results:
         assert not verification.check(out / "points" / result.name).misfits
@@ -79,7 +78,7 @@ def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
 
 def test_points_that_differ_in_values_only_have_one_program(base):
     groups = sweeps.by_program(points_of(base, algorithm=["fedavg", "fedprox"]).points)
-    assert [len(group) for group in groups] == [4, 4]
+    assert [len(group) for group in groups] == [2, 2]
 
 
 def test_finished_points_are_not_computed_again(base, whole, monkeypatch):
@@ -92,7 +91,7 @@ class Killed(BaseException):
     """Ends a sweep as a kill does: nothing more is written."""
 
 
-@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize("at", [2, 4])
 def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(base, whole, tmp_path, at):
     points, chunks = open_sweep(base, tmp_path / "out"), 0
 
@@ -115,21 +114,21 @@ def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path
         if records[-1]["round"] == 4:
             raise Killed
 
+    often = dataclasses.replace(base, checkpoint_every=2)
     with pytest.raises(Killed):
-        sweeps.compute(open_sweep(base, tmp_path / "out"), tmp_path / "out", sweeps.Observers(on_records=kill))
+        sweeps.compute(open_sweep(often, tmp_path / "out"), tmp_path / "out", sweeps.Observers(on_records=kill))
     results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
-    assert [r.result.summary["resumed_from"] for r in results] == [2, None, None, None]
+    assert [r.result.summary["resumed_from"] for r in results] == [2, None]
     assert histories(results) == histories(whole[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path, number):
+def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):
     def stop(records):
-        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
     computed, stopped_by = sweeps.compute(open_sweep(base, out), out, sweeps.Observers(on_records=stop))
-    assert (computed, stopped_by) == ({}, number.name)
+    assert (computed, stopped_by) == ({}, "SIGTERM")
     assert len(fedvg_jax.History.load(out / "points" / whole[1][0].name).records) == 1
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
 
@@ -168,22 +167,21 @@ def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, m
     other.__enter__()
     monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
     computed, _ = sweeps.compute(points, out)
-    assert list(computed) == [p.name for p in (*points[1:], points[0])]
+    assert list(computed) == [points[1].name, points[0].name]
 
 
 def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, tmp_path, monkeypatch):
-    out, changed = tmp_path / "out", {"lr": [1e30, 0.2], "alpha": [0.5]}
-    results = fedvg_jax.run_sweep(base, {**AXES, **changed}, out)
+    out, changed = tmp_path / "out", {"lr": [1e30, 0.2]}
+    results = fedvg_jax.run_sweep(base, changed, out)
     kinds = [r.result.kind if isinstance(r.result, Failure) else "" for r in results]
-    assert kinds == ["diverged", "", "diverged", ""] and results[0].values["lr"] == 1e30
+    assert kinds == ["diverged", ""] and results[0].values["lr"] == 1e30
     failure = results[0].result
     folder = out / "points" / results[0].name
     assert "diverged" in failure.reason and "\n" not in failure.reason
     assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
     assert len(fedvg_jax.History.load(folder).records) == failure.round
     monkeypatch.setattr(loop, "run_simulation", None)
-    again = fedvg_jax.run_sweep(base, {**AXES, **changed}, out)
-    assert [r.result.kind for r in again[::2]] == ["diverged", "diverged"]
+    assert fedvg_jax.run_sweep(base, changed, out)[0].result.kind == "diverged"
 
 
 def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, tmp_path, monkeypatch):
@@ -196,7 +194,7 @@ def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, 
 
     monkeypatch.setattr(loop, "run_simulation", fail_once)
     results = fedvg_jax.run_sweep(base, AXES, out)
-    assert [isinstance(r.result, Failure) for r in results] == [False, True, False, True]
+    assert [isinstance(r.result, Failure) for r in results] == [False, True]
     assert results[1].result == Failure("failed", 0, "[Errno 28] No space left on device")
     assert (out / "points" / results[1].name / "config.json").exists()
     monkeypatch.undo()
@@ -211,8 +209,8 @@ def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):
     monkeypatch.setattr(
         loop, "run_simulation", lambda sim, **arguments: computed.append(sim.config.seed) or run(sim, **arguments)
     )
-    more = fedvg_jax.run_sweep(base, {**AXES, "seed": "0:3"}, out)
-    assert computed == [2, 2]
+    more = fedvg_jax.run_sweep(base, {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}, out)
+    assert computed == [2]
     assert [histories(more)[r.name] for r in results] == list(histories(results).values())
 
 
@@ -220,8 +218,9 @@ def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
     out, _ = whole
     with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
         fedvg_jax.run_sweep(base, {"alpha": [0.1, 0.2]}, out)
+    more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
     with pytest.raises(UsageError, match=r"ran with other settings: lr 0.2 -> 0.1"):
-        fedvg_jax.run_sweep(base, {**AXES, "seed": "0:3", "lr": 0.1}, out)
+        fedvg_jax.run_sweep(base, {**more, "lr": 0.1}, out)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):
         fedvg_jax.run_sweep(base, AXES, tmp_path)

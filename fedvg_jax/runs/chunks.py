@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import history, memory, programs, simulation
@@ -118,9 +119,19 @@ def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) ->
     """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
     tables = evaluation_tables(sim.data).items()
     sums = {part: compiled.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables}
-    metrics = {part: sim.task.metrics(s) for part, s in jax.device_get(sums).items()}
+    sums = jax.device_get(sums)
+    metrics = {part: sim.task.metrics(s) for part, s in sums.items()}
     own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
-    return own | history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"])
+    matrix = _confusion(sums["test"]) if "confusion" in recorded_names(sim.config) else {}
+    return own | history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | matrix
+
+
+def _confusion(sums: Any) -> Record:
+    """Returns the confusion matrix of the test set, [true, predicted]; {} for a task that does not count one."""
+    if not isinstance(sums, dict) or "confusion" not in sums:
+        return {}
+    matrix = np.asarray(sums["confusion"])
+    return {"test_confusion": matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()}
 
 
 def _number(name: str, value: Any) -> float | None:

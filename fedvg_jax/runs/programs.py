@@ -126,9 +126,8 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
-    names = recorded_names(config)
-    if names:
-        weighting = recorded.with_records(weighting, {name: recorded.MEASURES[name](task) for name in names})
+    measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
+    weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor, optimiser = make_executor(config), make_optimiser(config)
     step = federated_round.make_round(
         task,

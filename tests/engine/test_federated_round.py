@@ -72,13 +72,13 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
         schedule_of(number, clients=schedule.clients[present], cohort_size=3),
     )
     absent = schedule.clients[[3, 4]]
-    for number in range(len(RULES)):
-        hyper = worlds.hyper() | {"rule": jnp.int32(number)}
+    for rule in range(len(RULES)):
+        hyper = worlds.hyper() | {"rule": jnp.int32(rule)}
         state, metrics = step(before, dropped, WORLD.data(), hyper)
         expected, expected_metrics = step(before, others, WORLD.data(), hyper)
         worlds.assert_close(state, expected, 1e-12)
         np.testing.assert_allclose(metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12)
-        assert metrics.weights[3] == metrics.weights[4] == 0 and metrics.finite.all(), RULES[number]
+        assert metrics.weights[3] == metrics.weights[4] == 0 and metrics.finite.all(), RULES[rule]
         assert_same(*(jax.tree.map(lambda x: x[absent], s.clients) for s in (state, before)))
         changed = (np.asarray(state.clients["c"]["left"]["x"]) != before.clients["c"]["left"]["x"]).any(1)
         assert changed.sum() == 3

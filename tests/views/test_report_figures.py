@@ -19,7 +19,7 @@ METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
 NAMES = ("a/kernel", "a/bias", "b/kernel")
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
-    "validity": "--record client_accuracy",
+    "validity": "--record client_accuracy", "classes": "--record confusion",
 }  # fmt: skip
 
 
@@ -139,6 +139,14 @@ def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp
     found = validity.correlations(study.runs[0].records)
     assert found["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and found["weight s_k"] == [(1, -1.0), (2, -1.0)]
     assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
+
+
+def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path):
+    """3 of 4 and 1 of 2 rows are right in one run, and 1 of 4 and 2 of 2 in the other; class c has no row."""
+    for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 2, 0], [0, 0, 0]])):
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
+    found = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert found == {"a": "50", "b": "75", "c": ""}
 
 
 def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):

@@ -12,11 +12,12 @@ SMALL = fv.Config(
     rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0, keep=0, seed=3
 )
 RECORD = "client_accuracy,client_val_loss,client_drift"
+EVERYTHING = f"{RECORD}, confusion"
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return fv.run(SMALL), fv.run(dataclasses.replace(SMALL, record=RECORD))
+    return fv.run(SMALL), fv.run(dataclasses.replace(SMALL, record=EVERYTHING))
 
 
 def test_recording_changes_no_weight_and_no_result(runs):
@@ -24,7 +25,7 @@ def test_recording_changes_no_weight_and_no_result(runs):
     for before, after in zip(plain.records, recorded.records, strict=True):
         assert after["weights"] == pytest.approx(before["weights"], rel=1e-5)
         assert after["scores"] == pytest.approx(before["scores"], rel=1e-5)
-        assert after.keys() - before.keys() == set(RECORD.split(","))
+        assert after.keys() - before.keys() == {*RECORD.split(","), "test_confusion"}
     assert recorded.summary["test_accuracy_final"] == pytest.approx(plain.summary["test_accuracy_final"], abs=0.01)
 
 
@@ -45,6 +46,13 @@ def test_accuracy_of_a_lone_client_is_that_of_the_global_model():
     history = fv.run(dataclasses.replace(SMALL, clients=2, join_ratio=0.5, rounds=1, record="client_accuracy"))
     (record,) = history.records
     assert record["client_accuracy"] == pytest.approx([record["test_accuracy"]])
+
+
+def test_confusion_matrix_gives_the_recorded_accuracies(runs):
+    for record in runs[1].records:
+        matrix = np.array(record["test_confusion"])
+        assert record["test_accuracy"] == pytest.approx(np.trace(matrix) / matrix.sum())
+        assert record["test_balanced_accuracy"] == pytest.approx((np.diag(matrix) / matrix.sum(1)).mean())
 
 
 @pytest.mark.slow

@@ -110,7 +110,8 @@ def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
     for place, bar in enumerate(group.bars):
         look = styles[bar.method]
         axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=look.hatch, lw=0.8)
-        axes.errorbar(bar.mean, place, xerr=np.nan_to_num(bar.std), color="black", lw=0.8, capsize=2)
+        if np.isfinite(bar.std):
+            axes.errorbar(bar.mean, place, xerr=bar.std, color="black", lw=0.8, capsize=2)
         text = f"{bar.mean:.1f}" if study.metric == "accuracy" else f"{bar.mean:.3f}"
         end = bar.mean + np.nan_to_num(bar.std)
         axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=style.font - 1)

@@ -35,8 +35,9 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         for panel, cell in zip(axes, cells, strict=True):  # after all have drawn, because they share their limits
             _label(panel, _first(cell), bold_client(_first(cell), style.client), style)
         where = scenario_text(scenarios[0])
-        title = f"Weights of clients{', ' + where if where else ''}, {replicate_text(min(cells[0].runs))}"
-        figure.supylabel("weight × cohort size; 1 is an equal weight", fontsize=style.font)
+        parts = ("Weights of clients; 1 is an equal weight", where, replicate_text(min(cells[0].runs)))
+        title = ", ".join(filter(None, parts))
+        figure.supylabel("weight × cohort size", fontsize=style.font)
         stem = "weights" if i == 0 else f"weights-{i + 1}"
         columns = ("setting", "method", "client", "rows", "bold", "round", "weight_times_cohort")
         drawn.append(Drawing(stem, title, figure, columns, [(where, *row) for row in rows]))

@@ -221,7 +221,7 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
     study = collect([sweep], partial=True)
-    assert study.methods == ("fedvg", "fedavg", "fedavg, uniform")
+    assert study.methods == ("fedvg", "fedavg, samples", "fedavg, uniform")
     assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
 
 

@@ -136,7 +136,8 @@ def test_client_carries_the_support_only():
     client = local_training.make_client(
         TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, support=TASK.support
     )
-    carries = client.init(0), client.step(client.init(0), 0, 0)
+    start = jax.eval_shape(lambda: client.init(0))
+    carries = start, jax.eval_shape(lambda carry: client.step(carry, 0, 0), start)
     assert [carry.params["conv1"]["kernel"].shape for carry in carries] == 2 * [(1, 3, 3, 4)]
 
 

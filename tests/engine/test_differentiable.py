@@ -115,7 +115,7 @@ def test_gradients_through_rounds_equal_finite_differences(x64, name):
     """Along a random direction of all hyperparameters and the initial model. Nothing is NaN although a client has no
     rows, and the rounds equal the fast executor's."""
     at = worlds.hyper(), model()
-    f, d, step = chosen(numbers(name, unrolled(epochs=2, num_lanes=2))), direction(at), 1e-5
+    f, d, step = chosen(numbers(name, unrolled(epochs=2))), direction(at), 1e-5
     there, back = (jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d) for sign in (1, -1))
     for which in (jnp.array([1.0, 0, 0]), jnp.array([0, 0, 1.0])):
         _, gradients = f(at, which)
@@ -216,7 +216,7 @@ def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
     step only, 1 - lr a each. The values are unchanged."""
     plans = [QUADRATIC.schedule(0)]
     most = differentiable.most_steps(plans)
-    f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1), num_rounds=1)
+    f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1)
     whole, _ = of_quadratics(executor=differentiable.unrolled(most), num_rounds=1)
     start = worlds.QUADRATIC.init(None).params
     value, gradients = worlds.jit(jax.value_and_grad(f, 1))(0.3, start)
@@ -262,7 +262,8 @@ def test_invalid_arguments_are_refused_in_one_line(make, said):
 
 # --- from validation gradients to the aggregated model
 
-PAIRS = [(norm, granularity) for norm in norms.BY_NAME for granularity in groups.BY_NAME]
+PAIRS = [(norm, "modelwise") for norm in norms.BY_NAME] + [("l2", granularity) for granularity in groups.BY_NAME]
+"""A granularity takes the norms as numbers, whichever they are."""
 
 
 def aggregated(clients, val, eps):

@@ -46,7 +46,7 @@ def of_jax_arrays(lr):
     return one_round(jnp.float32(lr), jnp.asarray)
 
 
-@pytest.mark.parametrize("lr", [0.5, np.float64(0.5), np.float32(0.5), np.array(0.5), jnp.asarray(0.5)], ids=repr)
+@pytest.mark.parametrize("lr", [0.5, np.float64(0.5), np.array(0.5)], ids=repr)
 def test_a_round_takes_python_and_numpy_numbers_and_tables(lr):
     worlds.assert_close(one_round(lr, np.asarray), of_jax_arrays(0.5), 1e-6)
 
@@ -109,9 +109,9 @@ def compiled(function, granularity):
 def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_precision(
     function, which, dtype, granularity
 ):
-    norms = {"a": {"w": jnp.asarray(NORMS[which], dtype)}, "b": {"w": jnp.asarray(NORMS[which], dtype)}}
+    norms = {"a": {"w": np.asarray(NORMS[which], dtype)}, "b": {"w": np.asarray(NORMS[which], dtype)}}
     weigh = compiled(function, granularity)
-    found, expected = weigh(norms), weigh(jax.tree.map(lambda x: x.astype(jnp.float32), norms))
+    found, expected = weigh(norms), weigh(jax.tree.map(lambda x: x.astype(np.float32), norms))
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
     tolerance = float(jnp.finfo(dtype).eps)
     worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), found), expected, tolerance)

@@ -30,15 +30,19 @@ def returns(seed=0, spread=1.0):
     """A global model of two tensors and a statistic, and K clients around it."""
     rng = np.random.default_rng(seed)
     shapes = Variables({"a": (3, 2), "b": (4,)}, {"mean": (2,)})
-    model = jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape)), shapes, is_leaf=lambda x: type(x) is tuple)
-    return model, jax.tree.map(lambda x: x[None] + spread * jnp.asarray(rng.normal(size=(K, *x.shape))), model)
+    model = jax.tree.map(lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: type(x) is tuple)
+    clients = jax.tree.map(lambda x: x[None] + spread * rng.normal(size=(K, *x.shape)), model)
+    return jax.tree.map(jnp.asarray, (model, clients))
+
+
+_renormalised = worlds.jit(basic.renormalise_over_present)
 
 
 def weights_of(model, absent=(), seed=1):
     """Unequal weights, one per tensor and client; 0 for those that are absent."""
     present = jnp.asarray(~np.isin(np.arange(K), absent))
     raw = jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, K))
-    return basic.renormalise_over_present(present, jax.tree.map(lambda _: raw / raw.sum(), model))
+    return _renormalised(present, jax.tree.map(lambda _: raw / raw.sum(), model))
 
 
 def joined(rule, model, clients, weights, **changes):

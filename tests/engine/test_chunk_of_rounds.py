@@ -66,8 +66,8 @@ def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
 
 def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_path):
     """Every other run's data, schedules and hyper-parameters are given to the programs of the first."""
-    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0)
-    first = simulation.simulation(config)
+    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0, batch_size=8)
+    first = simulation.simulation(config, data=worlds.images(300))
     chunk, evaluate = (worlds.jit(program.__wrapped__) for program in (first.chunk, first.evaluate))
     changes = [{}, {"alpha": 0.3}, {"partition_seed": 7}, {"seed": 1}, {"lr": 0.01}]
     sizes = set()
@@ -91,13 +91,13 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
 
 HASHES_OF_PROGRAMS = """
 import hashlib
-from dataclasses import replace
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import simulation as build
 def hashes(folder):
-    sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=folder))
+    images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
+    sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
     rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
     chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
     evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
@@ -140,7 +140,7 @@ def test_two_simulations_run_in_one_process(tmp_path):
     """Both built at the same place of the same program, as a sweep or a notebook does."""
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
     for seed in range(2):
-        sim = simulation.simulation(replace(config, seed=seed))
+        sim = simulation.simulation(replace(config, seed=seed), data=worlds.images(80))
         chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
         state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
         assert state.round == 1

@@ -170,8 +170,7 @@ def poisoned(tmp_path_factory):
     trains."""
     settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
     settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
-    rng = np.random.default_rng(0)
-    arrays = user_data.as_arrays((rng.integers(0, 255, (120, 2, 2, 1), np.uint8), np.arange(120) % 3))
+    arrays = user_data.as_arrays(worlds.images(120))
     parts = build.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
     arrays.x[parts.train[who][0]] = 255

@@ -1,7 +1,6 @@
 """Laws of the aggregation weights, over every weighting, norm and granularity."""
 
 import functools
-import itertools
 from dataclasses import replace
 
 import chex
@@ -31,15 +30,21 @@ CASES = [
 every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 
 
+@functools.cache
 def make(name, granularity, algorithm="fedavg"):
     settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
     return simulation.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
+@functools.cache
+def signal_shapes(rule):
+    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    return jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+
+
 def measured(rule, seed=0):
     """Random positive numbers with the shapes of K clients' signals."""
-    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
-    shapes = jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+    shapes = signal_shapes(rule)
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda s: jnp.asarray(rng.uniform(0.1, 9, (K, *s.shape)), float), shapes)
 
@@ -150,7 +155,7 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     model = worlds.variables()
     returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
 
-    @jax.jit
+    @worlds.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
     @functools.partial(jax.vmap, in_axes=(None, 0))
     def weights(scores, eps):
@@ -258,7 +263,7 @@ def test_statistics_of_a_block_without_parameters_take_uniform_weights():
 # --- aggregation
 
 
-@pytest.mark.parametrize("cohort", [1, K, 16, 37])
+@pytest.mark.parametrize("cohort", [1, K, 37])
 def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
     rng = np.random.default_rng(0)
     model = worlds.variables()
@@ -314,12 +319,15 @@ def tensors(seed, *leading):
     }
 
 
-@jax.jit
+@worlds.jit
 @functools.partial(jax.grad, argnums=(0, 1, 2))
 def gradients_of_every_aggregate(grads, clients, eps):
-    """Sum over norms and granularities of a number of the aggregated model; one non-finite term makes it non-finite."""
+    """Sum over norms and granularities of a number of the aggregated model; one non-finite term makes it non-finite.
+
+    Every norm with one granularity, and every granularity with one norm: granularities see norms as numbers.
+    """
     total = 0.0
-    for norm, granularity in itertools.product(norms.BY_NAME, groups.BY_NAME):
+    for norm, granularity in [*((norm, "layerwise") for norm in norms.BY_NAME), *(("l2", g) for g in groups.BY_NAME)]:
         weights = fedvg_jax.inverse_norm_weights(fedvg_jax.gradient_norms(grads, norm), granularity, eps)
         total += sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(tensors(0), clients, weights)))
     return total
@@ -345,10 +353,11 @@ def test_norms_satisfy_the_axioms_and_have_gradient_zero_at_zero(x64, norm):
     rng = np.random.default_rng(0)
     measure = norms.BY_NAME[norm]
     x, y = (jnp.asarray(rng.normal(size=(3, 2))) for _ in range(2))
-    assert measure(x) > 0 and measure(jnp.zeros(3)) == 0
-    np.testing.assert_allclose(measure(-2.5 * x), 2.5 * measure(x), rtol=1e-12)
-    assert measure(x + y) <= measure(x) + measure(y)
-    assert not jax.grad(measure)(jnp.zeros((3, 2))).any()
+    of_x, of_y, of_sum, of_multiple = worlds.jit(jax.vmap(measure))(jnp.stack([x, y, x + y, -2.5 * x]))
+    assert of_x > 0 and measure(jnp.zeros(3)) == 0
+    np.testing.assert_allclose(of_multiple, 2.5 * of_x, rtol=1e-12)
+    assert of_sum <= of_x + of_y
+    assert not worlds.jit(jax.grad(measure))(jnp.zeros((3, 2))).any()
 
 
 def test_the_named_norms_are_those_of_numpy(x64):

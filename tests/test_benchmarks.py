@@ -26,6 +26,7 @@ def torch_or_skip():
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory):
     """The folder of a world, and ours in it."""
+    torch_or_skip()
     folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1)
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]

@@ -389,10 +389,10 @@ def test_safetensors_package_reads_saved_weights(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_any_model_loads_bit_for_bit(tmp_path, dtype):
-    params = {"a": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}, "scale": jnp.ones(()),
-              "conv": {"kernel": jnp.arange(24.0).reshape(1, 2, 3, 4)}, "classifier": {"kernel": jnp.ones((3, 2))},
-              "table": {"embedding": jnp.arange(10.0).reshape(5, 2)}}  # fmt: skip
-    variables = jax.tree.map(lambda leaf: leaf.astype(dtype), Variables(params, {"bn": {"mean": jnp.ones(2)}}))
+    params = {"a": {"kernel": np.arange(6.0).reshape(2, 3), "bias": np.ones(3)}, "scale": np.ones(()),
+              "conv": {"kernel": np.arange(24.0).reshape(1, 2, 3, 4)}, "classifier": {"kernel": np.ones((3, 2))},
+              "table": {"embedding": np.arange(10.0).reshape(5, 2)}}  # fmt: skip
+    variables = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), Variables(params, {"bn": {"mean": np.ones(2)}}))
     path = tmp_path / "own.safetensors"
     pretrained.save(path, variables, "own")
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
@@ -36,17 +35,15 @@ from fedvg_jax.runs import (
     simulation,
     verification,
 )
-from fedvg_jax.weightings import basic
 
-RULES = ("samples", "fedvg")
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
 
 
 class Tiny:
     """Simulations of an algorithm with every memory and a probe, on random images, with BatchNorm in the model.
 
-    What a checkpoint holds depends on the memories of server, clients and model, and not on the algorithm otherwise.
-    One program for both rules.
+    What a checkpoint holds depends on the memories of server, clients and model, and neither on the algorithm
+    otherwise nor on the weighting, which has none.
     """
 
     def __init__(self, cache):
@@ -54,26 +51,23 @@ class Tiny:
         x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
         settings = replace(SMALL, algorithm="elastic", cache_dir=cache)  # elastic's schedules have probes
         algorithm = worlds.full_algorithm()
-        rules = [worlds.weighting(rule, algorithm, worlds.TASK, SMALL.batch_size) for rule in RULES]
+        rule = worlds.weighting("fedvg", algorithm, worlds.TASK, SMALL.batch_size)
         arrays = Arrays("random", x, y, tuple("abc"), 200)
-        either = worlds.any_of(rules)._replace(detail=basic.no_detail)
-        given = {"data": arrays, "task": worlds.TASK, "algorithm": algorithm, "weighting": either}
+        given = {"data": arrays, "task": worlds.TASK, "algorithm": algorithm, "weighting": rule}
         with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
             patch.setattr(contracts, "check_weighting", lambda *_: None)
             made = simulation.simulation(settings, **given)
         made = made._replace(
-            hyper=made.hyper | {"rule": jnp.int32(0)},
             chunk=worlds.jit(made.chunk.__wrapped__, donate_argnums=0),
             evaluate=worlds.jit(made.evaluate.__wrapped__),
             data=made.data._replace(val=made.data.test),  # tables of one shape are one program
         )
         self.sim, self.programs = made, chunks.compile_programs(made)
 
-    def run(self, out, rule="fedvg", callbacks=(), log=pytest.fail, **changes):
+    def run(self, out, callbacks=(), log=pytest.fail, **changes):
         """`changes` are settings."""
-        settings = replace(self.sim.config, out=out, weighting=rule, **changes)
-        hyper = self.sim.hyper | {"rule": jnp.int32(RULES.index(rule))}
-        made = self.sim._replace(config=resume.resolve(settings), hyper=hyper)
+        settings = replace(self.sim.config, out=out, **changes)
+        made = self.sim._replace(config=resume.resolve(settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chunks, "compile_programs", lambda sim: self.programs)
             return loop.run_simulation(made, callbacks=callbacks, log=log)
@@ -125,8 +119,7 @@ def assert_same(one, other):
 # --- the law
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, rule):
+def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
     """Stopped by a signal after round 3, which is at no evaluation."""
 
     def stop(record, state):
@@ -134,10 +127,10 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path, rul
             signal.raise_signal(signal.SIGINT)
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    tiny().run(straight, rule)
-    first = tiny().run(stopped, rule, callbacks=[stop])
+    tiny().run(straight)
+    first = tiny().run(stopped, callbacks=[stop])
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
-    found = tiny().run(stopped, rule, resume=str(stopped))
+    found = tiny().run(stopped, resume=str(stopped))
     assert_same(stopped, straight)
     assert (found.summary["resumed_from"], found.summary["parts"], found.summary["rounds"]) == (3, 2, 6)
     names = " ".join(seal(straight)["leaves"])

@@ -49,11 +49,16 @@ def measured(rule, seed=0):
     return jax.tree.map(lambda s: jnp.asarray(rng.uniform(0.1, 9, (K, *s.shape)), float), shapes)
 
 
+def change(function, signals):
+    """Applies a NumPy function to every leaf."""
+    return jax.tree.map(lambda x: jnp.asarray(function(np.asarray(x))), signals)
+
+
 def weigh(rule, signals, eps=1e-3):
     """Weights under `rule`; these weightings do not read the clients' models."""
     model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
     returns = Returns(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
-    return rule.weigh(worlds.hyper(eps=eps), signals, returns)
+    return jax.device_get(rule.weigh(worlds.hyper(eps=eps), signals, returns))
 
 
 def signals_and_weights(rule, seed=0):
@@ -74,14 +79,14 @@ def test_weights_have_the_structure_of_the_variables_and_sum_to_one_for_every_te
 def test_permuting_the_clients_permutes_the_weights(x64, name, granularity):
     rule, order = make(name, granularity), np.array([3, 0, 4, 1, 2])
     signals, weights = signals_and_weights(rule)
-    permuted = weigh(rule, jax.tree.map(lambda x: x[order], signals))
+    permuted = weigh(rule, change(lambda x: x[order], signals))
     worlds.assert_close(permuted, jax.tree.map(lambda w: w[order], weights), 1e-12)
 
 
 @every_weighting
 def test_equal_clients_have_equal_weights(x64, name, granularity):
     rule = make(name, granularity)
-    signals = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), measured(rule))
+    signals = change(lambda x: np.broadcast_to(x[:1], x.shape), measured(rule))
     worlds.assert_close(weigh(rule, signals), jax.tree.map(lambda _: np.full(K, 1 / K), worlds.variables()), 1e-12)
 
 
@@ -89,14 +94,14 @@ def test_equal_clients_have_equal_weights(x64, name, granularity):
 def test_scaling_the_signals_changes_no_weight(x64, name, granularity):
     rule = make(name, granularity)
     signals = measured(rule)
-    scaled = jax.tree.map(lambda x: 1024 * x, signals)
+    scaled = change(lambda x: 1024 * x, signals)
     worlds.assert_close(weigh(rule, scaled, eps=0.0), weigh(rule, signals, eps=0.0), 1e-12)
 
 
 @every_weighting
 def test_a_single_client_has_weight_one(x64, name, granularity):
     rule = make(name, granularity)
-    weights = weigh(rule, jax.tree.map(lambda x: x[:1], measured(rule)))
+    weights = weigh(rule, change(lambda x: x[:1], measured(rule)))
     assert all(leaf.tolist() == [1.0] for leaf in jax.tree.leaves(weights))
 
 

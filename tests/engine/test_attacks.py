@@ -42,8 +42,8 @@ def test_honest_clients_and_statistics_are_unchanged(kind):
     model, clients = returns()
     found = disturbed(kind, model, clients)
     honest = [k for k in range(len(IDS)) if k not in BAD]
-    for before, after in zip(*(jax.tree.leaves(c.params) for c in (clients, found)), strict=True):
-        before, after = np.asarray(before), np.asarray(after)
+    leaves = (map(np.asarray, jax.tree.leaves(c.params)) for c in (clients, found))
+    for before, after in zip(*leaves, strict=True):
         np.testing.assert_array_equal(before[honest], after[honest])
         assert (before[BAD] != after[BAD]).all() == (kind != "none")
     jax.tree.map(np.testing.assert_array_equal, found.stats, clients.stats)

@@ -30,7 +30,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation, sweep_folder, sweeps
+from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation, sweep_folder, sweep_objects, sweeps
 from fedvg_jax.runs.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.runs.sweeps import SweepResult
@@ -141,8 +141,9 @@ def run_sweep(
         config: settings that all runs share; defaults to the digits demonstration.
         axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
             settings -> tuples of their values. Seeds may be a range "0:5"; `partition_seed` may be "follow", which is
-            the seed of the run.
+            the seed of the run. "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
+            Functions are compared by name only: after a change of one, name another folder.
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
 
@@ -162,15 +163,20 @@ def run_sweep(
     """
     start = configs.check(Config() if config is None else config)
     refuse_set(start)
-    plan = sweep_points.Sweep(parse_axes(axes), start=start)
+    settings, own = sweep_objects.split_hyper(axes)
+    plan = sweep_points.Sweep(parse_axes(settings), start=start)
     made = sweep_points.make_points(plan)
-    folder = None if out is None else Path(out)
-    if folder:
-        if data is None:
-            sweep_folder.check_sources(made.points)
-        sweep_folder.open_folder(folder, sweep_folder.document(plan, made), made.points)
+    made = made._replace(points=sweep_objects.with_hyper(made.points, own))
+    plan = plan._replace(axes=(*plan.axes, *own))
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "hyper": hyper}
+    folder = None if out is None else Path(out)
+    if data is None:
+        sweep_folder.check_sources(made.points)
+    sweep_objects.check(made.points, replacements)
+    if folder:
+        given = sweep_objects.describe(replacements)
+        sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
     ordered = [point for group in sweeps.by_program(made.points) for point in group]
     with _sweep_observers(ordered, folder, progress) as observers:
         results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)

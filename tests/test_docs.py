@@ -8,10 +8,12 @@ import json
 import re
 from pathlib import Path
 
+import programs
 import pytest
 
 import fedvg_jax
 from fedvg_jax.config import Config, flatten
+from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -90,7 +92,9 @@ def test_the_python_of_a_page_imports_only_public_names(page):
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
-def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch):
+    """Its programs are traced and not compiled."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
     names = {}
@@ -118,7 +122,8 @@ def test_a_docstring_becomes_restructured_text_without_stray_markup(extension):
     assert doctest.testmod(extension("docstrings")).failed == 0
 
 
-def test_every_key_of_a_run_folder_is_described(tmp_path):
+def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
     named = set(re.findall(r"`([^`\s]+)`", page))

@@ -112,6 +112,7 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
         is_old = (out / DOCUMENT).exists()
         if is_old:
             _refuse_other_points(out, points)
+            _refuse_other_objects(out, content.get("given", {}))
             for point in points:
                 _refuse_other_settings(point_folder(out, point.name), point.config)
         (out / POINTS).mkdir(parents=True, exist_ok=True)
@@ -190,6 +191,14 @@ def _refuse_other_points(out: Path, points: Sequence[Point]) -> None:
             f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
             " --out, or give that sweep's axes"
         )
+
+
+def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
+    """Raises UsageError if the sweep was computed with other objects from Python, whose functions have other names."""
+    stored = read_document(out).get("given", {})
+    for name in sorted(stored.keys() | given.keys()):
+        if stored.get(name) != given.get(name):
+            raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
 
 
 def _refuse_other_settings(folder: Path, config: Config) -> None:

@@ -19,7 +19,7 @@ from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, loop, programs, simulation, sweep_folder
+from fedvg_jax.runs import checkpoint, loop, programs, simulation, sweep_folder, sweep_objects
 from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
@@ -181,7 +181,7 @@ def _compute_point(
 
     try:
         config = _config_in(folder, point.config)
-        arguments = dict(replacements)
+        arguments = sweep_objects.for_point(point, replacements)
         if arguments.get("data") is None:
             arguments["data"] = data.read(config)
         sim = simulation.simulation(config, **arguments)

@@ -1,6 +1,7 @@
 """The paper's claims: the paper's numbers are computed from its tables, and verdicts from runs."""
 
 import math
+from pathlib import Path
 
 import pytest
 from run_folders import write_run, write_sweep
@@ -36,6 +37,12 @@ def test_every_claim_has_a_measure_and_the_papers_numbers():
 def test_measures_give_what_the_papers_tables_say(measure, text):
     """Ranks, improved cells and distances counted by hand in the tables; tests as in the paper's section 4."""
     assert claim_measures.printed(measure).text == text
+
+
+def test_commands_name_sweeps_that_exist():
+    folder = Path(__file__).parents[2] / "configs" / "sweeps" / "paper"
+    named = {claim.sweep for claim in claims.claims()} - {""}
+    assert named <= {path.stem for path in folder.glob("*.toml")}
 
 
 def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
@@ -117,4 +124,4 @@ def test_file_has_a_row_per_claim_with_its_command(tmp_path):
     judged = claims.write_claims([run], tmp_path / "paper.md")
     lines = [line for line in (tmp_path / "paper.md").read_text().splitlines() if line.startswith("| ")]
     assert len(lines) == len(judged) + 2
-    assert "python -m fedvg\\_jax.sweep --config configs/sweeps/paper/curves\\_resnet.toml" in lines[2]
+    assert "python -m fedvg\\_jax.sweep --config configs/sweeps/paper/bars.toml" in lines[2]

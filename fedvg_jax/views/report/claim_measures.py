@@ -16,11 +16,10 @@ from fedvg_jax.views.report import statistics
 from fedvg_jax.views.report.figures.against import RHO
 from fedvg_jax.views.report.figures.layers import layer_norms
 from fedvg_jax.views.report.figures.validity import ACCURACY, rank_correlation
-from fedvg_jax.views.report.study import Cell, Run, Study, results
-from fedvg_jax.views.report.tables import paper_name
+from fedvg_jax.views.report.study import Cell, Run, Scenario, Study, results, scenario_text
+from fedvg_jax.views.report.tables import EXTERNAL, paper_name
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
-EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}
 WITHIN = 2.3
 """Points that the paper states for external validation sets."""
 
@@ -69,10 +68,7 @@ def our_values(study: Study) -> list[Value]:
         found = list(results(study, cell).values())
         if found:
             config = next(iter(cell.runs.values())).config
-            name = paper_name(config)
-            if name == "FedVG" and config.validation.source in EXTERNAL:
-                name = EXTERNAL[config.validation.source]
-            if name:
+            if name := paper_name(config):
                 mean, std = statistics.mean_and_std(found)
                 values.append(Value(config.dataset, config.model, name, config.alpha, mean, std))
     return values
@@ -224,20 +220,29 @@ def best_granularities(values: Values) -> Finding | None:
 
 
 def above_fedavg_at_every_rho(study: Study) -> Finding | None:
-    """Holds if FedVG's mean is at least FedAvg's at every rho of two or more."""
+    """Holds if FedVG's mean is at least FedAvg's at every rho, of two or more, in every setting such as alpha."""
     if study.metric != "accuracy":
         return None
-    means: dict[str, dict[float, list[float]]] = {"fedvg": {}, "fedavg": {}}
-    for (method, scenario), cell in study.cells.items():
-        rho = dict(scenario).get(RHO)
-        if method in means and rho is not None:
-            means[method].setdefault(rho, []).extend(results(study, cell).values())
-    ours = {rho: float(np.mean(v)) for rho, v in sorted(means["fedvg"].items()) if v}
-    line = [value for values in means["fedavg"].values() for value in values]
-    if len(ours) < 2 or not line:
-        return None
-    listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, mean in ours.items())
-    return Finding(min(ours.values()) >= float(np.mean(line)), f"FedVG {listed}; FedAvg {np.mean(line):.1f}")
+    holds, texts = True, []
+    rests = dict.fromkeys(tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios)
+    for rest in rests:
+        ours, line = _means_by_rho(study, "fedvg", rest), list(_means_by_rho(study, "fedavg", rest).values())
+        if len(ours) > 1 and line:
+            listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, mean in ours.items())
+            where = f" ({scenario_text(rest)})" if rest else ""
+            texts.append(f"FedVG {listed}; FedAvg {np.mean(line):.1f}{where}")
+            holds = holds and min(ours.values()) >= float(np.mean(line))
+    return Finding(holds, "; ".join(texts)) if texts else None
+
+
+def _means_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, float]:
+    """Returns the mean of a method by rho, in the scenarios with the other settings `rest`."""
+    means = {}
+    for scenario in study.scenarios:
+        values = list(results(study, study.cell(method, scenario)).values())
+        if values and tuple(pair for pair in scenario if pair[0] != RHO) == rest and RHO in dict(scenario):
+            means[dict(scenario)[RHO]] = float(np.mean(values))
+    return dict(sorted(means.items()))
 
 
 def balanced_client_by_norm(study: Study) -> Finding | None:

@@ -34,6 +34,8 @@ class Claim(NamedTuple):
     """File of configs/sweeps/paper, without its suffix; empty where no run decides."""
     paper: str = ""
     """The paper's numbers; empty where the measure computes them from its tables."""
+    options: str = ""
+    """Further flags of the sweep."""
 
 
 class Judged(NamedTuple):
@@ -110,7 +112,7 @@ def table(judged: Sequence[Judged]) -> Table:
 
 def command(claim: Claim) -> str:
     """Returns the command whose runs decide a claim; a dash where there is none."""
-    return COMMAND.format(claim.sweep) if claim.sweep else "–"
+    return f"{COMMAND.format(claim.sweep)} {claim.options}".strip() if claim.sweep else "–"
 
 
 def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:

@@ -43,7 +43,7 @@ def classifier(init, apply) -> Task:
         return {"loss": each.sum(), "confusion": jnp.zeros(100, jnp.int32).at[cell].add(mask.astype(jnp.int32))}
 
     def first(path: str) -> str:
-        return path.split("/")[0]
+        return path.partition("/")[0]
 
     return Task(lambda key: Variables(init(key), {}), loss, predict, measure, fv.models.classification_metrics, first)
 
@@ -107,7 +107,7 @@ def linen() -> Task:
 
 
 def of_nnx() -> Task:
-    return fv.nnx_task(lambda rngs: Network(rngs), cross_entropy, images, metrics=hits)
+    return fv.nnx_task(Network, cross_entropy, images, metrics=hits)
 
 
 # %% [markdown]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedvg_jax import executors as executors
     from fedvg_jax import models as models
     from fedvg_jax import weightings as weightings
-    from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, sgd, stack_schedules
+    from fedvg_jax.api import evaluate, init_state, make_schedule, max_steps, run, run_sweep, sgd, stack_schedules
     from fedvg_jax.config import Config
     from fedvg_jax.core import norms as norms
     from fedvg_jax.core import tree as tree
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fedvg_jax.runs.contracts import check_task, check_weighting
     from fedvg_jax.runs.history import DivergedError, History
     from fedvg_jax.runs.simulation import Simulation, simulation
+    from fedvg_jax.runs.sweep_folder import Failure
+    from fedvg_jax.runs.sweeps import SweepResult
     from fedvg_jax.runs.verification import MisfitError
     from fedvg_jax.weightings import (
         aggregate,
@@ -63,12 +65,14 @@ _MODULES = {
     "Data": "core.types",
     "DivergedError": "runs.history",
     "Executor": "core.types",
+    "Failure": "runs.sweep_folder",
     "History": "runs.history",
     "Hyperparameter": "core.types",
     "MisfitError": "runs.verification",
     "Schedule": "core.types",
     "SimState": "core.types",
     "Simulation": "runs.simulation",
+    "SweepResult": "runs.sweeps",
     "Task": "core.types",
     "UsageError": "core.types",
     "Variables": "core.types",
@@ -98,6 +102,7 @@ _MODULES = {
     "norms": "core.norms",
     "over_rounds": "engine.differentiable",
     "run": "api",
+    "run_sweep": "api",
     "sampled_joint_fisher": "weightings",
     "sgd": "api",
     "simulation": "runs.simulation",
@@ -119,12 +124,14 @@ __all__ = [
     "Data",
     "DivergedError",
     "Executor",
+    "Failure",
     "History",
     "Hyperparameter",
     "MisfitError",
     "Schedule",
     "SimState",
     "Simulation",
+    "SweepResult",
     "Task",
     "UsageError",
     "Variables",
@@ -154,6 +161,7 @@ __all__ = [
     "norms",
     "over_rounds",
     "run",
+    "run_sweep",
     "sampled_joint_fisher",
     "sgd",
     "simulation",

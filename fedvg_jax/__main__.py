@@ -12,6 +12,7 @@ from fedvg_jax.runs import stop_signals
 
 COMMANDS = {
     "sim": "train one federated model",
+    "sweep": "train a model for every combination of settings",
     "prepare": "read, check, cache and draw a data set",
     "bounds": "measure accuracies without a federation",
     "verify": "check that run folders hold what their runs wrote",

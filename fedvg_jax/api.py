@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +14,8 @@ import numpy as np
 import optax
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, sweep_points
+from fedvg_jax.config.axes import parse_axes, refuse_set
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -27,9 +30,10 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation
+from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation, sweep_folder, sweep_objects, sweeps
 from fedvg_jax.runs.history import History
 from fedvg_jax.runs.simulation import Simulation
+from fedvg_jax.runs.sweeps import SweepResult
 
 EVAL_ROWS = 64
 """Rows of one step of `evaluate`."""
@@ -116,6 +120,92 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
         )
     console.print(display.result_table(finished))
     return finished
+
+
+def run_sweep(
+    config: Config | None = None,
+    axes: Mapping[str | tuple[str, ...], Any] = {},
+    out: Path | str | None = None,
+    *,
+    data=None,
+    partition=None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: programs.WeightingOrFactory | None = None,
+    hyper: Mapping[str, float] | None = None,
+    progress: bool = False,
+) -> list[SweepResult]:
+    """Returns the results of one run for every combination of settings; runs of one program are compiled once.
+
+    Args:
+        config: settings that all runs share; defaults to the digits demonstration.
+        axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
+            settings -> tuples of their values. Seeds may be a range "0:5"; `partition_seed` may be "follow", which is
+            the seed of the run. "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
+        out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
+            Functions are compared by name only: after a change of one, name another folder.
+        data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
+        progress: whether to print a line for every run, or bars on a terminal.
+
+    Returns:
+        One result for every combination, in the order of the axes. Combinations that differ only in settings they do
+        not use are one. A run that diverged or failed has a `Failure` in place of its history.
+
+    Raises:
+        UsageError: the settings of some combination cannot work, before the first run; or `out` holds something else.
+        KeyboardInterrupt: Ctrl-C was pressed; with a folder, after a checkpoint.
+
+    >>> results = run_sweep(Config(rounds=1, clients=4), {"alpha": [1.0, 10.0], "seed": "0:2"})
+    >>> [r.name for r in results]
+    ['alpha=1,seed=0', 'alpha=1,seed=1', 'alpha=10,seed=0', 'alpha=10,seed=1']
+    >>> results[3].values, results[3].result.summary["rounds"]
+    ({'alpha': 10.0, 'seed': 1}, 1)
+    """
+    start = configs.check(Config() if config is None else config)
+    refuse_set(start)
+    settings, own = sweep_objects.split_hyper(axes)
+    plan = sweep_points.Sweep(parse_axes(settings), start=start)
+    made = sweep_points.make_points(plan)
+    made = made._replace(points=sweep_objects.with_hyper(made.points, own))
+    plan = plan._replace(axes=(*plan.axes, *own))
+    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
+    replacements |= {"weighting": weighting, "hyper": hyper}
+    folder = None if out is None else Path(out)
+    if data is None:
+        sweep_folder.check_sources(made.points)
+    sweep_objects.check(made.points, replacements)
+    if folder:
+        given = sweep_objects.describe(replacements)
+        sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
+    ordered = [point for group in sweeps.by_program(made.points) for point in group]
+    with _sweep_observers(ordered, folder, progress) as observers:
+        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
+    if stopped_by == "SIGINT":
+        raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
+    if stopped_by is not None:
+        signal.raise_signal(signal.Signals[stopped_by])
+    if folder:
+        return sweeps.load(made.points, folder)
+    return [SweepResult(point.name, point.values, results[point.name]) for point in made.points]
+
+
+@contextlib.contextmanager
+def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progress: bool) -> Iterator[sweeps.Observers]:
+    """Yields what a sweep reports to: standard output, or nothing."""
+    if not progress:
+        yield sweeps.Observers()
+        return
+    from rich.console import Console
+
+    from fedvg_jax.views import sweep_progress
+
+    is_done = {
+        p.name: out is not None and sweep_folder.is_done(sweep_folder.point_folder(out, p.name), p.config)
+        for p in points
+    }
+    ordered = sorted(points, key=lambda point: not is_done[point.name])
+    with sweep_progress.sweep_progress(Console(), ordered, sum(is_done.values())) as observers:
+        yield observers
 
 
 def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:

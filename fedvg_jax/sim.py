@@ -137,7 +137,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(sources.config))
     config = configs.apply(config, shorthands.meaning(named), "shorthand")
-    config = _apply_flags(config, argv)
+    config = apply_flags(config, argv)
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     flags = given(argv)
     configs.refuse_unused(config, flags)
@@ -180,29 +180,38 @@ def _split_shorthands(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return {name: value for name, value in vars(named).items() if value is not None}, others
 
 
-def _apply_flags(config: Config, argv: Sequence[str]) -> Config:
-    """Returns `config` with the settings that are flags of a command line."""
+def apply_flags(config: Config, argv: Sequence[str], prog: str = PROG) -> Config:
+    """Returns `config` with the settings that are flags of a command line.
+
+    Args:
+        config: the other settings.
+        argv: flags of settings, with one value each.
+        prog: the command as it is typed, for messages.
+
+    Raises:
+        UsageError: a flag is unknown, or its value is no value of the setting.
+    """
     import tyro
 
     error_text = io.StringIO()
     try:
         with contextlib.redirect_stderr(error_text):
             parsed, unknown = tyro.cli(
-                Config, default=config, args=list(argv), prog=PROG, add_help=False, return_unknown_args=True
+                Config, default=config, args=list(argv), prog=prog, add_help=False, return_unknown_args=True
             )
     except SystemExit as stop:
         if stop.code:
-            raise UsageError(_message_in_box(error_text.getvalue())) from None
+            raise UsageError(_message_in_box(error_text.getvalue(), prog)) from None
         raise
     if unknown:
         name = unknown[0].lstrip("-").partition("=")[0]
         close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(config), *presets.SHORTHANDS])
-        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{PROG} --help-all lists all"
+        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{prog} --help-all lists all"
         raise UsageError(f"unknown argument {unknown[0][:100]}; {hint}")
     return parsed
 
 
-def _message_in_box(box: str) -> str:
+def _message_in_box(box: str, prog: str) -> str:
     """Returns tyro's error message, which stands under a title and above a rule, boxed or not, as one line."""
 
     def is_rule(line: str) -> bool:
@@ -210,7 +219,7 @@ def _message_in_box(box: str) -> str:
 
     under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
     message = itertools.takewhile(lambda line: not is_rule(line), under_title)
-    return f"{' '.join(' '.join(message).replace('│', ' ').split())[:400]} ({PROG} --help)"
+    return f"{' '.join(' '.join(message).replace('│', ' ').split())[:400]} ({prog} --help)"
 
 
 # --- running

@@ -1,6 +1,7 @@
 """Strict settings for every test: no silent promotion of dtypes or ranks, no warning from the package, four devices."""
 
 import functools
+import gc
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 import hypothesis
 import pytest
 from quick import QUICK
+
+gc.set_threshold(200_000, 20, 100)  # tracing makes millions of objects that live on; 5 % of the suite's time otherwise
 
 hypothesis.settings.register_profile("laws", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("laws")
@@ -60,3 +63,13 @@ def x64():
 
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def cheap_programs(monkeypatch):
+    """Compiles a run's programs with the options of `worlds.jit`, for runs of small dense models."""
+    import jax
+    import worlds
+
+    compile = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: compile(self, compiler_options=worlds.HASTE))

@@ -101,8 +101,8 @@ def output_gradients(params: Tree, stats: Tree, x) -> Tree:
 
 def batches(pool, table):
     """Yields the real rows of every nonempty minibatch."""
-    for rows in np.asarray(table):
-        rows = rows[rows >= 0]
+    for minibatch in np.asarray(table):
+        rows = minibatch[minibatch >= 0]
         if len(rows):
             yield pool[0][rows], pool[1][rows]
 

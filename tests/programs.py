@@ -1,9 +1,13 @@
-"""The structure of a traced program: its equations and their primitives."""
+"""Traced programs: their equations and primitives, and runs whose programs are traced and not compiled."""
 
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from jax.extend import core
+
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import chunks, simulation
 
 
 def equations(function, *arguments) -> Iterator:
@@ -24,3 +28,27 @@ def _below(jaxpr) -> Iterator:
                 yield from _below(inner.jaxpr)
             elif isinstance(inner, core.Jaxpr):
                 yield from _below(inner)
+
+
+def trace_only(sim: simulation.Simulation) -> chunks.Programs:
+    """Replaces `chunks.compile_programs` where a test is about the host: both programs are traced, and return ones.
+
+    A round leaves the model as it is, every client is finite with weight 1, and every entry of a confusion matrix is 1.
+    As a compiled program, it takes no arguments of other shapes.
+    """
+    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    first = sim.state, np.int32(1), rounds, sim.data, sim.hyper
+    _, metrics = _ones(sim.chunk, *first)
+    tables = chunks.evaluation_tables(sim.data).values()
+    sums = {rows.shape: _ones(sim.evaluate, sim.state.variables, sim.data.pool, rows) for rows in tables}
+
+    def chunk(*arguments):
+        assert jax.tree.map(np.shape, arguments) == jax.tree.map(np.shape, first)
+        return arguments[0], metrics
+
+    return chunks.Programs(chunk, lambda _variables, _pool, rows: sums[rows.shape], 0.0)
+
+
+def _ones(function, *arguments):
+    """Returns arrays of ones of the shapes that a function returns."""
+    return jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(function, *arguments))

@@ -29,7 +29,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     rng = np.random.default_rng(run.seed)
     records = [_record(i, accuracy, rng, layers) for i, accuracy in enumerate(accuracies, 1)]
     for record in records:
-        record |= (fields or {}).get(record["round"], {})
+        record.update((fields or {}).get(record["round"], {}))
     (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
     if len(records) == run.rounds:
         summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)

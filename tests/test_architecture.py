@@ -25,7 +25,7 @@ WITHOUT_JAX = {
     "runs/history",
     "runs/resume",
 }
-WITHOUT_JAX |= {"runs/stop_signals"}
+WITHOUT_JAX |= {"runs/stop_signals", "runs/sweep_folder", "runs/sweep_workers", "runs/sweep_tuning"}
 
 SOURCES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): ast.parse(path.read_text("utf-8"))
@@ -60,7 +60,7 @@ def imported_modules(module: str) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    return module.split("/")[0]
+    return module.partition("/")[0]
 
 
 def test_packages_import_only_packages_before_them():

@@ -95,8 +95,8 @@ def test_research_script_needs_public_names_only(x64):
     assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3)[
         "loss"
     ] == pytest.approx(float(value), rel=1e-12)
-    for name in hyper:
-        ends = [validation_loss({**hyper, name: hyper[name] + sign * 1e-5}) for sign in (1, -1)]
+    for name, at in hyper.items():
+        ends = [validation_loss({**hyper, name: at + sign * 1e-5}) for sign in (1, -1)]
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 

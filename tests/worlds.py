@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
@@ -94,11 +95,15 @@ def ragged() -> World:
 
 def variables(seed: int = 0, task: Task = TASK) -> Variables:
     """Returns the network's arrays, none at a special value, in the current precision."""
+    return jax.tree.map(lambda x: jnp.asarray(x, float), _moved_variables(seed, task.init))
+
+
+@functools.cache
+def _moved_variables(seed: int, init) -> Variables:
     with jax.enable_x64(False):
-        start = jax.tree.map(np.asarray, jit(task.init)(jax.random.key(seed)))
+        start = jax.tree.map(np.asarray, jit(init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
-    moved = jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
-    return jax.tree.map(lambda x: jnp.asarray(x, float), moved)
+    return jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
 
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
@@ -137,6 +142,7 @@ def algorithm(name: str, **settings) -> Algorithm:
     return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
+@functools.cache
 def full_algorithm() -> Algorithm:
     """Uses every part of the contract: all memories, a probe, both kinds of messages and every argument."""
 
@@ -228,9 +234,11 @@ QUADRATIC = Task(
 
 def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
     """Returns clients with own `a`, `b` [N, 3], who hold `sizes` equal rows in minibatches of 2. D_val, which is also
-    the test set, is two further rows with a = b = 1."""
+    the test set, is two further rows with a = b = 1. The pool is padded to 32 rows, so that many worlds are data of one
+    program."""
     owner = np.repeat(np.arange(len(sizes) + 1), [*sizes, 2])
     known = [np.concatenate([np.broadcast_to(x, (len(sizes), 3)), np.ones((1, 3))])[owner] for x in (a, b)]
+    known = [np.concatenate([x, np.zeros((max(0, 32 - len(x)), 3))]) for x in known]
     pool = tuple({"left": {"x": x[:, :2].copy()}, "right": {"x": x[:, 2:].copy()}} for x in known)
     *train, val = np.split(np.arange(len(owner), dtype=np.int32), np.cumsum(sizes))
     return World(pool, train, schedule.table(val, 2, 2), val, 2, cohort_size, 1)
@@ -302,6 +310,40 @@ class _Sizes(NamedTuple):
 @functools.cache
 def _jitted(sizes: _Sizes, *args, **options):
     return jit(round_step(sizes, *args, **options))
+
+
+# --- one program for the laws of an algorithm
+
+RULES = ("samples", "uniform", "samples+fedvg")
+
+
+def with_momentum(hyper, round):
+    """Plain SGD where the hyperparameter is 0, as by default."""
+    return optax.sgd(hyper["lr"], hyper["momentum"])
+
+
+@functools.cache
+def any_rule(algorithm: Algorithm) -> Weighting:
+    """Returns the rule of RULES that `rule` chooses."""
+    return any_of([weighting(rule, algorithm) for rule in RULES])
+
+
+def shared_round(algorithm: Algorithm, **options):
+    """Returns the jitted round of three of five quadratics under any of RULES, with kept momentum. Rounds in double
+    precision of all worlds from `quadratics` and `uneven` with these numbers of clients share one program."""
+    return make_round(uneven(), algorithm, any_rule(algorithm), optimiser=with_momentum, **options)
+
+
+def shared_state(world: World, algorithm: Algorithm, stats_too: bool = False, **changes: float) -> SimState:
+    """Returns the state before the first `shared_round`."""
+    start = state(world, algorithm, QUADRATIC, stats_too, **changes)
+    kept = with_momentum(hyper(), jnp.int32(0)).init(start.variables.params)
+    return start._replace(optimisers=jax.tree.map(lambda x: jnp.zeros((5, *x.shape), x.dtype), kept))
+
+
+def by_rule(name: str, **changes: float) -> Hyper:
+    """Returns hyperparameters that choose a rule of RULES."""
+    return hyper(**changes) | {"rule": jnp.int32(RULES.index(name))}
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:

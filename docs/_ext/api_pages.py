@@ -38,6 +38,9 @@ SECTIONS = {
             "UsageError",
             "DivergedError",
             "MisfitError",
+            "run_sweep",
+            "SweepResult",
+            "Failure",
         ),
     ),
     "rounds": (

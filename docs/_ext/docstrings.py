@@ -10,10 +10,10 @@ CODE = re.compile(r"(`+[^`]*`+)")
 
 
 def convert(lines: list[str]) -> list[str]:
-    """The same docstring: indented paragraphs become literal blocks, and stars and bars in prose are escaped.
+    r"""The same docstring: indented paragraphs become literal blocks, and stars and bars in prose are escaped.
 
     >>> convert(["A mean |x|:", "", "    a * b", "", "and no more."])
-    ['A mean \\\\|x\\\\|:', '', '::', '', '    a * b', '', 'and no more.']
+    ['A mean \\|x\\|:', '', '::', '', '    a * b', '', 'and no more.']
     """
     converted: list[str] = []
     in_section = in_literal = False

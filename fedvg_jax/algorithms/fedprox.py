@@ -22,5 +22,5 @@ def fedprox() -> Algorithm:
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-    """g + mu (theta - theta_g)"""
+    """Returns g + mu (theta - theta_g)."""
     return jax.tree.map(lambda g, p, global_p: g + hyper["mu"] * (p - global_p), grads, params, anchor.params)

@@ -131,7 +131,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("weight_decay", "fedprox.mu", "elastic.tau"), (lambda v: 0 <= v < math.inf, ">= 0")),
     **dict.fromkeys(("fedvg.eps", "fedopt.eps", "feddyn.clip"), (lambda v: 0 < v < math.inf, "> 0")),
     **dict.fromkeys(("fedavgm.lr", "fedopt.lr", "scaffold.eta_g"), (lambda v: 0 < v < math.inf, "> 0")),
-    "fedvg.exponent": (lambda v: 0 <= v < math.inf, ">= 0"),
+    "fedvg.exponent": (math.isfinite, "a finite number"),
     "fedvg.temperature": (lambda v: 0 < v < math.inf, "> 0"),
     "fedvg.mix": (lambda v: 0 <= v <= 1, "in [0, 1]"),
     "fedvg.fit_steps": (lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"),

@@ -35,11 +35,18 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     (0.05, 'l1')
     """
     flat: dict[str, Any] = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        nested = dataclasses.is_dataclass(value)
-        flat |= flatten(value, f"{prefix}{f.name}.") if nested else {prefix + f.name: value}
+    for name in _field_names(type(config)):
+        value = getattr(config, name)
+        if hasattr(type(value), "__dataclass_fields__"):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
     return flat
+
+
+@functools.cache
+def _field_names(group: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(group))
 
 
 def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
@@ -57,11 +64,16 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     'l2'
     """
     current = flatten(config)
+    changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in current:
             raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, current)}")
-        config = _replaced(config, name.split("."), value, f"{source}: {name}")
-    return config
+        group, _, last = name.rpartition(".")
+        hints = _hints(type(getattr(config, group) if group else config))
+        changes.setdefault(group, {})[last] = _typed(hints[last], value, f"{source}: {name}")
+    replaced = changes.pop("", {})
+    replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
+    return dataclasses.replace(config, **replaced) if replaced else config
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -95,7 +107,8 @@ def typed(config: Any) -> Config:
     """
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
-    groups = {f.name: getattr(Config(), f.name) for f in dataclasses.fields(Config)}
+    defaults = Config()
+    groups = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(Config)}
     changed: dict[str, Any] = {}
     for name, default in groups.items():
         value = getattr(config, name)
@@ -111,14 +124,6 @@ def typed(config: Any) -> Config:
         else:
             raise UsageError(f"Config: {name} must be a {type(default).__name__} or a dict; got {_shown(value)}")
     return dataclasses.replace(config, **changed)
-
-
-def _replaced(group: Any, path: list[str], value: Any, where: str) -> Any:
-    """Returns a group of settings with the one at `path` replaced; `where` names it in messages."""
-    name, *rest = path
-    if rest:
-        return dataclasses.replace(group, **{name: _replaced(getattr(group, name), rest, value, where)})
-    return dataclasses.replace(group, **{name: _typed(_hints(type(group))[name], value, where)})
 
 
 @functools.cache

@@ -54,7 +54,8 @@ class FedVG:
     """Function from norms to weights, of --weighting generalised. inverse: a power of the inverse norm; softmax: of the
     norms over their mean."""
     exponent: float = 1.0
-    """Exponent of the inverse norm, of --weighting generalised. 0 gives uniform weights, 1 is published."""
+    """Exponent of the inverse norm, of --weighting generalised. 1 is published, 0 gives uniform weights;
+    below 0, clients with large norms weigh more."""
     temperature: float = 1.0
     """Temperature of --weighting generalised. Weights are raised to the power 1 / temperature; large values approach
     uniform weights."""

@@ -7,7 +7,7 @@ a sweep share them: config.json lists them under `unused`.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import operator
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,17 +28,14 @@ class Condition(NamedTuple):
     """Values for which it holds, in words."""
 
 
-def _value(config: Config, name: str) -> Any:
-    """Returns the value of a setting by its dotted name."""
-    return functools.reduce(getattr, name.split("."), config)
-
-
 def _is(setting: str, *values: str) -> Condition:
-    return Condition(setting, lambda config: _value(config, setting) in values, " or ".join(values))
+    value_of = operator.attrgetter(setting)
+    return Condition(setting, lambda config: value_of(config) in values, " or ".join(values))
 
 
 def _is_not(setting: str, value: str, by: str) -> Condition:
-    return Condition(setting, lambda config: _value(config, setting) != value, by)
+    value_of = operator.attrgetter(setting)
+    return Condition(setting, lambda config: value_of(config) != value, by)
 
 
 def _weighting(*rules: str) -> Condition:
@@ -204,7 +201,7 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
     for name in names:
         if condition := unmet(config, name):
             flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
-            value: Any = _value(config, condition.setting)
+            value: Any = flatten(config)[condition.setting]
             raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
 
 

@@ -155,6 +155,32 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Locks a file if no other process holds its lock; yields whether this process now holds it.
+
+    The operating system releases the lock when the process ends, however it ends. The file stays. Where files cannot be
+    locked, every process gets its lock.
+
+    Args:
+        path: the file, which is made if it is missing; its folder exists.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has no fcntl
+        yield True
+        return
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            warnings.warn(f"{path} cannot be locked ({error.strerror}): start no second process", stacklevel=3)
+        yield True
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file.
 

@@ -60,10 +60,10 @@ class UsageError(ValueError):
 
 
 def one_line(text: str) -> str:
-    """Returns the text with control characters, line separators and lone surrogates as escapes, such as \\n.
+    r"""Returns the text with control characters, line separators and lone surrogates as escapes, such as \n.
 
-    >>> print(one_line("out a\\nb is taken"))
-    out a\\nb is taken
+    >>> print(one_line("out a\nb is taken"))
+    out a\nb is taken
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

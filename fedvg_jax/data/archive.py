@@ -84,20 +84,25 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Last component of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
+        """Extension of the name with its dot."""
         return Path(self.name).suffix
 
     def is_dir(self) -> bool:
+        """Returns whether the entry is a folder."""
         return self.path in self.tree
 
     def is_file(self) -> bool:
+        """Returns whether the entry is a file."""
         folder = self.path.rpartition("/")[0]
         return self.name in self.tree.get(folder, ()) and not self.is_dir()
 
     def iterdir(self) -> Iterator[Entry]:
+        """Returns the entries of a folder."""
         return (self / name for name in self.tree[self.path])
 
     def read_bytes(self) -> bytes:

@@ -101,7 +101,8 @@ def rotate90(x: np.ndarray, strength: float, stream: np.random.Generator, level:
 def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
     """Feature shift: rotates by an angle drawn per client, uniform within +- strength x 180 degrees.
 
-    Interpolation is linear, and the border is repeated outside the image."""
+    Interpolation is linear, and the border is repeated outside the image.
+    """
     from scipy import ndimage  # only this kind needs it
 
     angle = stream.uniform(-180, 180) * strength

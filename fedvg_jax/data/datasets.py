@@ -73,20 +73,37 @@ def load(
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
-    source = _source(name)
-    options = _options(name, source, size, splits)
+    source, options = check(name, data_dir, size=size, splits=splits)
     if name == "digits":
         return digits.load()
-    if data_dir is None:
-        raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
     if "progress" in source.takes:
         options["progress"] = progress
     try:
         with quiet_libraries():
-            return _printable(source.load(_existing(Path(data_dir), source.holds), cache_dir, **options))
+            return _printable(source.load(data_dir and Path(data_dir), cache_dir, **options))
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or data_dir
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
+
+
+def check(
+    name: str, data_dir: Path | None, *, size: Size | None = None, splits: str = "all"
+) -> tuple[Source, dict[str, Any]]:
+    """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
+
+    Args:
+        name, data_dir, size, splits: as those of `load`.
+
+    Raises:
+        UsageError: unknown name, missing folder, or an option the data set does not have.
+    """
+    source = _source(name)
+    options = _options(name, source, size, splits)
+    if name != "digits":
+        if data_dir is None:
+            raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
+        _existing(Path(data_dir), source.holds)
+    return source, options
 
 
 def _options(name: str, source: Source, size: Size | None, splits: str) -> dict[str, Any]:

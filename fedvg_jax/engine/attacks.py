@@ -78,7 +78,7 @@ def scaling(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
 
 
 def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """Returns Gaussian noise in place of the update, of about its length:
+    """Returns Gaussian noise in place of the update, of about its length.
 
     theta_g + scale ||delta_k|| / sqrt(d) N(0, I),   d the number of scalars
     """

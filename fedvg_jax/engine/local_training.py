@@ -114,7 +114,9 @@ def make_client(
     augment: Augment | None = None,
     support: GradientSupport = FULL_SUPPORT,
 ) -> Client:
-    """Returns one client's local training as two functions that an executor runs. A step is
+    """Returns one client's local training as two functions that an executor runs.
+
+    A step is
 
         theta <- optimiser(theta, correct(grad loss(theta)))
 

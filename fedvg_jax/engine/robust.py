@@ -67,7 +67,7 @@ def trimmed_mean(ratio: float) -> Rule:
 
 
 def krum(num_bad: int, num_kept: int = 1) -> Rule:
-    """Returns Multi-Krum, the mean of the models closest to their neighbours:
+    """Returns Multi-Krum, the mean of the models closest to their neighbours.
 
         score_k = sum of ||theta_k - theta_j||^2 over the n - num_bad - 2 nearest of the n - 1 others
         theta <- mean of the num_kept models with the smallest scores
@@ -111,7 +111,7 @@ def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
 
 
 def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-    """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise:
+    """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise.
 
         theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||) + N(0, (z C max_k s_k)^2)
 

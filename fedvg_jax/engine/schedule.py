@@ -175,7 +175,7 @@ def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = 
 
 
 def capacity(pool_size: int, cohort_size: int, local_epochs: int, batch_size: int) -> int:
-    """Returns F, a bound on the minibatches of any cohort of any partition:
+    """Returns F, a bound on the minibatches of any cohort of any partition.
 
         E sum_k ceil(n_k / B) <= E (T / B + K)
 

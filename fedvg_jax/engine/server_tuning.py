@@ -21,7 +21,7 @@ def none(hyper: Hyper, number: Array, variables: Variables, data: Data) -> Varia
 
 
 def sgd(task: Task, num_steps: int) -> Refine:
-    """Returns a few steps of plain SGD on the minibatches of D_val, with BatchNorm in train mode:
+    """Returns a few steps of plain SGD on the minibatches of D_val, with BatchNorm in train mode.
 
         theta <- theta - lr grad loss(theta, batch_i),   i = round x num_steps, ..., round x num_steps + num_steps - 1
 

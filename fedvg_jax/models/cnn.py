@@ -19,6 +19,7 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         layout = self.layout
         x = layout.from_nhwc(x)
         x = nn.relu(layout.pool(Conv(32, 5, layout, pooled=True, name="conv1")(x)))
@@ -35,6 +36,7 @@ class TinyCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         layout = self.layout
         x = layout.from_nhwc(x)
         x = nn.relu(layout.pool(Conv(16, 3, layout, "SAME", pooled=True, name="conv1")(x)))

@@ -31,6 +31,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Returns the convolution of x, of the layout's axes, plus the bias."""
         shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
         kernel = self.param("kernel", _kernel_init, shape, jnp.float32)
         bias = self.param("bias", _uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
@@ -72,7 +73,8 @@ def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
     if not hw.choices(hardware).fusion_barriers:
         return x
     first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
-    return lax.cond(first == first, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
+    is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know
+    return lax.cond(is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
 
 
 def _uniform(fan_in: int) -> Callable:

@@ -20,6 +20,7 @@ class LeNet5(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         layout = self.layout
         x = layout.from_nhwc(x)
         x = Conv(6, 5, layout, pooled=True, name="conv1")(x)

@@ -18,6 +18,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.hidden):
             x = nn.relu(dense(x, width, f"fc{i + 1}"))

@@ -112,7 +112,7 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
-        stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # a new function is traced anew
+        stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
     num_stats = len(jax.tree.leaves(stats))
     return num_stats > 0 and (num_stats != 2 * len(values) or min(values.values()) == 1)
 

@@ -39,6 +39,7 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the activations after the block, [B, H, W, channels]."""
         norm, y = NORMS[self.norm], x
         for i, layer in enumerate(self.layers, 1):
             y = nn.relu(y) if i > 1 else y
@@ -74,6 +75,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         imagenet = {"imagenet": True, "cifar": False}[self.stem]
         x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.conv)
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
@@ -111,7 +113,7 @@ def blocks_residual(path: str) -> str:
     >>> blocks_residual("layer2_0/bn1/scale"), blocks_residual("conv1/kernel")
     ('layer2_0', 'stem')
     """
-    first = path.split("/")[0]
+    first = path.partition("/")[0]
     return "stem" if first in ("conv1", "bn1") else first
 
 

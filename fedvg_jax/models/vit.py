@@ -57,6 +57,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Returns the tokens after the block, [B T, D]."""
         init, width = SCHEMES[self.scheme], x.shape[-1]
         x = fusion_barrier(x)
         qkv = dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv)
@@ -91,6 +92,7 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
+        """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         init = SCHEMES[self.scheme]
         x = dense(patches(rgb(resize(x, self.image_size)), self.patch), self.width, "patch_embed", *init.patch)
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
@@ -120,7 +122,7 @@ def blocks(path: str) -> str:
     >>> blocks("block_3/qkv/kernel"), blocks("pos_embed")
     ('block_3', 'base')
     """
-    first = path.split("/")[0]
+    first = path.partition("/")[0]
     return first if first.startswith("block_") or first == "classifier" else "base"
 
 

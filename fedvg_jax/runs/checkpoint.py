@@ -190,7 +190,7 @@ def _read_model(
 
 
 def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
-    """{"params.fc1.kernel": x} -> Variables({"fc1": {"kernel": x}}, {})"""
+    """Returns nested variables: {"params.fc1.kernel": x} -> Variables({"fc1": {"kernel": x}}, {})."""
     fields: dict[str, Any] = {"params": {}, "stats": {}}
     for key, leaf in leaves.items():
         *parents, last = key.split(".")

@@ -59,6 +59,22 @@ def merge_hyperparameters(
     return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
 
 
+def own_values(config: Config, algorithm: Algorithm | None, hyper: Hyper) -> dict[str, float]:
+    """Returns the values that no field of the config determines: those that a user's own functions declare.
+
+    Args:
+        config: of the run.
+        algorithm: of the run.
+        hyper: all hyperparameters of the run.
+
+    >>> own_values(Config(), None, {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
+    {'boost': 3.0}
+    """
+    fields = registry.make_hyper(config, algorithm)
+    scalars = {name: float(value) for name, value in hyper.items() if jnp.ndim(value) == 0}
+    return {name: value for name, value in scalars.items() if name not in fields or float(fields[name]) != value}
+
+
 def checked(parameter: Hyperparameter, value: Any) -> float:
     """`value` as a float.
 

@@ -18,6 +18,7 @@ from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.hyperparameters import own_values
 from fedvg_jax.runs.registry import corrupt_clients
 from fedvg_jax.runs.weighting_registry import layer_names
 
@@ -33,6 +34,7 @@ class Observers(NamedTuple):
     on_records: Callable[[list[Record]], None]
     log: Callable[[str], None]
     exit_message: Callable[[], str] | None
+    on_stop: Callable[[str], None]
 
 
 def run_simulation(
@@ -42,6 +44,7 @@ def run_simulation(
     on_records: Callable[[list[Record]], None] = lambda records: None,
     log: Callable[[str], None] = _log_warning,
     exit_message: Callable[[], str] | None = None,
+    on_stop: Callable[[str], None] = lambda name: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -51,6 +54,8 @@ def run_simulation(
         log: called with one line about a resumed run, about the first round that averages no client, and at the end
             with the number of such rounds.
         exit_message: see `stop_signals.watch`.
+        on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
+            run.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -64,14 +69,15 @@ def run_simulation(
     _make_trace_folder(config.profile)
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
-    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool)
+    own = own_values(config, sim.algorithm, sim.hyper)
+    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
     with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
         start = recorder.start
         if start.records:
             on_records(start.records)
         if len(start.records) == config.rounds and start.resumed_from is not None:
             return _finished_history(config, recorder, log)
-        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message))
+        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message, on_stop))
 
 
 def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
@@ -128,7 +134,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run = _Run(sim, recorder, observers, clock, list(start.records))
     has_warned = False
-    with stop_signals.catch_signals() as requests:
+    with _caught_signals(observers.on_stop) as requests:
         with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
@@ -151,6 +157,17 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
             recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
             recorder.wait()
         return _history(run, state, requests.stop[0] if is_stopped else None)
+
+
+@contextlib.contextmanager
+def _caught_signals(on_stop: Callable[[str], None]) -> Iterator[stop_signals.Requests]:
+    """Collects signals, and reports the first that requests to stop, however the rounds end."""
+    with stop_signals.catch_signals() as requests:
+        try:
+            yield requests
+        finally:
+            if requests.stop:
+                on_stop(requests.stop[0])
 
 
 def _record_chunk(run: _Run, state: SimState, new: list[Record]) -> None:

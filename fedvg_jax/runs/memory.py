@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,7 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
         )
 
 
+@functools.lru_cache(16)
 def of_program(compiled: Any) -> dict[str, int]:
     """Returns the bytes of a compiled program by part, as XLA plans them; empty where the back end has no plan."""
     analysis = compiled.memory_analysis()

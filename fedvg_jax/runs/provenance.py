@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,29 @@ from fedvg_jax.data.partitions.split import Partition
 PACKAGES = ("fedvg_jax", "jax", "flax", "optax", "numpy")
 
 
-def sources(arrays: Arrays, partition: Partition, pool: Batch | None = None) -> dict[str, str]:
-    """Returns digests of the data (images, labels), of the partition, and of external validation images if any.
+def sources(
+    arrays: Arrays, partition: Partition, pool: Batch | None = None, hyper: Mapping[str, float] | None = None
+) -> dict[str, str]:
+    """Returns what a run depends on besides its settings.
+
+    That is digests of the data (images, labels), of the partition, and of external validation images if any; and the
+    hyperparameters that the settings do not name, as a line of text.
 
     Args:
+        arrays: the data set.
         partition: every client's rows of each part are part of the digest.
         pool: the run's pool; its rows behind those of `arrays` are an external validation set.
+        hyper: name -> value, of functions that the user passed.
     """
     rows = (client_rows for part in partition for client_rows in part)
     digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
     if pool is not None and len(pool.y) > len(arrays.y):
         external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
         digests["validation"] = cache.digest(*external)
-    return digests
+    return {
+        **digests,
+        "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted((hyper or {}).items())),
+    }
 
 
 def code() -> dict[str, Any]:
@@ -55,9 +67,15 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of the packages that can affect results."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {name: _version(name) for name in PACKAGES}
 
 
+@functools.cache
+def _version(name: str) -> str:
+    return importlib.metadata.version(name)  # reads a file: 2 ms
+
+
+@functools.cache
 def _git(folder: Path) -> dict[str, Any] | None:
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]

@@ -299,7 +299,7 @@ def _resumed_start(
     assert folder is not None, "a run without a folder cannot be resumed"
     manifest = read_object(folder / "manifest.json") or {}
     if other := _other_sources(manifest, digests):
-        raise UsageError(f"{folder} ran on another {other} (its manifest.json); give the files it ran on")
+        raise UsageError(f"{folder} ran {other[0]} (its manifest.json); {other[1]}")
     lines = _history_text(folder)
     restored = _restore_checkpoint(config, folder, state, digests, lines, log)
     if restored is None and (records := _finished_records(config, folder)):
@@ -328,8 +328,8 @@ def _restore_checkpoint(
 
     def refuse(seal: checkpoint.SealEntries) -> str:
         if other := _other_sources(seal.get("sources", {}), digests):
-            misfits.append(f"{folder} ran on another {other} (its checkpoints); give the files it ran on")
-            return f"another {other}"
+            misfits.append(f"{folder} ran {other[0]} (its checkpoints); {other[1]}")
+            return f"it ran {other[0]}"
         changed = resume.differences(history.config_from_json(seal["config"], checkpoint.SEAL), config)
         if changed:
             reason = f"other settings: {', '.join(changed)}"
@@ -361,9 +361,18 @@ def _finished_records(config: Config, folder: Path) -> list[Record]:
     return records if len(records) == config.rounds else []
 
 
-def _other_sources(stored: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Returns "data" or "partition" if the stored digest differs, else "". Earlier versions stored none."""
-    return next((name for name in digests if name in stored and stored[name] != digests[name]), "")
+def _other_sources(stored: Mapping[str, Any], digests: Mapping[str, str]) -> tuple[str, str] | None:
+    """Returns what the run used instead of these sources, and what to do; None if they are equal.
+
+    Earlier versions stored none.
+    """
+    for name, digest in digests.items():
+        if stored.get(name, digest) == digest:
+            continue
+        if name == "hyperparameters":
+            return f"with {stored[name] or 'no given hyperparameters'}, not {digest or 'none'}", "pass the same"
+        return f"on another {name}", "give the files it ran on"
+    return None
 
 
 def _history_text(folder: Path) -> bytes:

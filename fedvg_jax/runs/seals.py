@@ -48,9 +48,9 @@ class HistorySeal(NamedTuple):
 
 
 def extend(seal: HistorySeal, text: bytes) -> HistorySeal:
-    """Returns the seal of the history with more lines.
+    r"""Returns the seal of the history with more lines.
 
-    >>> extend(extend(HistorySeal(), b"one\\n"), b"two\\n") == extend(HistorySeal(), b"one\\ntwo\\n")
+    >>> extend(extend(HistorySeal(), b"one\n"), b"two\n") == extend(HistorySeal(), b"one\ntwo\n")
     True
     """
     crcs, chain = [], seal.chain

@@ -122,7 +122,7 @@ def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> 
 
 
 def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
-    """Weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights:
+    """Weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights.
 
         s_k <- s_k exp(-rate dL/ds_k) / sum_j s_j exp(-rate dL/ds_j),    L(s) = loss of sum_k s_k theta_k on all D_val
 

@@ -36,7 +36,7 @@ from fedvg_jax.weightings.fedvg import FLOOR, WeightsOfMean, fedvg, first_compon
 
 DEFAULTS = (
     *EPS,
-    Hyperparameter("exponent", 1.0, 0.0, doc="p, the power of the inverse norm"),
+    Hyperparameter("exponent", 1.0, doc="p, the power of the inverse norm"),
     Hyperparameter("temperature", 1.0, 0.0, doc="T of the final s^(1/T)", excludes_low=True),
     Hyperparameter("mix", 0.0, 0.0, 1.0, doc="m, the part of n_k / sum n"),
 )
@@ -71,7 +71,7 @@ def generalised_weights(
         norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
         num_samples: [K] n_k; by default equal.
         granularity: "modelwise", "layerwise" or "blockwise".
-        exponent: p; 0 is uniform, 1 published.
+        exponent: p; 0 is uniform, 1 published; below 0, clients with large norms weigh more.
         temperature: T > 0; large is uniform, small gives all weight to the client with the smallest norm.
         eps: added before inverting, > 0, in the unit of the norms. The softmax link does not use it.
         mix: m in [0, 1], the part of n_k / sum n; 1/2 is the paper's FedAvg + FedVG.

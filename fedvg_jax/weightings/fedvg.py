@@ -203,4 +203,4 @@ def layer_shares(norms: Array) -> Array:
 
 def first_component(path: str) -> str:
     """The default block of a tensor: "a/b/kernel" -> "a"."""
-    return path.split("/")[0]
+    return path.partition("/")[0]

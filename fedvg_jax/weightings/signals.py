@@ -128,7 +128,7 @@ def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
 
 
 def fisher(task: Task, most: int = 2**26) -> Signal:
-    """Diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace:
+    """Diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace.
 
         F = mean over examples of (grad loss(theta_k, example))^2
 

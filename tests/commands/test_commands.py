@@ -1,4 +1,7 @@
-"""Every command line in the documentation works: it is run at its smallest size, or parsed where a reason is given."""
+"""Every command line in the documentation works: it is run at its smallest size, or parsed where a reason is given.
+
+The programs of these runs are traced and not compiled (`trace_only`); `test_sim.py` has runs in processes.
+"""
 
 import argparse
 import ast
@@ -10,11 +13,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
+import programs
 import pytest
 
-from fedvg_jax import bounds, prepare, sim
-from fedvg_jax.views import dry_run
+from fedvg_jax import bounds, prepare, sim, sweep_arguments
+from fedvg_jax.runs import chunks
+from fedvg_jax.views import dry_run, plots
 
 ROOT = Path(__file__).parents[2]
 STARTED_BY_OTHERS = ("gpu_sections", "gpu_torch", "limits_run", "ours", "peers", "pfl_peer")
@@ -22,16 +28,16 @@ STARTED_BY_OTHERS = ("gpu_sections", "gpu_torch", "limits_run", "ours", "peers",
 
 DOCS = ROOT / "docs"
 WRITTEN = [p for p in sorted(DOCS.rglob("*.md")) if not p.relative_to(DOCS).parts[0].startswith("_")]
-PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").glob("*.toml"))]
+PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").rglob("*.toml"))]
 SOURCES = [
-    *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "prepare", "bounds")),
+    *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")),
     *(path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem not in STARTED_BY_OTHERS),
 ]
 COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;|]*")
 
 ONE_ROUND = ["--rounds", "1", "--local-epochs", "1"]
 SMALL = [*ONE_ROUND, *["--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100", "--min-samples", "2"]]
-"""One round of a model that compiles in a second. The command's own model is parsed before it is replaced."""
+"""One round of a small model. The command's own model is parsed before it is replaced."""
 
 
 NAMES = {"benchmarks.configs": "cifar10_lenet5", "benchmarks.limits": "help", "benchmarks.gpu": "peaks"}
@@ -85,13 +91,22 @@ def small(tmp_path, monkeypatch, files):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(Path(files["DIR"]) / "cache"))
-    monkeypatch.setattr(dry_run, "SECONDS", 0.001)
+    monkeypatch.setattr(dry_run, "SECONDS", 0.0)
     monkeypatch.setattr(dry_run, "REPEATS", 1)
+    monkeypatch.setattr(plots, "write", lambda *_: None)  # half a second a run; test_plots.py draws
 
     def run(main, command, *more, **placeholders):
         return main([*arguments(command, files | placeholders)[1], *more])
 
     return run
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Compiles no round; initial parameters are drawn by a generator that compiles in half the time."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    with jax.default_prng_impl("rbg"):
+        yield
 
 
 def test_documentation_has_commands_of_every_kind():
@@ -107,6 +122,7 @@ def has_run():
 
 
 @pytest.mark.parametrize("command", [c for c in SIMS if c not in FULL_SIZE and "--resume" not in c])
+@pytest.mark.usefixtures("traced")
 def test_documented_run_works(command, small, tmp_path, has_run):
     """Command lines that differ only in settings that `SMALL` replaces, or in the run folder, are run once."""
     settings = small(sim.parse, command, *SMALL)
@@ -117,6 +133,7 @@ def test_documented_run_works(command, small, tmp_path, has_run):
         has_run.add(key)
 
 
+@pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(small, tmp_path):
     resumes = [c for c in SIMS if "--resume" in c and c not in FULL_SIZE]
     first, again = sorted(resumes, key=lambda c: "auto" not in c)
@@ -131,6 +148,19 @@ def test_documented_runs_at_full_size_are_parsed(small):
         assert small(sim.parse, command).rounds == 200, command
 
 
+def test_documented_sweeps_are_parsed(small):
+    """Files are parsed at their tiny size; those of the paper are built at both sizes by `test_paper_sweeps.py`."""
+    sweeps = [c for c in COMMANDS if "fedvg_jax.sweep " in c]
+    assert len(sweeps) > 15
+    for command in sweeps:
+        is_full = "configs/" in command and "tiny" not in command
+        words = arguments(command, {})[1] + (["--scale", "tiny"] if is_full else [])
+        assert small(
+            lambda argv: sweep_arguments.read_command_line(argv).points.points, f"python -m x {shlex.join(words)}"
+        ), command
+
+
+@pytest.mark.usefixtures("traced")
 def test_bounds_without_arguments_are_measured(small, tmp_path):
     """The smallest of the default clients do not fill a minibatch."""
     assert "python -m fedvg_jax.bounds" in COMMANDS

@@ -1,4 +1,4 @@
-"""The command line in processes of its own: runs, stops, errors."""
+"""The command line, in processes of its own where a process matters: runs, stops, errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import programs
 import pytest
-from processes import started
+from processes import default_signals, started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import history, seals, stop_signals, verification
+from fedvg_jax.runs import chunks, history, loop, seals, stop_signals, verification
+from fedvg_jax.views import plots
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
@@ -42,20 +45,50 @@ def shell(cache, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(shell):
-    """The same short run, twice."""
+def runs(shell, cache):
+    """The same short run in a process on a terminal and in this one: the folders, and the process's text and errors."""
     outs = [shell.folder / "first", shell.folder / "second"]
-    done = [shell(*SHORT, "--out", out) for out in outs]
-    assert [d.returncode for d in done] == [0, 0], done[0].stderr + done[1].stderr
-    return outs, done
+    parent, child = pty.openpty()
+    env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT, "--out", str(outs[0])]
+    with started(command, cwd=shell.folder, env=env, stdout=child) as process:
+        os.close(child)
+        said = b""
+        while True:
+            try:
+                said += os.read(parent, 4096)
+            except OSError:  # the terminal closes with the process
+                break
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "write", lambda *_: None)
+        assert sim.main([*SHORT, "--cache-dir", str(cache), "--out", str(outs[1])]) == 0
+    return outs, said.decode(), errors
 
 
-def test_output_names_data_model_method_and_results(runs):
-    said = runs[1][0].stdout
+def test_terminal_shows_round_accuracy_and_time_left(runs):
+    for part in ("round 3/3", "test accuracy", "left"):
+        assert part in runs[1]
+    assert runs[2] == ""
+
+
+@pytest.fixture
+def traced(monkeypatch, cache):
+    """Main in this process, without compiling rounds: `trace_only`."""
+    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    monkeypatch.setattr(plots, "write", lambda *_: None)
+    return sim.main
+
+
+def test_output_names_data_model_method_and_results(traced, tmp_path, capsys):
+    assert traced([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    said, errors = capsys.readouterr()
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
         assert part in said
     assert "digits demonstration" in said and "--config configs/cifar10_lenet5.toml" in said
-    assert runs[1][0].stderr == ""
+    assert errors == ""
 
 
 def test_run_folder_has_its_files_and_keys(runs):
@@ -95,71 +128,36 @@ def test_pictures_are_drawn_if_matplotlib_is_installed(runs):
         assert (runs[0][0] / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_taken_run_folder_is_refused_and_unchanged(runs, shell):
+def test_taken_run_folder_is_refused_and_unchanged(runs, capsys):
     before = (runs[0][0] / "history.jsonl").read_bytes()
-    again = shell(*SHORT, "--out", runs[0][0])
-    assert again.returncode == 2 and "taken" in again.stderr
+    assert sim.main([*SHORT, "--out", str(runs[0][0])]) == 2 and "taken" in capsys.readouterr().err
     assert (runs[0][0] / "history.jsonl").read_bytes() == before
 
 
-def test_terminal_shows_round_accuracy_and_time_left(shell):
-    parent, child = pty.openpty()
-    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT]
-    env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
-    with started(command, cwd=shell.folder, env=env, stdout=child, stderr=child) as process:
-        os.close(child)
-        said = b""
-        while True:
-            try:
-                said += os.read(parent, 4096)
-            except OSError:  # the terminal closes with the process
-                break
-    assert process.returncode == 0
-    for part in (b"round 3/3", b"test accuracy", b"left"):
-        assert part in said
+def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, capsys):
+    """Within round 2, as Python raises the signal in the main thread."""
+    out, run_simulation = tmp_path / "run", loop.run_simulation
 
+    def interrupt(record, state):
+        if record["round"] == 2:
+            signal.raise_signal(signal.SIGINT)
 
-def test_ctrl_c_leaves_a_readable_run_folder(shell):
-    out = shell.folder / "interrupted"
-    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "100000", "--out", str(out)]
-    with started(command, cwd=shell.folder, env=shell.environment) as process:
-        deadline = time.monotonic() + 120
-        while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "interrupted" in said and f"--resume {out}" in said
-    records = history.read(out)
-    assert [r["round"] for r in records] == list(range(1, len(records) + 1))
+    monkeypatch.setattr(loop, "run_simulation", lambda *a, **o: run_simulation(*a, callbacks=[interrupt], **o))
+    with default_signals():
+        assert traced([*SHORT, "--rounds", "100000", "--out", str(out)]) == 130
+    said = capsys.readouterr().out
+    assert "interrupted" in said and f"--resume {out}" in said.replace("\n", "")
+    assert [r["round"] for r in history.read(out)] == [1, 2]
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["interrupted"] and summary["rounds"] == len(records)
-    assert seals.newest_round(out) == len(records)
-
-
-def test_closed_output_does_not_end_the_run(shell):
-    """As in `sim ... | head -1`."""
-    out = shell.folder / "unread"
-    command = [
-        sys.executable,
-        "-m",
-        "fedvg_jax.sim",
-        "--rounds",
-        "6",
-        "--eval-every",
-        "1",
-        *SHORT[4:],
-        "--out",
-        str(out),
-    ]
-    with started(command, cwd=shell.folder, env=shell.environment) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.wait(timeout=240) == 0
-    assert json.loads((out / "summary.json").read_text())["rounds"] == 6 and seals.newest_round(out) == 6
+    assert summary["interrupted"] and summary["rounds"] == 2
+    assert seals.newest_round(out) == 2
 
 
 def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
-    """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint."""
+    """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint.
+
+    Its output is closed after a line, as in `sim ... | head -1`.
+    """
     out = shell.folder / "hung-up"
     command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
     with started(command, cwd=shell.folder, env=shell.environment) as process:
@@ -170,14 +168,15 @@ def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
                 time.sleep(0.05)
             assert condition() and process.poll() is None
 
+        process.stdout.readline()
+        process.stdout.close()
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: seals.newest_round(out))
         for _ in range(2):
             process.send_signal(signal.SIGHUP)
             time.sleep(0.05)
-        process.communicate(timeout=120)
-    assert process.returncode == 129
+        assert process.wait(timeout=120) == 129
     assert seals.newest_round(out) == len(history.read(out)) and not verification.check(out).misfits
 
 
@@ -237,22 +236,22 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
 
 
-def test_arrays_in_a_file_train(shell, tmp_path):
+def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     import numpy as np
 
     rng = np.random.default_rng(0)
     y = np.arange(240) % 3
     x = (rng.integers(0, 60, (240, 16, 16, 1)) + 60 * y[:, None, None, None]).astype(np.uint8)
     np.savez(tmp_path / "mine.npz", x=x, y=y)
-    args = ["--dataset", "npz", "--data-dir", tmp_path, "--clients", "4", "--rounds", "2", "--eval-every", "2"]
-    more = ["--export", tmp_path / "model.safetensors", "--profile", tmp_path / "trace"]
-    done = shell(*args, "--model", "mlp", "--alpha", "1", "--out", tmp_path / "out", *more)
-    assert done.returncode == 0, done.stderr
+    args = ["--dataset", "npz", "--data-dir", str(tmp_path), "--clients", "4", "--rounds", "2", "--eval-every", "2"]
+    more = ["--export", str(tmp_path / "model.safetensors"), "--profile", str(tmp_path / "trace")]
+    with jax.default_prng_impl("rbg"):  # compiles in half the time
+        assert traced([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
     assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
-    assert "mine: 240 images 16 x 16 x 1, 3 classes" in done.stdout
+    assert "mine: 240 images 16 x 16 x 1, 3 classes" in capsys.readouterr().out
 
 
 def test_default_run_folder_is_named_by_time_and_method_and_never_taken(tmp_path, monkeypatch):
@@ -281,7 +280,7 @@ runpy.run_module("fedvg_jax.sim", run_name="__main__")
 """Sends a signal while Python collects garbage, amid the import of jax."""
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 129)])
 def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(shell, tmp_path, name, code):
     """An exception in a callback of the garbage collector would be printed and lost."""
     script = AT_IMPORT.format(send=f"os.kill(os.getpid(), signal.{name})")

@@ -66,7 +66,9 @@ def test_layer_used_on_two_sizes_has_the_live_taps_of_both():
     assert live_boxes(init) == {"Conv_0/kernel": [(0, 3), (1, 2)]}
 
 
-@pytest.mark.parametrize("padding, strides, dilation", [("SAME", (1, 1), 1), (1, (1, 1), 1), ([(2, 2)] * 2, (1, 1), 2)])
+@pytest.mark.parametrize(
+    ("padding", "strides", "dilation"), [("SAME", (1, 1), 1), (1, (1, 1), 1), ([(2, 2)] * 2, (1, 1), 2)]
+)
 def test_every_tap_is_live_where_padding_is_not_explicit(padding, strides, dilation):
     layer = nn.Conv(3, (3, 3), strides, padding=padding, kernel_dilation=dilation)
     assert live_boxes(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}

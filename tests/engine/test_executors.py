@@ -11,23 +11,19 @@ import pytest
 import worlds
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import groups, hardware, norms
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Client, UsageError
-from fedvg_jax.engine import differentiable, executors
+from fedvg_jax.engine import differentiable, executors, local_training
 from fedvg_jax.engine import federated_round as round
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import basic, signals
-from fedvg_jax.weightings.fedvg import fedvg
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
-SHARDED = {f"{d} devices, {n} lanes": executors.sharded(d, n) for d, n in ((2, 1), (4, 2))}
-EXECUTORS = (
-    {f"lanes {n}": executors.lanes(n) for n in (1, 2, 3, K)}
-    | {"vmapped": executors.vmapped(), "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3)}
-    | SHARDED
-)
-ROUNDS = 3
+EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 3, K)} | {
+    "vmapped": executors.vmapped(),
+    "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3),
+    "4 devices, 2 lanes": executors.sharded(4, 2),
+}
 
 
 def with_momentum(hyper, round):
@@ -35,62 +31,92 @@ def with_momentum(hyper, round):
     return optax.sgd(hyper["lr"], momentum=0.5)
 
 
-def make_round(executor, task, signal):
-    rule = basic.mix(basic.samples(), fedvg(signal, groups.layerwise, task.block_of))
-    return round.make_round(task, worlds.full_algorithm(), rule, executor, with_momentum, len(WORLD.train))
+# --- training
 
 
-def schedule_of(number, executor):
-    """A third of the rows are probed; in the second round some clients drop out."""
-    changes = {"probe_ratio": 0.3, "dropout": 0.3 * (number == 1), "lanes_together": executor.lanes_together}
-    return WORLD.schedule(number, executor.num_lanes, **changes)
+@functools.cache
+def shared(dtype):
+    """What all clients share, in the current precision."""
+    return worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
 
 
-def after(round_step, num_rounds, executor):
-    """State and metrics of every round from the same start."""
-    state, data, hyper = worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
-    results = []
-    for number in range(num_rounds):
-        schedule = jax.tree.map(jnp.asarray, schedule_of(number, executor))
-        state, metrics = round_step(state, schedule, data, hyper)
+def make_client(shared, schedule):
+    state, *rest = shared
+    return local_training.make_client(worlds.TASK, worlds.full_algorithm(), with_momentum, state, schedule, *rest)
+
+
+def trained(executor, dtype):
+    schedule = WORLD.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
+    return worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(shared(dtype), schedule)
+
+
+@functools.cache
+def looped(dtype):
+    """The carries of a Python loop over clients and steps."""
+    schedule = jax.tree.map(jnp.asarray, WORLD.schedule(0))
+
+    def compiled(shared, schedule):
+        client = make_client(shared, schedule)
+        step = worlds.jit(client.step)
+        return Client(worlds.jit(client.init), lambda carry, k, t: step(carry, np.int32(k), np.int32(t)))
+
+    return jax.tree.map(np.asarray, executors.looped().train(compiled, shared(dtype), schedule))
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_training_of_ragged_clients_equals_the_loop(x64, name):
+    """Of a network with running statistics, memories, and an optimiser with a memory; two clients take no step."""
+    found = trained(EXECUTORS[name], np.float64)
+    assert found.params["fc1"]["kernel"].dtype == np.float64
+    worlds.assert_close(found, looped(np.float64), 1e-9)
+
+
+def test_training_in_single_precision_equals_the_loop():
+    found = trained(executors.lanes(3), np.float32)
+    assert found.params["fc1"]["kernel"].dtype == np.float32
+    worlds.assert_close(found, looped(np.float32), 1e-5)
+
+
+# --- rounds
+
+FEW_STEPS = worlds.quadratics(*np.random.default_rng(0).uniform(0.5, 2, (2, 5, 3)), [4, 8, 1, 6, 0], 5)
+"""In batches of two: 2, 4, 0, 3 and 0 steps."""
+WAYS = {
+    "4 devices, 2 lanes": (executors.sharded(4, 2), None),
+    "unrolled": (differentiable.unrolled(4), None),
+    "cohort blocks of 2 on lanes 1": (executors.lanes(1), 2),
+}
+
+
+def after_two_rounds(executor, block_size=None):
+    """State and metrics of every round from the same start; in the second some clients drop out."""
+    algorithm, task = worlds.full_algorithm(), worlds.QUADRATIC
+    rule = worlds.weighting("samples+fedvg", algorithm, granularity="layerwise")
+    step = worlds.jit(round.make_round(task, algorithm, rule, executor, with_momentum, 5))
+    state, results = worlds.state(FEW_STEPS, algorithm, task), []
+    for number in range(2):
+        changes = {"probe_ratio": 0.5, "block_size": block_size, "lanes_together": executor.lanes_together}
+        schedule = FEW_STEPS.schedule(number, executor.num_lanes, **changes)
+        schedule = schedule._replace(heard=schedule.clients != (0 if number else -1))
+        state, metrics = step(state, schedule, FEW_STEPS.data(), worlds.hyper())
         results.append((state, metrics))
     return jax.tree.map(np.asarray, results)
 
 
 @functools.cache
-def looped(dtype, num_rounds):
-    """The reference, op by op; only a step, one loss and one signal are compiled, so that it ends today."""
-    task = worlds.TASK._replace(loss=jax.jit(worlds.TASK.loss, static_argnums=4))
-    signal = worlds.jit(signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1))
-    loop = executors.looped()
-
-    def train(make_client, shared, schedule):
-        def compiled(shared, schedule):
-            client = make_client(shared, schedule)
-            return client._replace(step=worlds.jit(client.step))
-
-        return loop.train(compiled, shared, schedule)
-
-    return after(make_round(loop._replace(train=train), task, signal), num_rounds, loop)
+def vmapped_rounds():
+    return after_two_rounds(executors.vmapped())
 
 
-def assert_equals_looped(name, dtype, num_rounds, tolerance):
-    executor = EXECUTORS[name]
-    signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
-    step = worlds.jit(make_round(executor, worlds.TASK, signal))
-    found = after(step, num_rounds, executor)
-    assert found[0][0].variables.params["fc1"]["kernel"].dtype == dtype
-    worlds.assert_close(found, looped(dtype, num_rounds), tolerance)
+@pytest.mark.parametrize("way", WAYS)
+def test_rounds_are_equal_on_every_executor(x64, way):
+    """Of an algorithm with every part; clients without a step have weight 0."""
+    found = after_two_rounds(*WAYS[way])
+    worlds.assert_close(found, vmapped_rounds(), 1e-9)
+    assert [(metrics.weights == 0).sum() for _, metrics in found] == [2, 3]
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_three_rounds_of_ragged_clients_equal_the_loop(x64, name):
-    assert_equals_looped(name, np.float64, ROUNDS, 1e-9)
-
-
-@pytest.mark.parametrize("name", ["lanes 3", "vmapped"])
-def test_a_round_in_single_precision_equals_the_loop(name):
-    assert_equals_looped(name, np.float32, 1, 1e-5)
+# --- lanes
 
 
 COUNTER = Client(
@@ -100,13 +126,19 @@ COUNTER = Client(
 """Counts its steps, and digests which minibatches it saw in which order."""
 
 
+@functools.cache
+def counted(num_lanes):
+    executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, num_lanes // 2)
+    return executor, worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))
+
+
 @pytest.mark.parametrize("num_lanes", [1, 3, K, K + 4])
 @pytest.mark.parametrize("sizes", [[1] * K, [200, *[1] * (K - 1)], [0] * (K - 1) + [40], [48] * K])
 def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, sizes):
     world = worlds.world(sizes, batch_size=16, cohort_size=K, local_epochs=1)
-    executor = executors.lanes(num_lanes) if num_lanes % 2 else executors.sharded(2, num_lanes // 2)
+    executor, train = counted(num_lanes)
     schedule = world.schedule(0, num_lanes, lanes_together=executor.lanes_together)
-    ids, steps, digests = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
+    ids, steps, digests = train(schedule)
     seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
     assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
@@ -140,7 +172,7 @@ def test_a_single_lane_holds_two_models():
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
 def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
-    found = executor.map(lambda shared, x: shared * x["a"] * x["b"].sum(), jnp.int32(3), xs)
+    found = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)
     assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
 
 

@@ -10,28 +10,27 @@ import worlds
 from fedvg_jax import config
 from fedvg_jax.config import presets
 from fedvg_jax.core.types import Metrics
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training, robust
+from fedvg_jax.engine import robust
 from fedvg_jax.runs import history, simulation
 
 TASK = worlds.QUADRATIC
 SIZES = [4, 8, 1, 6, 0]
 """In batches of two: 2, 4, 0, 3 and 0 steps."""
+COHORTS = ([0, 2, 1], [4, 3, 0], [3, 2, 4])
 RULES = ("samples", "uniform", "fedvg", "samples+fedvg", "inverse_samples", "val_loss", "fltrust", "fitted")
 RULES += ("generalised", "permuted(fedvg)", "permuted(uniform)")
 every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
 
-
-def make_world(sizes=SIZES, cohort_size=5):
-    rng = np.random.default_rng(0)
-    return worlds.quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), sizes, cohort_size)
+rng = np.random.default_rng(0)
+WORLD = worlds.quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), SIZES, 3)
 
 
-WORLD = make_world()
-OPTIMISER = simulation.make_optimiser(config.Config(momentum=0.5))
+def schedule_of(number):
+    return WORLD.schedule(number, 2, probe_ratio=0.5, clients=np.array(COHORTS[number], np.int32))
 
 
-def schedule_of(number, **changes):
-    return WORLD.schedule(number, 2, probe_ratio=0.5, **changes)
+def everyone():
+    return WORLD._replace(cohort_size=5).schedule(0, 2, probe_ratio=0.5)
 
 
 def without_untrained(schedule):
@@ -39,21 +38,16 @@ def without_untrained(schedule):
     return schedule._replace(heard=schedule.heard & (schedule.num_steps > 0))
 
 
-def every_rule(algorithm, **fedvg):
-    return worlds.any_of([worlds.weighting(rule, algorithm, **fedvg) for rule in RULES])
-
-
 def start(algorithm):
-    """A state whose optimisers and memories are not at zero: after one round of all trained clients."""
-    state = worlds.state(WORLD, algorithm, TASK)
-    kept = OPTIMISER(worlds.hyper(), jnp.int32(0)).init(state.variables.params)
-    return state._replace(optimisers=jax.tree.map(lambda x: jnp.ones((5, *x.shape), x.dtype), kept))
+    """A state in which no momentum is 0."""
+    state = worlds.shared_state(WORLD, algorithm)
+    return state._replace(optimisers=jax.tree.map(jnp.ones_like, state.optimisers))
 
 
-def rounds(step, state, plan, world=WORLD, **hyper):
+def rounds(step, state, plan, hyper):
     all_metrics = []
     for schedule in plan:
-        state, metrics = step(state, schedule, world.data(), worlds.hyper() | hyper)
+        state, metrics = step(state, schedule, WORLD.data(), hyper)
         all_metrics.append(metrics)
     return state, all_metrics
 
@@ -68,90 +62,91 @@ def assert_same(found, expected):
 @every_algorithm
 def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
-    step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
+    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
-    found = rounds(step, start(algorithm), plan)
-    expected = rounds(step, start(algorithm), list(map(without_untrained, plan)))
+    found = rounds(step, start(algorithm), plan, hyper)
+    expected = rounds(step, start(algorithm), list(map(without_untrained, plan)), hyper)
     assert_same(found, expected)
+    assert [(metrics.weights == 0).tolist() for metrics in found[1]] == [[False, True, False], [True, False, False]]
 
 
-@pytest.mark.parametrize("fedvg", [{}, {"norm": "delta"}, {"granularity": "layerwise"}], ids=str)
-def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64, fedvg):
-    algorithm = worlds.algorithm("fedavg")
-    step, schedule = worlds.make_round(WORLD, algorithm, every_rule(algorithm, **fedvg)), schedule_of(0)
+def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64):
+    algorithm, schedule = worlds.algorithm("fedavg"), everyone()
+    variants = [
+        ("fedvg", {"norm": "delta"}),
+        *((rule, {"granularity": "layerwise"}) for rule in ("fedvg", "generalised")),
+    ]
+    chosen = [*((rule, {}) for rule in RULES), *variants]
+    weightings = [worlds.weighting(rule, algorithm, **settings) for rule, settings in chosen]
+    step = worlds.make_round(WORLD, algorithm, worlds.any_of(weightings))
     untrained = schedule.num_steps == 0
     assert untrained.sum() == 2
-    for number, rule in enumerate(RULES):
-        state, (metrics,) = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule], rule=jnp.int32(number))
+    for number, rule in enumerate(chosen):
+        hyper = worlds.hyper() | {"rule": jnp.int32(number)}
+        state, (metrics,) = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule], hyper)
         assert not metrics.weights[untrained].any(), rule
-        np.testing.assert_allclose(metrics.weights.sum(), 1, rtol=1e-12, err_msg=rule)
+        np.testing.assert_allclose(metrics.weights.sum(), 1, rtol=1e-12, err_msg=str(rule))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.variables)), rule
 
 
-@pytest.mark.parametrize("rule", [robust.median, robust.trimmed_mean(0.3), robust.krum(1), robust.clipped_mean])
-def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64, rule):
-    algorithm = worlds.algorithm("fedavg")
-    step = worlds.make_round(WORLD, algorithm, "uniform", aggregate=rule)
-    found = rounds(step, worlds.state(WORLD, algorithm, TASK), [schedule_of(0)])
-    expected = rounds(step, worlds.state(WORLD, algorithm, TASK), [without_untrained(schedule_of(0))])
-    assert_same(found, expected)
+ROBUST = (robust.median, robust.trimmed_mean(0.3), robust.krum(1), robust.clipped_mean)
 
 
-RUN_BY = {
-    "sharded": (executors.sharded(2, 1), None),
-    "unrolled": (differentiable.unrolled(4), None),
-    "cohort blocks of 2": (executors.lanes(1), 2),
-}
+def any_robust_rule(hyper, *arguments):
+    found = [rule(hyper, *arguments) for rule in ROBUST]
+    return jax.tree.map(lambda *models: jnp.stack(models)[hyper["robust"]], *found)
 
 
-@pytest.mark.parametrize("way", RUN_BY)
-def test_a_client_without_a_step_has_weight_0_on_every_executor(x64, way):
-    executor, size = RUN_BY[way]
-    algorithm, world = worlds.full_algorithm(), make_world()
-    rule = worlds.weighting("samples+fedvg", algorithm)
-
-    def after(executor, size):
-        step = worlds.jit(federated_round.make_round(TASK, algorithm, rule, executor, local_training.sgd, 5))
-        lanes = {"num_lanes": executor.num_lanes, "lanes_together": executor.lanes_together}
-        plan = [world.schedule(number, probe_ratio=0.5, block_size=size, **lanes) for number in range(2)]
-        return rounds(step, worlds.state(world, algorithm, TASK), plan)
-
-    found, expected = after(executor, size), after(executors.vmapped(), None)
-    worlds.assert_close(found, expected, 1e-9)
-    assert [(metrics.weights == 0).sum() for metrics in found[1]] == [2, 2]
+def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64):
+    algorithm, schedule = worlds.algorithm("fedavg"), everyone()
+    step = worlds.make_round(WORLD, algorithm, "uniform", aggregate=any_robust_rule)
+    models = []
+    for number in range(len(ROBUST)):
+        hyper = worlds.hyper() | {"robust": jnp.int32(number)}
+        found, expected = (
+            rounds(step, worlds.state(WORLD, algorithm, TASK), [plan], hyper)
+            for plan in (schedule, without_untrained(schedule))
+        )
+        assert_same(found, expected)
+        models.append(tuple(np.concatenate(jax.tree.leaves(found[0].variables)).tolist()))
+    assert len(set(models)) == len(ROBUST)
 
 
 # --- where nobody is left
 
+ABSENT = {
+    "dropped out": {"heard": np.zeros(3, bool)},
+    "untrained": {
+        "num_steps": np.zeros(3, np.int32),
+        "plan": WORLD._replace(train=[rows[:0] for rows in WORLD.train]).schedule(2, 2).plan,
+    },
+}
+
 
 @every_algorithm
-@pytest.mark.parametrize("why", ["dropped out", "untrained"])
-def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name, why):
+def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
     """Also where the server has a memory: momentum and duals are of updates, and there is none."""
     algorithm = worlds.algorithm(name)
-    step = worlds.make_round(WORLD, algorithm, "samples+fedvg", optimiser=OPTIMISER)
-    before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)])
-    schedule = schedule_of(2)
-    changes = {"dropped out": {"heard": np.zeros(5, bool)}, "untrained": {"num_steps": np.zeros(5, np.int32)}}[why]
-    if why == "untrained":
-        changes |= {"plan": WORLD._replace(train=[rows[:0] for rows in WORLD.train]).schedule(2, 2).plan}
-    after, (metrics,) = rounds(step, before, [schedule._replace(**changes)])
-    assert_same(after._replace(round=before.round), before)
-    assert after.round == before.round + 1 and not metrics.weights.any()
+    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)], hyper)
+    for why, changes in ABSENT.items():
+        after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)
+        assert_same(after._replace(round=before.round), before)
+        assert after.round == before.round + 1 and not metrics.weights.any(), why
 
 
 # --- as published
 
 
 def test_the_published_code_weighs_clients_without_a_step(x64):
-    """Uniform weights are 1/K, and the average holds theta_g twice."""
-    algorithm = worlds.algorithm("fedavg")
-    step = worlds.make_round(WORLD, algorithm, "uniform", weigh_untrained=True)
-    state = worlds.state(WORLD, algorithm, TASK)
-    found, (metrics,) = rounds(step, state, [schedule_of(0)])
-    np.testing.assert_allclose(metrics.weights, 0.2, rtol=1e-12)
-    trained, _ = rounds(worlds.make_round(WORLD, algorithm, "uniform"), state, [schedule_of(0)])
-    expected = jax.tree.map(lambda old, new: old + 0.6 * (new - old), state.variables, trained.variables)
+    """Uniform weights are 1/K, and the average holds theta_g once."""
+    algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
+    step, as_published = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
+    state = worlds.shared_state(WORLD, algorithm)
+    found, (metrics,) = rounds(as_published, state, [schedule_of(0)], hyper)
+    np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)
+    trained, _ = rounds(step, state, [schedule_of(0)], hyper)
+    expected = jax.tree.map(lambda old, new: old + 2 / 3 * (new - old), state.variables, trained.variables)
     worlds.assert_close(found.variables, expected, 1e-12)
 
 
@@ -188,7 +183,7 @@ def metrics_of(loss, finite=None):
 
 def test_a_record_s_train_loss_is_the_mean_over_clients_that_trained():
     """Clients of 2, 4, 0, 3 and 0 steps, in sampling order; a loss of 0 stands for no step, NaN for divergence."""
-    schedule = schedule_of(0)
+    schedule = everyone()
     loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
     assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
     loss[schedule.num_steps == 4] = np.nan
@@ -198,14 +193,14 @@ def test_a_record_s_train_loss_is_the_mean_over_clients_that_trained():
 
 
 def test_a_record_names_the_clients_without_a_step():
-    schedule = schedule_of(0)
+    schedule = everyone()
     record = history.record(1, schedule, metrics_of(np.ones(5)), 0.0)
     assert sorted(record["untrained"]) == [2, 4] and "dropped" not in record
     assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
 
 
 @pytest.mark.parametrize("untrained", ["absent", "weighed"])
-def test_a_run_applies_the_setting(tmp_path, untrained):
+def test_a_run_applies_the_setting(cheap_programs, tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax
 

@@ -164,7 +164,7 @@ def test_only_training_minibatches_are_augmented_once_each(round_with):
     augmented = []
 
     def record(key, batch):
-        jax.debug.callback(lambda x: augmented.append(x), batch.x)
+        jax.debug.callback(augmented.append, batch.x)
         return batch
 
     step, (state, schedule, data, hyper) = round_with(record)

@@ -32,7 +32,7 @@ def disk_of(size):
 def test_failed_replacement_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     files.replace(path, "old")
-    with disk_of(100), pytest.raises(OSError):
+    with disk_of(100), pytest.raises(OSError, match="File too large"):
         files.replace(path, "new" * 1000)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
@@ -40,7 +40,7 @@ def test_failed_replacement_keeps_the_old_file(tmp_path):
 def test_failed_append_adds_no_line(tmp_path):
     path = tmp_path / "file"
     files.append(path, "one\n", is_first=True)
-    with disk_of(100), pytest.raises(OSError):
+    with disk_of(100), pytest.raises(OSError, match="File too large"):
         files.append(path, "two\n" * 1000, is_first=False)
     files.append(path, "three\n", is_first=False)
     assert path.read_text() == "one\nthree\n"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import worlds
 
+import fedvg_jax
 from fedvg_jax import algorithms, config, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.runs import contracts, simulation
@@ -81,3 +82,16 @@ def test_a_weighting_of_another_type_is_refused(factory, message):
     with pytest.raises(UsageError) as error:
         contracts.weighting_of(factory, worlds.TASK)
     assert str(error.value).startswith(message)
+
+
+def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
+    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
+    fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})
+    longer = dataclasses.replace(settings, rounds=2, resume=str(settings.out))
+    with pytest.raises(UsageError, match=r"ran with boost=3.0, not boost=2.0 \(its manifest.json\); pass the same"):
+        fedvg_jax.run(longer, algorithm=own)
+    (tmp_path / "run" / "manifest.json").unlink()
+    with pytest.raises(UsageError, match=r"ran with boost=3.0, not boost=2.5 \(its checkpoints\); pass the same"):
+        fedvg_jax.run(longer, algorithm=own, hyper={"boost": 2.5})
+    assert len(fedvg_jax.run(longer, algorithm=own, hyper={"boost": 3.0}).records) == 2

@@ -1,5 +1,7 @@
 """`validation_gradients` is the definition, and the engine's way of scoring equals it."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -40,16 +42,16 @@ def report_of(variables, num_samples=1) -> Report:
 
 def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
     clients, val = linear_problem()
-    found = fedvg_jax.validation_gradients(squared, clients, val)
+    found, gradient = fedvg_jax.validation_gradients(squared, clients, val), worlds.jit(jax.grad(squared))
     for k in range(K):
         client = tree.take(clients, k)
-        each = [jax.grad(squared)(client, tree.take(val, v)) for v in range(5)]
+        each = [gradient(client, tree.take(val, v)) for v in range(5)]
         expected = jax.tree.map(lambda *g: sum(g) / 5, *each)
         worlds.assert_close(tree.take(found, k), expected, 1e-12)
 
 
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
-    loss = chex.assert_max_traces(lambda params, batch: squared(params, batch), n=1)
+    loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
     fedvg_jax.validation_gradients(loss, *linear_problem())
 
 
@@ -77,11 +79,17 @@ def test_validation_gradients_can_be_compiled_and_differentiated(x64):
     worlds.assert_close(slope(clients), {"w": 4 * np.arange(6.0).reshape(K, 2)}, 1e-12)
 
 
-@pytest.mark.parametrize("norm", norms.BY_NAME)
-def test_gradient_norms_are_the_norm_of_every_clients_tensor(norm):
+def test_gradient_norms_are_the_norm_of_every_clients_tensor():
     clients, _ = linear_problem()
-    expected = {name: np.stack([norms.BY_NAME[norm](leaf[k]) for k in range(K)]) for name, leaf in clients.items()}
-    worlds.assert_close(fedvg_jax.gradient_norms(clients, norm), expected, 1e-6)
+
+    @worlds.jit
+    def both(clients):
+        found = {name: fedvg_jax.gradient_norms(clients, name) for name in norms.BY_NAME}
+        return found, {name: jax.tree.map(lambda leaf, n=name: norms.BY_NAME[n](leaf[1]), clients) for name in found}
+
+    found, of_second_client = both(clients)
+    worlds.assert_close(jax.tree.map(lambda norm: norm[1], found), of_second_client, 1e-6)
+    assert {leaf.shape for leaf in jax.tree.leaves(found)} == {(K,)}
 
 
 def test_a_tensor_of_another_cohort_size_is_reported():
@@ -101,38 +109,38 @@ def test_statistics_of_another_cohort_size_are_reported():
         )
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train):
-    """The mean over D_val's 10 rows as a mean over groups of 4, 4, 2 and 0 rows: group v counts V n_v / 10."""
+@functools.cache
+def scored(train, sizes):
+    """Returns the definition and, for every number of groups in a pass, the engine's signal: gradients and L1 norms."""
     clients, data, num_rows = trained_clients(), WORLD.data(), 10
+    reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
 
     def loss(params, stats, rows):
         batch, mask = tree.gather(data.pool, rows)
         mean, _ = worlds.TASK.loss(params, stats, batch, mask, train)
         return mean * mask.sum().astype(mean.dtype) * NUM_GROUPS / num_rows
 
-    def every_norm(x):
-        return {name: norm(x) for name, norm in norms.BY_NAME.items()}
+    def both(hyper):
+        expected = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
+        rules = [signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), train, size) for size in sizes]
+        found = [jax.vmap(signal, (None, 0, None))(hyper, reports, data) for signal in rules]
+        return jax.tree.map(lambda x: (x, jax.vmap(norms.l1)(x)), expected), found
 
-    gradients = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
-    by_norm = [fedvg_jax.gradient_norms(gradients, name) for name in norms.BY_NAME]
-    expected = jax.tree.map(lambda *found: dict(zip(norms.BY_NAME, found, strict=True)), *by_norm)
-    for groups_per_pass in (1, 2, 5, NUM_GROUPS + 3):
-        signal = signals.validation_norms(worlds.TASK, every_norm, train, groups_per_pass)
-        reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
-        run = worlds.jit(jax.vmap(signal, (None, 0, None)))
-        found = run(worlds.hyper(), reports, data)
-        worlds.assert_close(found, expected, 1e-9)
+    return worlds.jit(both)(worlds.hyper())
+
+
+@pytest.mark.parametrize(("train", "sizes"), [(True, (1, 3, NUM_GROUPS + 3)), (False, (3,))])
+def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train, sizes):
+    """The mean over D_val's 10 rows as a mean over groups of 4, 4, 2 and 0 rows: group v counts V n_v / 10."""
+    expected, found = scored(train, sizes)
+    for of_size in found:
+        worlds.assert_close(of_size, expected, 1e-9)
 
 
 def test_scores_with_batch_statistics_and_running_statistics_differ(x64):
     """Otherwise the law above could not tell which of them is used."""
-    report = report_of(worlds.variables())
-    by_mode = [
-        signals.validation_norms(worlds.TASK, norms.l1, train, 1)(worlds.hyper(), report, WORLD.data())
-        for train in (True, False)
-    ]
-    assert abs(by_mode[0]["fc1"]["kernel"] / by_mode[1]["fc1"]["kernel"] - 1) > 0.01
+    by_mode = [scored(*case)[0]["fc1"]["kernel"][1][0] for case in ((True, (1, 3, NUM_GROUPS + 3)), (False, (3,)))]
+    assert abs(by_mode[0] / by_mode[1] - 1) > 0.01
 
 
 def test_every_norm_is_zero_without_rows_to_score():
@@ -140,7 +148,7 @@ def test_every_norm_is_zero_without_rows_to_score():
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
-    found = signal(worlds.hyper(), report_of(worlds.variables()), data)
+    found = worlds.jit(signal)(worlds.hyper(), report_of(worlds.variables()), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(found))
 
 

@@ -1,5 +1,6 @@
-"""Winograd's minimal filtering F(m x m, r x r): an m x m output tile of a convolution with n^2 products instead of
-m^2 r^2, where n = m + r - 1.
+"""Winograd's minimal filtering F(m x m, r x r) of a convolution.
+
+An m x m output tile takes n^2 products instead of m^2 r^2, where n = m + r - 1:
 
     y = A^T [ (G w G^T) . (B^T d B) ] A        d: the n x n pixels that an m x m output tile depends on
 

@@ -1,0 +1,119 @@
+"""Tuning of a sweep: every method gets the grid of the tuned settings that it uses, and all grids get the same seeds.
+
+A cell is a combination of the sweep's axes without their seeds, such as a method at one alpha. Values are chosen for
+every cell on its tuning runs. Those runs have seeds of their own, and their test results are not used.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import axes as sweep_axes
+from fedvg_jax.config.axes import RANGED, Axis
+from fedvg_jax.config.checks import check
+from fedvg_jax.config.io import apply
+from fedvg_jax.config.presets import SHORTHANDS
+from fedvg_jax.config.sweep_points import Point, Points, Sweep, make_points, name_of
+from fedvg_jax.core.types import UsageError
+
+SEEDS = "1000:1002"
+"""Seeds of the tuning runs, where none are given."""
+
+
+class Tuning(NamedTuple):
+    """What is tuned."""
+
+    axes: tuple[Axis, ...]
+    """the tuned settings with their values"""
+    seeds: tuple[int, ...]
+    budget: int = 0
+    """combinations that every cell tries, drawn at random from its grid; 0 for the whole grid"""
+
+
+def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0, source: str = "tune") -> Tuning | None:
+    """Returns what is tuned; None for nothing.
+
+    Args:
+        settings: setting -> its values.
+        seeds: of the tuning runs: numbers, or a range.
+        budget: see `Tuning`.
+        source: where they come from, for messages.
+
+    Raises:
+        UsageError: a setting is unknown or cannot be tuned.
+    """
+    if not settings:
+        if seeds is not None or budget:
+            raise UsageError(f"{source}: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
+        return None
+    seed_axis = sweep_axes.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
+    if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
+        raise UsageError(f"{source}: {repeated[0]} cannot be tuned; make it an axis")
+    return Tuning(tuple(sweep_axes.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
+
+
+def cell_of(values: Mapping[str, Any]) -> str:
+    """Returns the name of a point's cell.
+
+    >>> cell_of({"method": "fedvg", "alpha": 0.05, "seed": 3})
+    'method=fedvg,alpha=0.05'
+    """
+    return name_of({name: value for name, value in values.items() if name not in RANGED})
+
+
+def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
+    """Returns the sweep of the tuning runs, and its points.
+
+    Raises:
+        UsageError: a tuned setting is an axis too, or no point uses it; or seeds are zipped with other settings.
+    """
+    tuned = [name for axis in tuning.axes for name in axis.names]
+    for axis in sweep.axes:
+        if both := set(axis.names) & set(tuned):
+            raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
+        if len(axis.names) > 1 and set(axis.names) & set(RANGED):
+            raise UsageError(f"seeds are zipped with {', '.join(axis.names)}, so nothing can be tuned; cross them")
+    kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
+    seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
+    grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
+    points = make_points(grid)
+    return grid, points._replace(points=_within_budget(points.points, tuned, tuning.budget))
+
+
+def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:
+    """Returns the points of at most `budget` combinations of every cell, drawn with the cell's name as the seed."""
+    if not budget:
+        return list(points)
+    kept: set[tuple[str, str]] = set()
+    for cell, combinations in by_cell(points, tuned).items():
+        drawn = random.Random(cell).sample(list(combinations), min(budget, len(combinations)))
+        kept |= {(cell, combination) for combination in drawn}
+    return [point for point in points if _key(point, tuned) in kept]
+
+
+def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str, list[Point]]]:
+    """Returns the tuning runs by cell and by combination of tuned values."""
+    cells: dict[str, dict[str, list[Point]]] = {}
+    for point in points:
+        cell, combination = _key(point, tuned)
+        cells.setdefault(cell, {}).setdefault(combination, []).append(point)
+    return cells
+
+
+def chosen_points(points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+    """Returns points with the chosen values of their cells.
+
+    Args:
+        points: of the sweep.
+        chosen: cell -> tuned setting -> value.
+    """
+    return [
+        point._replace(config=check(apply(point.config, chosen[cell_of(point.values)], "tune"))) for point in points
+    ]
+
+
+def _key(point: Point, tuned: Sequence[str]) -> tuple[str, str]:
+    cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
+    return cell, name_of({name: value for name, value in point.values.items() if name in tuned})

@@ -1,0 +1,229 @@
+"""The folder of a sweep: sweep.json, and one run folder per point. No jax.
+
+sweep.json             the axes, the settings that all points share, and the points
+points/NAME/           the run folder of a point
+points/NAME/failure.json  why the point did not finish
+points/NAME/.claim     locked by the process that computes the point
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config, sweep_points
+from fedvg_jax.config.sweep_points import Point, Points, Sweep
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets, images
+from fedvg_jax.runs import history, seals
+
+DOCUMENT = "sweep.json"
+POINTS = "points"
+FAILURE = "failure.json"
+CLAIM = ".claim"
+VERSION = 1
+
+INSIDE = ("tuning", "submitit")
+"""Folders that are made before sweep.json."""
+
+RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
+"""Files of a point that is started anew."""
+
+
+class Failure(NamedTuple):
+    """Why a point did not finish: a value in place of its history.
+
+    Attributes:
+        kind: "diverged", which the same settings always do, or "failed": an error of settings, files or memory.
+        round: The last round that is recorded; 0 if there is none.
+        reason: One line.
+    """
+
+    kind: str
+    round: int
+    reason: str
+
+
+def point_folder(out: Path, name: str) -> Path:
+    """Returns the run folder of a point."""
+    return out / POINTS / name
+
+
+def document(sweep: Sweep, points: Points) -> dict[str, Any]:
+    """Returns the content of sweep.json.
+
+    Args:
+        sweep: its axes and layers; `base` holds the settings of the layers, the later ones winning.
+        points: of the sweep.
+    """
+    base = _chosen(sweep.start) if sweep.start else {}
+    for layer in sweep.layers:
+        base |= {name: sweep_points.plain(value) for name, value in layer.settings.items()}
+    return {
+        "version": VERSION,
+        "title": sweep.title,
+        "axes": [_plain_lists(axis.as_json()) for axis in sweep.axes],
+        "base": {name: value for name, value in base.items() if name not in sweep_points.HOST},
+        "points": [{"name": point.name, "values": _plain_values(point.values)} for point in points.points],
+        "merged": points.merged,
+    }
+
+
+def read_document(out: Path) -> dict[str, Any]:
+    """Returns the content of sweep.json.
+
+    Raises:
+        UsageError: the folder has none, or it is damaged.
+    """
+    path = out / DOCUMENT
+    if not path.exists():
+        raise UsageError(f"{out} is no folder of a sweep (it has no {DOCUMENT})")
+    content = files.read_object(path)
+    named = content.get("points")
+    if not isinstance(named, list) or not all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in named):
+        raise UsageError(f"{path} is damaged: it lists no points")
+    return content
+
+
+def refuse_taken(out: Path) -> None:
+    """Raises UsageError for a folder that holds something else than a sweep."""
+    others = (path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE) if out.is_dir() else []
+    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or any(others)):
+        raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
+
+
+def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) -> None:
+    """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
+
+    A sweep may gain points; it may not lose or change any.
+
+    Raises:
+        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings;
+            or it cannot be written.
+    """
+    try:
+        refuse_taken(out)
+        is_old = (out / DOCUMENT).exists()
+        if is_old:
+            _refuse_other_points(out, points)
+            _refuse_other_objects(out, content.get("given", {}))
+            for point in points:
+                _refuse_other_settings(point_folder(out, point.name), point.config)
+        (out / POINTS).mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, indent=1) + "\n"
+        if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
+            files.replace_bytes(out / DOCUMENT, [text.encode()])
+    except OSError as error:
+        reason = files.reason(error)
+        raise UsageError(f"cannot write the folder of the sweep {out}: {reason}; name another with --out") from None
+
+
+def check_sources(points: Sequence[Point]) -> None:
+    """Raises UsageError for data sets, partitions or pretrained weights that a point would not find."""
+    checked = set()
+    for config in (point.config for point in points):
+        key = (config.dataset, config.data_dir, config.image_size, config.splits)
+        if key not in checked:
+            checked.add(key)
+            size = images.parse_size(config.image_size)
+            datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
+        for name in ("pretrained", "partition_file", "validation.data_dir"):
+            path = operator.attrgetter(name)(config)
+            if path and not path.exists():
+                raise UsageError(f"{name} {path}: no such file or folder")
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Returns whether the run folder of a point has all rounds and their summary."""
+    try:
+        summary = files.read_object(folder / "summary.json")
+    except UsageError:
+        return False
+    is_whole = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None
+    return is_whole and seals.has_own_digest(summary)
+
+
+def read_failure(folder: Path) -> Failure | None:
+    """Returns why a point did not finish; None if it finished, or was not computed."""
+    try:
+        stored = files.read_object(folder / FAILURE)
+        return Failure(str(stored["kind"]), int(stored["round"]), str(stored["reason"]))
+    except (UsageError, KeyError, TypeError, ValueError):
+        return None
+
+
+def write_failure(folder: Path, config: Config, failure: Failure) -> None:
+    """Writes failure.json, beside config.json and the history so far."""
+    if not (folder / "config.json").exists():
+        history.write_json(folder / "config.json", configs.to_json(config))
+    history.write_json(folder / FAILURE, failure._asdict())
+
+
+def is_done(folder: Path, config: Config) -> bool:
+    """Returns whether nothing is left to compute: the point is finished, or it diverged."""
+    failure = read_failure(folder)
+    return is_finished(folder, config) if failure is None else failure.kind == "diverged"
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether the run of a point can be resumed."""
+    return any((path / seals.SEAL).is_file() for path in seals.checkpoint_folders(folder))
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of a point that was interrupted before its first checkpoint."""
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / seals.FOLDER, ignore_errors=True)
+
+
+def _refuse_other_points(out: Path, points: Sequence[Point]) -> None:
+    names = {point.name for point in points}
+    others = [p["name"] for p in read_document(out)["points"] if p["name"] not in names]
+    if others:
+        raise UsageError(
+            f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
+            " --out, or give that sweep's axes"
+        )
+
+
+def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
+    """Raises UsageError if the sweep was computed with other objects from Python, whose functions have other names."""
+    stored = read_document(out).get("given", {})
+    for name in sorted(stored.keys() | given.keys()):
+        if stored.get(name) != given.get(name):
+            raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
+
+
+def _refuse_other_settings(folder: Path, config: Config) -> None:
+    if not (folder / "config.json").exists():
+        return
+    old, new = configs.flatten(history.read_config(folder)), configs.flatten(config)
+    free = {*sweep_points.HOST, "data_dir"}  # data are compared by their digest
+    changed = [f"{name} {old[name]} -> {new[name]}" for name in new if name not in free and old[name] != new[name]]
+    if changed:
+        raise UsageError(
+            f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or give its own"
+        )
+
+
+def _chosen(config: Config) -> dict[str, Any]:
+    """Returns the settings that differ from their defaults."""
+    default = configs.flatten(Config())
+    return {
+        name: sweep_points.plain(value) for name, value in configs.flatten(config).items() if value != default[name]
+    }
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: sweep_points.plain(value) for name, value in values.items()}
+
+
+def _plain_lists(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    return {name: [sweep_points.plain(value) for value in values] for name, values in columns.items()}

@@ -1,0 +1,355 @@
+"""`python -m fedvg_jax.sweep`, or `fedvg sweep`: one run for every combination of settings.
+
+Several values of an option make an axis, and all axes are crossed. A TOML file may have axes, too; see `config.axes`.
+The same command continues a sweep that was stopped: finished points are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedvg_jax import sim
+from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config import tuning_grid
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
+from fedvg_jax.runs.sweep_folder import Failure
+from fedvg_jax.runs.sweep_workers import Share
+from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedvg_jax.config.sweep_points import Point
+    from fedvg_jax.runs.sweeps import Observers, SweepResult
+
+HELP = f"""usage: {PROG} [OPTIONS]
+
+Trains one federated model for every combination of settings, and prints a
+table of means and standard deviations over the seeds.
+
+Examples:
+  {PROG} --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5
+  {PROG} --config FILE.toml --scale tiny --out DIR
+
+Every option of a run is accepted. With one value all runs share it; with
+several values it is an axis, and all axes are crossed:
+  --method NAME...       methods of the paper
+  --weighting NAME...    beside a method, native is the method's own
+  --alpha FLOAT...       Dirichlet concentrations
+  --seed A:B | INT...    seeds A to B-1, or seeds one by one
+  --partition-seed follow
+                         the partition is drawn with the seed of the run
+
+Options of the sweep:
+  --out DIR              folder of the sweep; the same command continues it
+  --config FILE          TOML file of settings, with tables [axes] and [[zip]]
+  --scale full|tiny      size of the file's sweep: as it stands, or with [tiny]
+  --tune NAME VALUE...   settings whose values are chosen on D_val, for every
+                         method and alpha; may be given several times
+  --tune-seeds A:B       seeds of the tuning runs (1000:1002)
+  --tune-budget N        combinations that every method tries, at random
+  --jobs N               processes that share the points, each with its cores
+  --shard I/N            compute the I-th of N parts of the points only
+  --executor submitit    the processes are jobs of SLURM, through submitit
+  --slurm NAME=VALUE...  parameters of submitit's executor
+  --dry-run              list points and programs, estimate time, train nothing
+
+Options of a run: python -m fedvg_jax.sim --help"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
+        or SIGTERM.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help", "--help-all"} & set(words):
+        print(HELP)
+        return 0
+    return sim.guarded(lambda: run(read_command_line(words)))
+
+
+def run(command: CommandLine) -> int:
+    """Computes or plans the points of a sweep, shows them, and returns the exit code."""
+    if command.worker:
+        return _work(command, command.worker)
+    from rich.console import Console
+
+    console = Console()
+    for line in opening_lines(command):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    sweep_folder.check_sources(command.points.points)
+    if command.dry_run:
+        return _show_plan(command, console)
+
+    def stopped() -> str:
+        return f"stopped at once; the same command continues the sweep in {command.out}"
+
+    with stop_signals.ignore_save_requests(), stop_signals.say_at_once(stopped):
+        try:
+            return _run_phases(command, console, stopped)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(stopped()) from None
+
+
+def opening_lines(command: CommandLine) -> list[str]:
+    """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
+    points, merged = command.points
+    lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in command.sweep.axes]
+    lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
+    if merged:
+        repeated, kept = next(iter(merged.items()))
+        lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
+        lines.append(f"  {repeated} = {kept}")
+    if command.grid:
+        lines += tuning_lines(command)
+    return lines
+
+
+def tuning_lines(command: CommandLine) -> list[str]:
+    """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
+    assert command.grid is not None
+    tuning, points = command.grid.tuning, command.grid.points.points
+    tuned = [name for axis in tuning.axes for name in axis.names]
+    cells = tuning_grid.by_cell(points, tuned)
+    counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
+    seeds = f"{len(tuning.seeds)} seed{'s' * (len(tuning.seeds) != 1)}"
+    lines = [f"tuning {', '.join(tuned)} first: {_count(points)} with {seeds}, chosen on D_val"]
+    few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[few] != counts[many]:
+        lines.append(
+            f"  {few} has {counts[few]} tuning runs, {many} has {counts[many]};"
+            " --tune-budget N tries equally many combinations of each"
+        )
+    return lines
+
+
+def _count(points: Sequence[Any]) -> str:
+    return f"{len(points)} point{'s' * (len(points) != 1)}"
+
+
+# --- phases
+
+
+def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
+    """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
+    from rich.markup import escape
+
+    if command.grid:
+        open_tuning(command)
+        stopped_by = _compute(command, command.grid.points.points, "tuning", console, stopped)
+        if stopped_by:
+            return _say_stopped(console, stopped_by)
+        for line in chosen_lines(command):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+    points = open_final(command)
+    stopped_by = _compute(command, points, "final", console, stopped)
+    from fedvg_jax.runs import sweeps
+    from fedvg_jax.views import sweep_progress
+
+    results = sweeps.load(points, command.out)
+    console.print(sweep_progress.result_table(results, points, command.sweep.title))
+    console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
+    if stopped_by:
+        return _say_stopped(console, stopped_by)
+    if command.shard is None:
+        _draw_report(command.out, console)
+    _refuse_unfinished(_mine(command, points, "final"), results)
+    return 0
+
+
+def _say_stopped(console: Console, stopped_by: str) -> int:
+    console.print("the same command continues the sweep", highlight=False)
+    return stop_signals.exit_code(stopped_by)
+
+
+def phase_folder(command: CommandLine, phase: str) -> Path:
+    """Returns the folder that holds the points of a phase."""
+    return command.out / sweep_tuning.FOLDER if phase == "tuning" else command.out
+
+
+def open_tuning(command: CommandLine) -> None:
+    """Makes or checks the folder of the tuning runs."""
+    assert command.grid is not None
+    _, sweep, points = command.grid
+    sweep_folder.refuse_taken(command.out)
+    sweep_folder.open_folder(phase_folder(command, "tuning"), sweep_folder.document(sweep, points), points.points)
+
+
+def open_final(command: CommandLine) -> list[Point]:
+    """Makes or checks the folder of the sweep; returns its points, with the values that were chosen."""
+    points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
+    if command.grid:
+        choices = _choose(command)
+        points = tuning_grid.chosen_points(points, {cell: c.values for cell, c in choices.items()})
+        content |= {"tuning": sweep_tuning.as_json(command.grid.tuning, choices)}
+    sweep_folder.open_folder(command.out, content, points)
+    return points
+
+
+def _choose(command: CommandLine) -> dict[str, sweep_tuning.Choice]:
+    assert command.grid is not None
+    return sweep_tuning.choose(phase_folder(command, "tuning"), command.grid.points.points, command.grid.tuning)
+
+
+def chosen_lines(command: CommandLine) -> list[str]:
+    """Returns a line for the choice of every cell."""
+    lines = []
+    for cell, choice in _choose(command).items():
+        values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
+        score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
+        lines.append(f"{cell}: {values} (validation {choice.metric} {score}, {choice.num_runs} runs)")
+    return lines
+
+
+def _mine(command: CommandLine, points: Sequence[Point], phase: str) -> list[Point]:
+    """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
+    from fedvg_jax.runs import sweeps
+
+    groups = sweeps.by_program(points)
+    if command.worker:
+        return sweep_workers.own_first(groups, command.worker)
+    if command.shard is None:
+        return [point for group in groups for point in group]
+    mine = sweep_workers.shard(groups, command.shard)
+    names = {point.name for point in mine}
+    return [*mine, *(point for point in points if phase == "tuning" and point.name not in names)]
+
+
+def _compute(
+    command: CommandLine, points: Sequence[Point], phase: str, console: Console, stopped: Callable[[], str]
+) -> str | None:
+    """Computes the points of a phase; returns the signal that stopped it, or None."""
+    has_workers, out = command.jobs > 1 or command.slurm is not None, phase_folder(command, phase)
+    if not has_workers:
+        sim.start_jax(points[0].config)
+    from fedvg_jax.runs import sweeps
+    from fedvg_jax.views import sweep_progress
+
+    mine = sorted(_mine(command, points, phase), key=lambda point: not _is_done(out, point))  # stable
+    num_done = sum(_is_done(out, point) for point in mine)
+    with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
+        if has_workers:
+            return _share_out(command, mine[num_done:], phase, observers)
+        return sweeps.compute(mine, out, observers)[1]
+
+
+def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observers: Observers) -> str | None:
+    """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
+    out, pending = phase_folder(command, phase), list(points)
+    words = [*command.words, f"--phase={phase}"]
+    if command.shard:
+        words.append(f"--shard={command.shard.index}/{command.shard.count}")
+
+    def report_finished() -> None:
+        from fedvg_jax.runs import sweeps
+
+        for point in [point for point in pending if _is_done(out, point)]:
+            pending.remove(point)
+            observers.on_start(point)
+            observers.on_records([{"round": point.config.rounds}])
+            observers.on_end(point, sweeps.load([point], out)[0].result)
+
+    if not pending:
+        return None
+    if command.slurm is None:
+        start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
+        return sweep_workers.run_local(start, command.jobs, report_finished)
+    jobs = [[*words, f"--worker={i + 1}/{command.jobs}"] for i in range(command.jobs)]
+    logs = command.out / "submitit"
+    return sweep_workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
+
+
+def _work(command: CommandLine, share: Share) -> int:
+    """Computes points beside other workers, without a word; returns the exit code of the signal that stopped it."""
+    if "SUBMITIT_EXECUTOR" not in os.environ:
+        sweep_workers.take_cores(share)
+        sweep_workers.stop_without_parent()
+    is_tuning = command.phase == "tuning" and command.grid is not None
+    points = command.grid.points.points if is_tuning and command.grid else open_final(command)
+    if command.shard and not is_tuning:
+        from fedvg_jax.runs import sweeps
+
+        points = sweep_workers.shard(sweeps.by_program(points), command.shard)
+    sim.start_jax(points[0].config)
+    from fedvg_jax.runs import sweeps
+
+    with stop_signals.ignore_save_requests():
+        _, stopped_by = sweeps.compute(_mine(command, points, command.phase), phase_folder(command, command.phase))
+    return stop_signals.exit_code(stopped_by) if stopped_by else 0
+
+
+def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) -> None:
+    """Raises UsageError for points that failed, or that a lost process left unfinished."""
+    done = {result.name: result.result for result in results}
+    failures = {name: r.reason for name, r in done.items() if isinstance(r, Failure) and r.kind == "failed"}
+    if failures:
+        name, reason = next(iter(failures.items()))
+        raise UsageError(f"{_count(list(failures))} failed, such as {name}: {reason}")
+    if unfinished := [point.name for point in points if point.name not in done]:
+        raise UsageError(f"{_count(unfinished)} not finished, such as {unfinished[0]}; the same command continues them")
+
+
+def _draw_report(out: Path, console: Console) -> None:
+    """Writes the report of a sweep, or says why there is none: a package is missing, or points are."""
+    from fedvg_jax.views import report
+
+    try:
+        with console.status("writing the report"):
+            written = report.write([out], out / "report")
+    except UsageError as error:
+        console.print(f"no report: {error}", highlight=False, soft_wrap=True, markup=False)
+    else:
+        console.print(f"report: {written.paths[-1]}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _is_done(out: Path, point: Point) -> bool:
+    return sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config)
+
+
+def _show_plan(command: CommandLine, console: Console) -> int:
+    """Lists points and programs, and estimates the time; writes only to the cache."""
+    tuning = command.grid.points.points if command.grid else []
+    sim.start_jax(command.points.points[0].config)
+    from fedvg_jax.runs import sweeps
+    from fedvg_jax.views.sweep_progress import duration
+
+    def log(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    total = compiling = 0.0
+    groups = sweeps.by_program([*tuning, *command.points.points])
+    for i, group in enumerate(groups):
+        with console.status(f"timing program {i + 1} of {len(groups)}"):
+            seconds, compile_seconds = _estimate(group)
+        total, compiling = total + seconds, compiling + compile_seconds
+        log(f"program {i + 1}: {_count(group)}, about {duration(seconds)}")
+        for point in group:
+            log(f"  {point.name}")
+    count = f"{_count([*tuning, *command.points.points])}, {len(groups)} program{'s' * (len(groups) != 1)}"
+    log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling")
+    return 0
+
+
+def _estimate(group: Sequence[Point]) -> tuple[float, float]:
+    """Returns the seconds that points of one program take, and those of compiling it; its first point is timed."""
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import dry_run
+
+    prediction = dry_run.predict(simulation.simulation(group[0].config))
+    rounds = sum(point.config.rounds for point in group)
+    return prediction.seconds / prediction.rounds * rounds, prediction.compile_seconds
+
+
+if __name__ == "__main__":
+    run_and_exit(main)

@@ -1,0 +1,264 @@
+"""The command line of a sweep: its own flags, the settings that all points share, and the axes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax import config as configs
+from fedvg_jax import sim
+from fedvg_jax.config import Config, axes, presets, sweep_points, tuning_grid
+from fedvg_jax.config.axes import Axis
+from fedvg_jax.config.sweep_points import Layer, Points, Sweep
+from fedvg_jax.config.tuning_grid import Tuning
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import sweep_folder, sweep_workers
+from fedvg_jax.runs.sweep_workers import Share
+
+PROG = "python -m fedvg_jax.sweep"
+
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+"""Flags of the sweep itself with one value, or none."""
+
+HIDDEN = ("worker", "phase")
+"""Flags that a sweep gives to its workers."""
+
+EXECUTION = ("jobs", "executor", "slurm", "shard", "out", *HIDDEN)
+"""Flags that a worker does not get as they are."""
+
+EXECUTORS = ("processes", "submitit")
+
+PHASES = ("tuning", "final")
+"""Parts of a sweep with tuned settings, one after the other."""
+
+SHARED = ("cache_dir", "trust_cache", "deterministic")
+"""Settings of the process, which all points share."""
+
+
+class Grid(NamedTuple):
+    """The tuning runs of a sweep."""
+
+    tuning: Tuning
+    sweep: Sweep
+    points: Points
+
+
+class CommandLine(NamedTuple):
+    """What a command line asks for."""
+
+    sweep: Sweep
+    points: Points
+    """of the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
+    out: Path
+    grid: Grid | None = None
+    """None without tuning"""
+    dry_run: bool = False
+    jobs: int = 1
+    """processes"""
+    shard: Share | None = None
+    """the part of the points to compute; None for all"""
+    slurm: dict[str, Any] | None = None
+    """parameters of submitit's executor; None without it"""
+    worker: Share | None = None
+    """which process of another one's `jobs` this is"""
+    phase: str = ""
+    """of a worker: the part of the sweep that it computes"""
+    words: tuple[str, ...] = ()
+    """the command line of a worker, without its share and phase"""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Returns the sweep that a command line asks for, with all its points checked.
+
+    Raises:
+        UsageError: for an option that cannot work at some point, or that no point uses.
+    """
+    flags = split_flags(argv)
+    words = [word for name, values in flags.items() if name not in EXECUTION for word in _joined(name, values)]
+    own = {name: _single(name, flags.pop(name)) for name in (*OWN, *HIDDEN) if name in flags}
+    slurm = sweep_workers.parse_options(flags.pop("slurm", []))
+    tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
+    seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
+    if tuned and flags.get("select") == ["val"]:
+        del flags["select"]
+    file = _read_file(own)
+    sweep = make_sweep(flags, file, str(own.get("config")))
+    points = sweep_points.make_points(sweep)
+    tuning = tuning_grid.make_tuning(
+        (file.tune or {}) | _typed_lists(tuned),
+        file.tune_seeds if seeds is None else seeds,
+        _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
+    )
+    grid = Grid(tuning, *tuning_grid.tuning_points(sweep, tuning)) if tuning else None
+    out = Path(own["out"]) if "out" in own else default_folder(sweep, points, tuning)
+    return CommandLine(
+        sweep=sweep,
+        points=points,
+        out=out,
+        grid=grid,
+        dry_run="dry_run" in own,
+        jobs=_number("jobs", own.get("jobs", "1")),
+        shard=sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
+        slurm=_executor_options(own.get("executor", "processes"), slurm),
+        worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
+        phase=own.get("phase", ""),
+        words=(*words, f"--out={out}"),
+    )
+
+
+def _read_file(own: dict[str, str]) -> axes.SweepFile:
+    if "config" in own:
+        return axes.read_file(Path(own["config"]), own.get("scale", "full"))
+    if "scale" in own:
+        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
+    return axes.SweepFile({})
+
+
+def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -> Sweep:
+    """Returns the sweep of a file and of the flags that are settings, which override the file.
+
+    Args:
+        flags: words by name; see `split_flags`.
+        file: its content.
+        source: its name, for messages.
+    """
+    settings, crossed = typed_flags(flags)
+    given = {*settings, *(axis.names[0] for axis in crossed)}
+    all_axes = (*_without(file.axes, given), *crossed)
+    for axis in all_axes:
+        if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
+            raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
+    layers = (
+        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1}, "sweep"),
+        Layer({name: value for name, value in file.settings.items() if name not in given}, source),
+        Layer(settings, "command line"),
+    )
+    return Sweep(all_axes, layers, title=file.title)
+
+
+def _joined(name: str, values: Sequence[str]) -> list[str]:
+    """Returns a flag as words of a command line."""
+    flag, *setting = name.split(" ")
+    flag = f"--{flag.replace('_', '-')}"
+    return [f"{flag}={values[0]}"] if len(values) == 1 and not setting else [flag, *setting, *values]
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
+        raise UsageError(f"--{name.replace('_', '-')} must be a number >= 1; got {text[:50]}")
+    return int(text)
+
+
+def _typed_lists(tuned: dict[str, list[str]]) -> dict[str, list[Any]]:
+    """Returns the typed values of tuned settings, by setting."""
+    typed: dict[str, list[Any]] = {}
+    for flag, words in tuned.items():
+        name = flag.removeprefix("tune ").replace("-", "_")
+        axes.check_name(name, "--tune")
+        if not words:
+            raise UsageError(f"--tune {name} has no values; give those to try")
+        typed[name] = _typed_list(name, words)
+    return typed
+
+
+def _typed_list(name: str, words: list[str]) -> list[Any]:
+    """Returns the typed values of one setting."""
+    settings, crossed = typed_flags({name: words})
+    return [settings[name]] if settings else [row[0] for row in crossed[0].values]
+
+
+def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
+    if name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
+    if slurm and name != "submitit":
+        raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
+    return slurm if name == "submitit" else None
+
+
+def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the words behind every flag of a command line, by the flag's name; of equal flags the last counts.
+
+    >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run", "--tune", "lr", "0.1"])
+    {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2'], 'dry_run': [], 'tune lr': ['0.1']}
+    """
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            flag, is_joined, value = word[2:].partition("=")
+            name = flag.replace("-", "_")
+            flags[name] = [value] if is_joined else []
+        elif name == "tune" and not flags[name]:
+            del flags[name]
+            name = f"tune {word}"
+            flags[name] = []
+        elif name:
+            flags[name].append(word)
+        else:
+            raise UsageError(f"unknown argument {word[:100]}; {PROG} --help lists the options")
+    return flags
+
+
+def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]]:
+    """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
+
+    Raises:
+        UsageError: a flag is unknown, or a value is no value of its setting.
+    """
+    texts = {name: [str(v) for word in words for v in axes.seeds(name, word)] for name, words in flags.items()}
+    columns: dict[str, list[Any]] = {name: [] for name in texts}
+    for i in range(max(map(len, texts.values()), default=0) or 1):
+        row = {name: words[i : i + 1] for name, words in texts.items() if i == 0 or i < len(words)}
+        for name, value in _typed_row(row).items():
+            columns.setdefault(name, []).append(value)
+    columns = {name: values for name, values in columns.items() if values}
+    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
+    return settings, axes.cross({n: values for n, values in columns.items() if n not in settings}, "command line")
+
+
+def _typed_row(row: dict[str, list[str]]) -> dict[str, Any]:
+    """Returns the typed values of flags with at most one word each, by setting."""
+    kept = {n: w[0] for n, w in row.items() if w and (n in presets.SHORTHANDS or w[0] == axes.FOLLOW)}
+    if bare := [name for name, words in row.items() if not words and name in presets.SHORTHANDS]:
+        raise UsageError(f"--{bare[0]} needs a name; allowed: {', '.join(presets.SHORTHANDS[bare[0]])}")
+    others = [word for name, words in row.items() if name not in kept for word in _words(name, words)]
+    flat = configs.flatten(sim.apply_flags(Config(), others, PROG))
+    return {**kept, **{name: flat[name] for name in sim.given(others)}}
+
+
+def _words(name: str, values: list[str]) -> list[str]:
+    """Returns a flag as tyro reads it; that of a switch has its value in its name."""
+    default = configs.flatten(Config()).get(name)
+    if isinstance(default, bool) and [v.lower() for v in values] in (["true"], ["false"]):
+        group, dot, last = name.rpartition(".")
+        name, values = (name if values[0].lower() == "true" else f"{group}{dot}no_{last}"), []
+    return [f"--{name.replace('_', '-')}", *values]
+
+
+def _single(name: str, words: list[str]) -> str:
+    """Returns the value of a flag of the sweep."""
+    is_switch = name == "dry_run"
+    if len(words) != (0 if is_switch else 1):
+        expected = "no value" if is_switch else "one value"
+        raise UsageError(f"--{name.replace('_', '-')} takes {expected}; got {' '.join(words)[:100] or 'none'}")
+    return "" if is_switch else words[0]
+
+
+def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
+    """Returns the axes of a file that the command line does not replace."""
+    for axis in file_axes:
+        if len(axis.names) > 1 and (replaced := given & set(axis.names)):
+            name = min(replaced)
+            raise UsageError(
+                f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit that"
+            )
+    return [axis for axis in file_axes if axis.names[0] not in given]
+
+
+def default_folder(sweep: Sweep, points: Points, tuning: Tuning | None) -> Path:
+    """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
+    text = json.dumps([sweep_folder.document(sweep, points), repr(tuning)], sort_keys=True)
+    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

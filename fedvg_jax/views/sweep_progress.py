@@ -1,0 +1,195 @@
+"""What a sweep shows in the terminal: points and rounds as they finish, the time left, and a table of results."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from fedvg_jax.config.sweep_points import Point
+from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.sweep_folder import Failure
+from fedvg_jax.runs.sweeps import Observers, SweepResult
+
+SEEDS = ("seed", "partition_seed")
+"""Settings whose values are repetitions: the table has means over them."""
+
+
+class Clock:
+    """Estimates the time left from the rounds that this process has computed.
+
+    Attributes:
+        points_done: Points that are finished, those of earlier processes included.
+    """
+
+    def __init__(self, points: Sequence[Point], num_done: int):
+        self.total, self.points_done = len(points), num_done
+        self._start, self._computed, self._in_point = time.perf_counter(), 0, 0
+        self._rounds_left = sum(point.config.rounds for point in points[num_done:])
+
+    def start_point(self) -> None:
+        """Starts a point; its first records may be of an earlier process."""
+        self._in_point = 0
+
+    def count(self, number: int) -> None:
+        """Counts the rounds up to `number` of the present point."""
+        self._computed += number - self._in_point
+        self._rounds_left -= number - self._in_point
+        self._in_point = number
+
+    def end_point(self, rounds: int) -> None:
+        """Ends a point of so many rounds, of which it may have computed fewer."""
+        self.points_done += 1
+        self._rounds_left -= rounds - self._in_point
+
+    def left(self) -> str:
+        """Returns the time left in words."""
+        if not self._computed:
+            return "time left unknown"
+        seconds = (time.perf_counter() - self._start) / self._computed * max(0, self._rounds_left)
+        return f"about {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """Returns a number of seconds in the largest fitting unit.
+
+    >>> duration(42.4), duration(300), duration(9000)
+    ('42 s', '5 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def sweep_progress(
+    console: Console, points: Sequence[Point], num_done: int, exit_message: Callable[[], str] | None = None
+) -> Iterator[Observers]:
+    """Shows points and rounds as they finish; yields what the sweep reports to.
+
+    In a terminal: two bars. Elsewhere: a line per point.
+
+    Args:
+        console: where to print.
+        points: of the sweep, the finished ones first.
+        num_done: how many are finished.
+        exit_message: see `runs.sweeps.Observers`.
+    """
+    clock = Clock(points, num_done)
+
+    def log(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def print_point(point: Point, result: History | Failure) -> None:
+        clock.end_point(point.config.rounds)
+        log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
+
+    def count_rounds(records: list[Record]) -> None:
+        clock.count(records[-1]["round"])
+
+    plain = Observers(lambda point: clock.start_point(), count_rounds, print_point, log, exit_message)
+    if not console.is_terminal:
+        yield plain
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TextColumn("{task.fields[text]}", markup=False), console=console) as progress:
+        bar = progress.add_task("points", total=len(points), completed=num_done, text="")
+        rounds = progress.add_task("rounds", total=None, text="")
+
+        def start(point: Point) -> None:
+            clock.start_point()
+            progress.reset(rounds, total=point.config.rounds, text=point.name)
+
+        def show(records: list[Record]) -> None:
+            clock.count(records[-1]["round"])
+            progress.update(rounds, completed=records[-1]["round"])
+            progress.update(bar, text=clock.left())
+
+        def end(point: Point, result: History | Failure) -> None:
+            print_point(point, result)
+            progress.update(bar, completed=clock.points_done, text=clock.left())
+
+        yield Observers(start, show, end, log, exit_message)
+
+
+def result_text(result: History | Failure) -> str:
+    """Returns the result of a point in a few words."""
+    if isinstance(result, Failure):
+        return f"{result.kind} in round {result.round} ({result.reason})"
+    name, value = final_metric(result)
+    text = f"{value:.2%}" if name == "accuracy" and value is not None else f"{value}"
+    return f"test {name} {text}, {result.summary['run_seconds']:.1f} s"
+
+
+def final_metric(history: History) -> tuple[str, float | None]:
+    """Returns name and value of the test metric after the last round: accuracy, or loss for a task without it."""
+    name = "accuracy" if "test_accuracy_final" in history.summary else "loss"
+    return name, history.summary.get(f"test_{name}_final")
+
+
+def result_table(results: Sequence[SweepResult], points: Sequence[Point], title: str = "") -> Table:
+    """Returns mean and standard deviation of the final test metric over the seeds.
+
+    Rows are the settings that vary except seeds and alpha; alpha, where it varies, has the columns.
+
+    Args:
+        results: of the points that are done.
+        points: all points of the sweep.
+        title: of the table.
+    """
+    varying = [name for name in dict.fromkeys(name for p in points for name in p.values) if _varies(points, name)]
+    rows = [name for name in varying if name not in (*SEEDS, "alpha")]
+    alphas = list(dict.fromkeys(p.values.get("alpha") for p in points)) if "alpha" in varying else [None]
+    by_name = {result.name: result.result for result in results}
+    cells: dict[tuple, dict[Any, list]] = {}
+    for point in points:
+        row = tuple(_text(point.values.get(name)) for name in rows)
+        column = point.values.get("alpha") if alphas != [None] else None
+        cells.setdefault(row, {}).setdefault(column, []).append(by_name.get(point.name))
+    names = {final_metric(r)[0] for r in by_name.values() if isinstance(r, History)} or {"accuracy"}
+    metric = " or ".join(sorted(names))
+    heads = [f"alpha {alpha:g}" if alpha is not None else f"test {metric}, final round" for alpha in alphas]
+    table = Table(*rows, *heads, title=title or None)
+    table.caption = f"test {metric} after the last round: mean ± standard deviation (n points)"
+    for row, columns in cells.items():
+        table.add_row(*row, *(cell_text(columns.get(alpha, [])) for alpha in alphas))
+    return table
+
+
+def cell_text(results: Sequence[History | Failure | None]) -> str:
+    """Returns the cell of points that differ in their seeds; None stands for a point that is not done.
+
+    >>> cell_text([Failure("diverged", 3, "client 2 diverged"), None])
+    '1 diverged, 1 missing'
+    """
+    metrics = [final_metric(result) for result in results if isinstance(result, History)]
+    values = [value for _, value in metrics if value is not None]
+    factor, digits = (100, 2) if metrics and metrics[0][0] == "accuracy" else (1, 4)
+    parts = []
+    if values:
+        spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+        parts.append(f"{factor * statistics.mean(values):.{digits}f}{spread} (n {len(values)})")
+    kinds = [result.kind for result in results if isinstance(result, Failure)]
+    counts: Mapping[str, int] = {
+        "diverged": kinds.count("diverged"),
+        "failed": kinds.count("failed"),
+        "missing": sum(result is None for result in results),
+        "not finite": len(metrics) - len(values),
+    }
+    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in counts.items() if count)])
+
+
+def _varies(points: Sequence[Point], name: str) -> bool:
+    return len({repr(point.values.get(name)) for point in points}) > 1
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,255 @@
+"""`python -m fedvg_jax.sweep`: its command line, its table, restarts, exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from processes import started
+
+import fedvg_jax
+from fedvg_jax import sweep, sweep_arguments
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import loop
+from fedvg_jax.runs.history import History
+from fedvg_jax.views import report
+
+SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
+
+
+def read(*words):
+    return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(cache, tmp_path, capsys, monkeypatch):
+    """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
+    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
+    monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        code = sweep.main([*SHORT, *words, "--out", str(tmp_path / "out")])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_several_values_make_an_axis_and_one_value_is_shared():
+    command = read("--alpha", "0.05", "0.5", "--seed", "0:3", "--lr=0.1", "--fedvg.per-element")
+    assert [axis.names for axis in command.sweep.axes] == [("alpha",), ("seed",)]
+    assert [p.values for p in command.points.points][:4] == [
+        {"alpha": 0.05, "seed": 0},
+        {"alpha": 0.05, "seed": 1},
+        {"alpha": 0.05, "seed": 2},
+        {"alpha": 0.5, "seed": 0},
+    ]
+    assert {(p.config.lr, p.config.fedvg.per_element, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
+
+
+def test_switches_have_values_on_an_axis():
+    points = read("--fedvg.per-element", "true", "false").points.points
+    assert [p.config.fedvg.per_element for p in points] == [True, False]
+
+
+def test_partition_seed_follows_and_ranges_join_numbers():
+    points = read("--seed", "0:2", "7", "--partition-seed", "follow").points.points
+    assert [(p.config.seed, p.config.partition_seed) for p in points] == [(0, 0), (1, 1), (7, 7)]
+
+
+def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
+    command = read("--config", str(path), "--seed", "0:2", "--alpha", "3", "--rounds", "5")
+    assert [p.name for p in command.points.points] == ["seed=0", "seed=1"]
+    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.points.points} == {(3.0, 5, 0.5)}
+
+
+def test_zipped_setting_of_a_file_is_not_replaced(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text("[[zip]]\nalpha = [1.0, 2.0]\nlr = [0.1, 0.2]\n")
+    with pytest.raises(UsageError, match="--alpha is zipped with alpha, lr in the file"):
+        read("--config", str(path), "--alpha", "3")
+
+
+def test_equal_commands_have_one_default_folder():
+    first, second, other = (
+        sweep_arguments.read_command_line(["--seed", *seeds]).out for seeds in (("0:2",), ("0", "1"), ("0:3",))
+    )
+    assert first == second != other and first.parent.name == "runs"
+
+
+REFUSED = {
+    "unknown flag": (["--lrr", "1", "2"], "unknown argument --lrr; did you mean --lr?"),
+    "no flag": (["fedavg"], "unknown argument fedavg"),
+    "no number": (["--lr", "0.1", "x"], "--lr: could not convert string to float: 'x'"),
+    "no value": (["--alpha"], "Missing value for argument '--alpha'"),
+    "no name": (["--method"], "--method needs a name; allowed: fedavg"),
+    "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
+    "resume": (["--resume", "runs/x"], "a sweep continues when its command is given again"),
+    "cache per point": (["--cache-dir", "a", "b"], "cache_dir is a setting of the whole process"),
+    "scale without a file": (["--scale", "tiny"], "give the file with --config"),
+    "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
+    "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
+    "no jobs": (["--jobs", "0"], "--jobs must be a number >= 1; got 0"),
+    "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
+    "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
+    "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
+    "no option": (["--executor", "submitit", "--slurm", "partition"], "--slurm takes NAME=VALUE"),
+    "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
+    "tuned without values": (["--tune", "lr"], "--tune lr has no values"),
+    "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
+    "tuned and unused": (["--tune", "fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
+    "seeds of no tuning": (["--tune-seeds", "0:2"], "need settings to tune"),
+    "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, capsys, tmp_path):
+    words, message = REFUSED[case]
+    assert sweep.main([*words, "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
+    assert sweep.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"--{name.replace('_', '-')}" in text for name in sweep_arguments.OWN)
+
+
+def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
+    code, out, err = run("--seed", "0:2")
+    assert (code, err) == (0, "")
+    assert "sweep of 2 points: seed (2)" in out and "2/2  seed=1: test accuracy" in out
+    assert out.count("(n 2)") == 1 and str(tmp_path / "out") in out
+    code, again, _ = run("--seed", "0:2")
+    assert code == 0 and "1/2" not in again and again.count("(n 2)") == 1
+    assert f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in again
+
+
+def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
+    def write(dirs, out):
+        raise UsageError("reports need scipy; pip install 'fedvg_jax[report]'")
+
+    monkeypatch.setattr(report, "write", write)
+    code, out, err = run("--alpha", "0.5")
+    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
+
+
+def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
+    code, out, err = run("--lr", "0.2", "1e30", "--seed", "0")
+    assert (code, err) == (0, "") and "1 diverged" in out
+    simulate = loop.run_simulation
+
+    def fail(sim, **arguments):
+        if sim.config.lr == 0.3:
+            raise OSError(28, "No space left on device")
+        return simulate(sim, **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", fail)
+    code, out, err = run("--lr", "0.2", "1e30", "0.3", "--seed", "0")
+    assert code == 2 and err.count("\n") == 1 and "1 point failed, such as lr=0.3" in err
+
+
+def test_shards_compute_all_points_once_between_them(run, monkeypatch):
+    computed, simulate = [], loop.run_simulation
+    monkeypatch.setattr(
+        loop, "run_simulation", lambda sim, **given: computed.append(sim.config.seed) or simulate(sim, **given)
+    )
+    first, second = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (1, 2))
+    assert (first[0], second[0], computed) == (0, 0, [0, 1])
+    assert "1 missing" in first[1] and "(n 2)" in second[1]
+
+
+def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
+    words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
+    code, out, err = run(*words, "--select", "val")
+    assert (code, err) == (0, "")
+    assert "tuning lr first: 4 points with 1 seed" in out and "alpha=5: lr 0.2 (validation accuracy" in out
+    content = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    tuning = content["tuning"]
+    assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7] and tuning["select"] == "val"
+    for cell, choice in tuning["chosen"].items():
+        tried = History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
+        assert choice["score"] == tried.records[-1]["val_accuracy"]
+        assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
+    assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]
+    for point in content["points"]:
+        assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
+    before = (tmp_path / "out" / "sweep.json").read_bytes()
+    assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
+
+
+def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
+    words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
+    names = [p.name for p in read(*words, "--tune-seeds", "7").grid.points.points]
+    assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
+    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").grid.points.points]
+    assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "executor", [[], ["--executor", "submitit", "--slurm", "timeout_min=10"]], ids=["", "submitit"]
+)
+def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache, executor):
+    words = ["--algorithm", "fedavg", "fedprox", "--seed", "0:3", "--jobs", "2", *executor]
+    command = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(n 3)") == 2
+    for folder in (tmp_path / "out" / "points").iterdir():
+        assert History.load(folder).summary["parts"] == 1 and not list(folder.glob("history.*-*"))
+
+
+@pytest.mark.slow
+def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path, cache):
+    words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
+    start = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out"), "--jobs", "2"]
+    with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
+        while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
+            time.sleep(0.1)
+        process.kill()
+    claims = list((tmp_path / "out").glob("points/*/.claim"))
+    deadline = time.monotonic() + 60
+    while not all(map(is_free, claims)):  # the workers end after their present chunks
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert run(*words)[0] == 0
+    for seed in range(4):
+        stopped = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        alone = fedvg_jax.run(dataclasses.replace(stopped.config, out=None, resume=None))
+        assert [r | {"seconds": 0} for r in stopped.records] == [r | {"seconds": 0} for r in alone.records]
+
+
+def is_free(path):
+    with files.claimed(path) as is_mine:
+        return is_mine
+
+
+def test_stopped_sweep_exits_with_the_code_of_its_signal(run, monkeypatch):
+    simulate = loop.run_simulation
+
+    def stopped(sim, on_records, **arguments):
+        return simulate(sim, on_records=lambda records: signal.raise_signal(signal.SIGINT), **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", stopped)
+    code, out, _ = run("--seed", "0:2")
+    assert code == 130 and "the same command continues the sweep" in out
+    monkeypatch.undo()

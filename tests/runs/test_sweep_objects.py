@@ -1,0 +1,72 @@
+"""Objects from Python in sweeps: compared between calls, checked before the first run, with axes of their own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.runs import sweep_objects
+
+CONFIG = fv.Config(clients=4, rounds=1)
+
+
+def tempered(task):
+    """Weights n_k^T, normalised."""
+    rule = fv.weightings.by_scalar(lambda hyper, report, data: report.num_samples.astype(float) ** hyper["T"])
+    return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+
+
+def arrays(factor=1):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 255, (200, 8, 8, 1), dtype=np.uint8), factor * (np.arange(200) % 2)
+
+
+def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_path):
+    results = fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered)
+    assert [(r.name, r.values) for r in results] == [
+        ("hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
+        ("hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
+    ]
+    for result in results:
+        alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
+        assert result.result.records[0]["weights"] == alone.records[0]["weights"]
+    assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axes": {"hyper.T": [1.0, 9.0]}, "weighting": tempered}, "hyperparameter 'T' must be in [0, 4]; got 9.0"),
+        ({"axes": {"hyper.U": [1.0]}, "weighting": tempered}, "unknown hyperparameter 'U'"),
+        ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
+        ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
+        ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
+        ({"partition": [np.arange(50)] * 4}, "a row may occur once"),
+    ],
+    ids=["range", "unknown", "number", "weighting", "partition", "rows"],
+)
+def test_objects_that_cannot_work_are_refused_before_the_first_run(changes, message):
+    with pytest.raises(fv.UsageError) as caught:
+        fv.run_sweep(CONFIG, **changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_is_refused_for_other_objects(tmp_path):
+    def given(**objects):
+        return sweep_objects.describe(objects)
+
+    rows = [np.arange(50), np.arange(50, 100)]
+    base = {"data": arrays(), "partition": rows, "weighting": tempered, "hyper": {"T": 1.0}}
+    others = {"data": arrays(2), "partition": rows[::-1], "weighting": fv.weightings.uniform(), "hyper": {"T": 2.0}}
+    assert given(**base) == given(**{**base, "task": None})
+    for name, other in others.items():
+        assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
+
+    config = dataclasses.replace(CONFIG, rounds=1)
+    fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered, hyper={"T": 1.0})
+    with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper; name another folder"):
+        fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered, hyper={"T": 2.0})
+    with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper"):
+        fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered)

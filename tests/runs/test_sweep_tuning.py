@@ -1,0 +1,54 @@
+"""The choice of tuned values, from run folders written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvg_jax.config import Config, axes, sweep_points, to_json, tuning_grid
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import history, seals, sweep_folder, sweep_tuning
+
+TUNING = tuning_grid.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
+SWEEP = sweep_points.Sweep(axes.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
+
+
+def tuned(out, accuracies, failures=()):
+    """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
+    points = tuning_grid.tuning_points(SWEEP, TUNING)[1].points
+    for point in points:
+        folder = sweep_folder.point_folder(out, point.name)
+        folder.mkdir(parents=True)
+        record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
+        history.write_json(folder / "config.json", to_json(point.config))
+        history.append(folder, [record], is_first=True)
+        history.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
+        if point.values["lr"] in failures:
+            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
+    return sweep_tuning.choose(out, points, TUNING)
+
+
+def test_best_mean_over_the_seeds_is_chosen_for_every_cell(tmp_path):
+    table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.5, (0.3, 6): 0.5}
+    choices = tuned(tmp_path, lambda v: table[v["lr"], v["seed"]] if v["alpha"] == 0.5 else v["lr"])
+    assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {"alpha=0.5": 0.2, "alpha=5": 0.3}
+    assert choices["alpha=0.5"].score == pytest.approx(0.6) and choices["alpha=0.5"].num_runs == 6
+
+
+def test_of_equal_values_the_first_is_chosen(tmp_path):
+    assert {c.values["lr"] for c in tuned(tmp_path, lambda values: 0.5).values()} == {0.1}
+
+
+def test_value_of_which_a_run_diverged_is_not_chosen(tmp_path):
+    assert {c.values["lr"] for c in tuned(tmp_path, lambda v: v["lr"], failures=[0.3]).values()} == {0.2}
+
+
+def test_cell_without_a_finished_value_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no tuning run of alpha=0.5 finished; give other values to --tune"):
+        tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
+
+
+def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
+    points = sweep_points.make_points(SWEEP).points
+    chosen = tuning_grid.chosen_points(points, {"alpha=0.5": {"lr": 0.1}, "alpha=5": {"lr": 0.3}})
+    assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
+    assert [p.name for p in chosen] == [p.name for p in points]

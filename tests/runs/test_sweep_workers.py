@@ -1,0 +1,45 @@
+"""Shares of workers; their processes are tried in `tests/commands/test_sweep.py`."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fedvg_jax.core import hardware
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import sweep_workers
+from fedvg_jax.runs.sweep_workers import Share
+
+GROUPS = [list("abc"), list("d"), list("efgh")]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 20])
+def test_shards_partition_the_points_into_stretches_of_equal_size(count):
+    shards = [sweep_workers.shard(GROUPS, Share(i + 1, count)) for i in range(count)]
+    assert list(itertools.chain(*shards)) == list("abcdefgh")
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_worker_has_all_points_and_starts_with_programs_of_its_own(count):
+    orders = [sweep_workers.own_first(GROUPS, Share(i + 1, count)) for i in range(count)]
+    assert all(sorted(order) == list("abcdefgh") for order in orders)
+    assert len({order[0] for order in orders[: len(GROUPS)]}) == min(count, len(GROUPS))
+
+
+def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert sweep_workers.worker_environment(2)["JAX_NUM_CPU_DEVICES"] == str(hardware.num_cores())
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    assert sweep_workers.worker_environment(2)["JAX_NUM_CPU_DEVICES"] == "3"
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert "JAX_NUM_CPU_DEVICES" not in sweep_workers.worker_environment(2)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/0", "a/b", "-1/2", "1/2/3"])
+def test_share_that_is_no_part_is_refused(text):
+    with pytest.raises(UsageError, match="must be I/N"):
+        sweep_workers.parse_share(text, "--shard")

@@ -1,0 +1,238 @@
+"""A sweep's points equal runs alone; stops, failures and other processes change none of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+
+import pytest
+
+import fedvg_jax
+from fedvg_jax.config import Config, axes, sweep_points
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import loop, sweep_folder, sweeps, verification
+from fedvg_jax.runs.sweep_folder import Failure
+
+AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Settings of a run of a second."""
+    cache = tmp_path_factory.mktemp("cache")
+    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache)
+
+
+def timeless(records):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def histories(results):
+    return {r.name: timeless(r.result.records) for r in results}
+
+
+def points_of(base, **changed):
+    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base))
+
+
+def open_sweep(base, out, **changed):
+    """The points of a sweep in a folder made for them."""
+    sweep = sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base)
+    points = sweep_points.make_points(sweep)
+    sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
+    return points.points
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """(folder, results) of a sweep that nothing disturbed."""
+    out = tmp_path_factory.mktemp("sweeps") / "whole"
+    return out, fedvg_jax.run_sweep(base, AXES, out)
+
+
+def test_point_of_a_sweep_equals_the_run_alone(base, whole):
+    for point, result in zip(points_of(base).points, whole[1], strict=True):
+        alone = fedvg_jax.run(point.config)
+        assert timeless(alone.records) == timeless(result.result.records)
+        timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
+        assert {n: v for n, v in alone.summary.items() if n not in timed} == {
+            n: v for n, v in result.result.summary.items() if n not in timed
+        }
+
+
+def test_sweep_without_a_folder_has_the_same_results(base, whole):
+    assert histories(fedvg_jax.run_sweep(base, AXES)) == histories(whole[1])
+
+
+def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
+    out, results = whole
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["version"] == 1 and content["base"]["rounds"] == 4
+    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
+    assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
+    for result in results:
+        assert not verification.check(out / "points" / result.name).misfits
+
+
+def test_points_that_differ_in_values_only_have_one_program(base):
+    groups = sweeps.by_program(points_of(base, algorithm=["fedavg", "fedprox"]).points)
+    assert [len(group) for group in groups] == [2, 2]
+
+
+def test_finished_points_are_not_computed_again(base, whole, monkeypatch):
+    monkeypatch.setattr(loop, "run_simulation", None)
+    out, results = whole
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(results)
+
+
+class Killed(BaseException):
+    """Ends a sweep as a kill does: nothing more is written."""
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(base, whole, tmp_path, at):
+    points, chunks = open_sweep(base, tmp_path / "out"), 0
+
+    def kill(records):
+        nonlocal chunks
+        chunks += 1
+        if chunks == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=kill))
+    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
+    assert histories(results) == histories(whole[1])
+    for result in results:
+        assert not verification.check(tmp_path / "out" / "points" / result.name).misfits
+
+
+def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path):
+    def kill(records):
+        if records[-1]["round"] == 4:
+            raise Killed
+
+    often = dataclasses.replace(base, checkpoint_every=2)
+    with pytest.raises(Killed):
+        sweeps.compute(open_sweep(often, tmp_path / "out"), tmp_path / "out", sweeps.Observers(on_records=kill))
+    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
+    assert [r.result.summary["resumed_from"] for r in results] == [2, None]
+    assert histories(results) == histories(whole[1])
+
+
+def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):
+    def stop(records):
+        signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "out"
+    computed, stopped_by = sweeps.compute(open_sweep(base, out), out, sweeps.Observers(on_records=stop))
+    assert (computed, stopped_by) == ({}, "SIGTERM")
+    assert len(fedvg_jax.History.load(out / "points" / whole[1][0].name).records) == 1
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+
+
+def test_stop_signal_in_the_last_chunk_of_a_point_ends_the_sweep_after_it(base, tmp_path):
+    def stop(records):
+        if records[-1]["round"] == base.rounds:
+            signal.raise_signal(signal.SIGTERM)
+
+    points = open_sweep(base, tmp_path / "out")
+    computed, stopped_by = sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=stop))
+    assert (list(computed), stopped_by) == ([points[0].name], "SIGTERM")
+    assert computed[points[0].name].summary["stopped_by"] is None
+
+
+def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
+    out = tmp_path / "out"
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[1].name)
+    folder.mkdir()
+    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
+        assert is_mine
+        computed, stopped_by = sweeps.compute(points, out, waits=False)
+    assert set(computed) == {p.name for p in points} - {points[1].name} and stopped_by is None
+    assert not sweep_folder.is_done(folder, points[1].config)
+    computed, _ = sweeps.compute(points, out)  # its process has ended
+    assert list(computed) == [points[1].name]
+
+
+def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[0].name)
+    folder.mkdir()
+    other = files.claimed(folder / sweep_folder.CLAIM)
+    other.__enter__()
+    monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
+    computed, _ = sweeps.compute(points, out)
+    assert list(computed) == [points[1].name, points[0].name]
+
+
+def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, tmp_path, monkeypatch):
+    out, changed = tmp_path / "out", {"lr": [1e30, 0.2]}
+    results = fedvg_jax.run_sweep(base, changed, out)
+    kinds = [r.result.kind if isinstance(r.result, Failure) else "" for r in results]
+    assert kinds == ["diverged", ""] and results[0].values["lr"] == 1e30
+    failure = results[0].result
+    folder = out / "points" / results[0].name
+    assert "diverged" in failure.reason and "\n" not in failure.reason
+    assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
+    assert len(fedvg_jax.History.load(folder).records) == failure.round
+    monkeypatch.setattr(loop, "run_simulation", None)
+    assert fedvg_jax.run_sweep(base, changed, out)[0].result.kind == "diverged"
+
+
+def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, tmp_path, monkeypatch):
+    out, run = tmp_path / "out", loop.run_simulation
+
+    def fail_once(sim, **arguments):
+        if sim.config.seed:
+            raise OSError(28, "No space left on device")
+        return run(sim, **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", fail_once)
+    results = fedvg_jax.run_sweep(base, AXES, out)
+    assert [isinstance(r.result, Failure) for r in results] == [False, True]
+    assert results[1].result == Failure("failed", 0, "[Errno 28] No space left on device")
+    assert (out / "points" / results[1].name / "config.json").exists()
+    monkeypatch.undo()
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+    assert not (out / "points" / results[1].name / "failure.json").exists()
+
+
+def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):
+    out, results = whole
+    computed = []
+    run = loop.run_simulation
+    monkeypatch.setattr(
+        loop, "run_simulation", lambda sim, **arguments: computed.append(sim.config.seed) or run(sim, **arguments)
+    )
+    more = fedvg_jax.run_sweep(base, {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}, out)
+    assert computed == [2]
+    assert [histories(more)[r.name] for r in results] == list(histories(results).values())
+
+
+def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
+    out, _ = whole
+    with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
+        fedvg_jax.run_sweep(base, {"alpha": [0.1, 0.2]}, out)
+    more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
+    with pytest.raises(UsageError, match=r"ran with other settings: lr 0.2 -> 0.1"):
+        fedvg_jax.run_sweep(base, {**more, "lr": 0.1}, out)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match="is taken and holds no sweep"):
+        fedvg_jax.run_sweep(base, AXES, tmp_path)
+
+
+def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_setting_that_no_point_can_have_is_refused(base, tmp_path):
+    config = Config(out=tmp_path / "run")
+    with pytest.raises(UsageError, match="out cannot be a setting of a sweep's points"):
+        fedvg_jax.run_sweep(config, AXES)

@@ -18,10 +18,21 @@ def client_drift(hyper: Hyper, report: Report, data: Data) -> Array:
     return jnp.asarray(optax.tree.norm(report.delta))
 
 
+def client_fisher_trace(task: Task) -> Signal:
+    """Trace of one client's empirical Fisher information on D_val: the mean squared L2 norm of examples' gradients."""
+    diagonal = signals.fisher(task)
+
+    def measure(hyper: Hyper, report: Report, data: Data) -> Array:
+        return jnp.asarray(optax.tree.sum(diagonal(hyper, report, data)))
+
+    return measure
+
+
 MEASURES: dict[str, Callable[[Task], Signal]] = {
     "client_accuracy": signals.pooled_test_accuracy,
     "client_val_loss": signals.validation_loss,
     "client_drift": lambda task: client_drift,
+    "client_fisher_trace": client_fisher_trace,
 }
 """Key of a record -> function of the task that returns the measurement of one client."""
 

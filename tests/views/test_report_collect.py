@@ -196,6 +196,33 @@ def test_damaged_run_is_one_line(tmp_path, name):
     assert len(collect([tmp_path / "runs"], partial=True).runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("history.jsonl", {"weights": [0.5]}, "weights of round 1"),
+        ("history.jsonl", {"clients": "all"}, "clients of round 1"),
+        ("history.jsonl", {"scores": None}, "scores of round 1"),
+        ("history.jsonl", {"test_accuracy": "high"}, "test_accuracy of round 1"),
+        ("history.jsonl", {"layer_shares": [[1.0]]}, "layer_shares of round 1"),
+        ("history.jsonl", {"test_confusion": [[1, 2]]}, "test_confusion of round 1"),
+        ("history.jsonl", {"client_accuracy": [[1.0]] * 3}, "client_accuracy of round 1"),
+        ("history.jsonl", {"dropped": [None]}, "dropped of round 1"),
+        ("partition.json", {"counts": [[1, 2], [3]]}, "partition.json is damaged"),
+        ("partition.json", {"counts": [[1, 2, 3]]}, "it has 1 clients"),
+        ("partition.json", {"validation": 3}, "partition.json is damaged"),
+        ("manifest.json", {"runs": {"0": 1}}, "manifest.json is damaged"),
+        ("layers.json", None, "layers.json is damaged"),
+    ],
+    ids=str,
+)
+def test_entry_of_another_type_or_length_is_one_line(tmp_path, name, changes, message):
+    path = write_run(tmp_path / "a", (0.5,), method="fedvg", layers=("x", "y")) / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes if changes else [1]) + "\n")
+    with pytest.raises(UsageError) as error:
+        collect([tmp_path])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"axes": 3, "points": []}', '{"axes": [], "points": [1]}'])
 def test_damaged_sweep_is_one_line(tmp_path, text):
     (tmp_path / "sweep.json").write_text(text)

@@ -20,6 +20,7 @@ NAMES = ("a/kernel", "a/bias", "b/kernel")
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
     "validity": "--record client_accuracy", "classes": "--record confusion",
+    "fisher": "--record client_fisher_trace",
 }  # fmt: skip
 
 
@@ -147,6 +148,13 @@ def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path
         write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
     found = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
     assert found == {"a": "50", "b": "75", "c": ""}
+
+
+def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):
+    fields = {i: {"scores": [i, 2.0, 3.0], "client_fisher_trace": [4.0 * i**2, 16.0, 36.0]} for i in (1, 2, 3)}
+    drawing = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")[0]
+    assert "rank correlation 1.00, slope 1.00" in drawing.figure.axes[0].get_title()
+    assert all(float(r["root_of_fisher_trace"]) == 2 * float(r["score"]) for r in rows(drawing))
 
 
 def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):

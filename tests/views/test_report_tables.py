@@ -48,6 +48,15 @@ def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
     assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
 
 
+def test_data_sets_with_their_models_are_rows(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for dataset, model in (("digits", "mlp"), ("cifar10", "lenet5")):
+            write_run(tmp_path / f"{method}{dataset}", method=method, dataset=dataset, model=model)
+    table = tables.accuracy(collect([tmp_path]))
+    assert [c.title for c in table.columns] == ["setting", "method", "test accuracy, %"]
+    assert row(table, "dataset digits, model mlp", "fedvg")[2].text == "80.00"
+
+
 def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(study):
     table = tables.choices(study)
     assert [e.text for e in row(table, "alpha 0.05", "fedvg")[2:5]] == ["72.00 ± 2.00", "77.00 ± 2.00", "77.00 ± 2.00"]

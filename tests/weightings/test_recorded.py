@@ -2,16 +2,18 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Batch, Data, Report, Task, UsageError, Variables
+from fedvg_jax.weightings import recorded
 
 SMALL = fv.Config(
     rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0, keep=0, seed=3
 )
-RECORD = "client_accuracy,client_val_loss,client_drift"
+RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace"
 EVERYTHING = f"{RECORD}, confusion"
 
 
@@ -31,14 +33,27 @@ def test_recording_changes_no_weight_and_no_result(runs):
 
 def test_every_client_of_the_cohort_has_its_numbers(runs):
     for record in runs[1].records:
-        accuracy, loss, drift = (np.array(record[name]) for name in RECORD.split(","))
-        assert accuracy.shape == loss.shape == drift.shape == (3,)
-        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (loss > 0).all() and (drift > 0).all()
+        accuracy, loss, drift, fisher = (np.array(record[name]) for name in RECORD.split(","))
+        assert accuracy.shape == loss.shape == drift.shape == fisher.shape == (3,)
+        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (np.array([loss, drift, fisher]) > 0).all()
 
 
 def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
     for record in runs[1].records:
         assert record["client_val_loss"] == pytest.approx(record["scores"], rel=1e-5)
+
+
+def test_fisher_trace_is_the_mean_squared_norm_of_the_gradients_of_examples():
+    """A model w'x with loss (w'x - y)^2 / 2 has gradients (w'x - y) x; here of norms 1 and 2."""
+
+    def loss(params, stats, batch, mask, train):
+        return jnp.where(mask, jnp.square(batch.x @ params["w"] - batch.y) / 2, 0).sum(), stats
+
+    task = Task(None, loss, None, None, None, None)
+    batch = Batch(jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, 1.0]))
+    data = Data(batch, None, np.array([[0], [1]]), None)
+    report = Report(Variables({"w": jnp.zeros(2)}, {}), None, None)
+    assert recorded.client_fisher_trace(task)({}, report, data) == pytest.approx((1 + 4) / 2)
 
 
 def test_accuracy_of_a_lone_client_is_that_of_the_global_model():

@@ -34,6 +34,8 @@ class Claim(NamedTuple):
     """File of configs/sweeps/paper, without its suffix; empty where no run decides."""
     paper: str = ""
     """The paper's numbers; empty where the measure computes them from its tables."""
+    options: str = ""
+    """Further flags of the sweep."""
 
 
 class Judged(NamedTuple):
@@ -110,7 +112,7 @@ def table(judged: Sequence[Judged]) -> Table:
 
 def command(claim: Claim) -> str:
     """Returns the command whose runs decide a claim; a dash where there is none."""
-    return COMMAND.format(claim.sweep) if claim.sweep else "–"
+    return f"{COMMAND.format(claim.sweep)} {claim.options}".strip() if claim.sweep else "–"
 
 
 def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:
@@ -126,5 +128,18 @@ def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:
     judged = judge([collect([folder], partial=True) for folder in dirs])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sources = ", ".join(f"`{one_line(str(folder)).replace('`', '')}`" for folder in dirs)
-    files.replace(Path(path), f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}")
+    text = f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}\n{rules()}"
+    files.replace(Path(path), text)
     return judged
+
+
+def rules() -> str:
+    """Returns a list, in Markdown, of what decides each claim: the first sentence of its measure's docstring."""
+    measures = {**claim_measures.OF_VALUES, **claim_measures.OF_STUDY}
+    lines = [f"- {c.statement}: {_first_line(measures[c.measure].__doc__)}" for c in claims()]
+    return "\n".join(["## What decides a claim", "", *lines, ""])
+
+
+def _first_line(text: str | None) -> str:
+    line = (text or "").strip().splitlines()[0]
+    return line[0].lower() + line[1:]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs.history import History, round_ranges
-from fedvg_jax.views.report import axes
+from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
 from fedvg_jax.views.report.study import (
     Cell,
@@ -190,6 +190,8 @@ def _read_run(folder: Path, name: str, values: Mapping[str, Any], base: Mapping[
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
     point = Point(name, history.config, values, base)
+    if damaged := intact.damage(history.records, documents):
+        return _Folder(point, None, f"{name}: {damaged}")
     if failure := _failure(history, documents["failure"]):
         return _Folder(point, None, failure=f"{name}: {failure}")
     if problem := _unfinished(history):

@@ -160,7 +160,7 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
     if has_ties and len(nonzero) <= EXACT_UP_TO:
         method = stats.PermutationMethod(n_resamples=2**EXACT_UP_TO)
     else:
-        method = "approx" if has_ties or len(nonzero) > 50 else "exact"
+        method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
     result: Any = stats.wilcoxon(nonzero, alternative=alternative, method=method)
     return float(result.pvalue)
 

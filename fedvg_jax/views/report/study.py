@@ -160,9 +160,14 @@ def majority(cell: Cell) -> float | None:
 
 
 def column_setting(study: Study) -> str | None:
-    """Returns the setting whose values are the columns of a table: alpha where it varies, else the last that does."""
+    """Returns the setting whose values are the columns of a table.
+
+    It is the only one that varies, else alpha, else the last one besides data set and model; None where there is none.
+    """
     names = [name for name, _ in study.scenarios[0]] if study.scenarios else []
-    return "alpha" if "alpha" in names else names[-1] if names else None
+    if len(names) == 1 or "alpha" in names:
+        return "alpha" if "alpha" in names else names[0]
+    return next((name for name in reversed(names) if name not in ("dataset", "model")), None)
 
 
 def panels(study: Study) -> dict[Scenario, list[Scenario]]:

@@ -47,6 +47,9 @@ PAPER_NAMES = {
 }
 """Part of a method's name -> the paper's spelling."""
 
+EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}
+"""Source of the validation set -> the paper's name of FedVG with it."""
+
 
 class Options(NamedTuple):
     """What the tables compare with."""
@@ -351,7 +354,9 @@ def paper_name(config: Config) -> str | None:
         return None
     name = " + ".join(PAPER_NAMES[part] for part in parts)
     if name == "FedVG" and config.fedvg.granularity != "modelwise":
-        name = f"FedVG ({config.fedvg.granularity.capitalize()})"
+        return f"FedVG ({config.fedvg.granularity.capitalize()})"
+    if config.validation.source != "clients":
+        return EXTERNAL.get(config.validation.source) if name == "FedVG" else None
     return name
 
 
@@ -362,7 +367,7 @@ def published(config: Config) -> tuple[float, float | None] | None:
     (53.58, 2.78)
     """
     name = paper_name(config)
-    if name is None or config.partition not in ("dirichlet", "official") or config.validation.source != "clients":
+    if name is None or config.partition not in ("dirichlet", "official"):
         return None
     try:
         return paper.accuracy(config.dataset, config.model, name, config.alpha)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedvg_jax.views.report.figures import against, bars, classes, curves, layers, pairs, partitions, validity, weights
+from fedvg_jax.views.report.figures import (
+    against,
+    bars,
+    classes,
+    curves,
+    fisher,
+    layers,
+    pairs,
+    partitions,
+    validity,
+    weights,
+)
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.study import Study
 
@@ -22,6 +33,7 @@ FIGURES: dict[str, Callable[[Study, Style], list[Drawing] | str]] = {
     "external": bars.validation_sources,
     "layers": layers.norms_by_layer,
     "classes": classes.recalls,
+    "fisher": fisher.score_against_fisher,
     "validity": validity.score_validity,
 }
 """Value of --figures -> the function that draws them."""

@@ -16,7 +16,8 @@ from fedvg_jax.views.report.study import Scenario, Study, majority, results, sce
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SOURCE = "validation.source"
+SOURCES = ("validation.source", "validation.clients")
+"""Settings of where the rows of D_val come from."""
 BAR_INCHES = 0.22
 
 
@@ -59,15 +60,16 @@ def granularities(study: Study, style: Style) -> list[Drawing] | str:
 
 def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure with a bar per source of the validation set, with a panel for each of the other settings."""
-    if len({dict(scenario).get(SOURCE) for scenario in study.scenarios} - {None}) < 2:
-        return f"the runs have one validation set; a sweep varies it with --{SOURCE}"
+    source = next((s for s in SOURCES if len({dict(scenario).get(s) for scenario in study.scenarios}) > 1), None)
+    if source is None:
+        return f"the runs have one validation set; a sweep varies it with --{SOURCES[0]}"
     groups: dict[Scenario, list[Bar]] = {}
     lines: dict[Scenario, float | None] = {}
     for scenario in study.scenarios:
-        rest = tuple(pair for pair in scenario if pair[0] != SOURCE)
+        rest = tuple(pair for pair in scenario if pair[0] != source)
         for method in study.methods:
             if bar := _bar(study, scenario, method):
-                label = f"{method}, {dict(scenario)[SOURCE]}"
+                label = f"{method}, {source.split('.')[1]} {value_text(dict(scenario)[source])}"
                 groups.setdefault(rest, []).append(bar._replace(label=label))
                 lines[rest] = majority(study.cell(method, scenario))
     panels = [Group(scenario_text(rest), bars, lines[rest]) for rest, bars in groups.items()]

@@ -47,9 +47,13 @@ def curve(study: Study, cell: Cell) -> Curve | None:
 
 
 def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure per group of settings, with a panel per value of the column's setting."""
+    """Returns a figure per group of settings, with a panel per value of the column's setting.
+
+    Where no setting is that of columns, one figure has a panel per scenario.
+    """
     drawn = []
-    for i, (rest, scenarios) in enumerate(panels(study).items()):
+    groups = panels(study) if column_setting(study) else {(): list(study.scenarios)}
+    for i, (rest, scenarios) in enumerate(groups.items()):
         figure, axes = base.grid(style, len(scenarios))
         rows = []
         for panel, scenario in zip(axes, scenarios, strict=True):
@@ -99,7 +103,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[t
 
 def _title(study: Study, scenario: Scenario) -> str:
     column = column_setting(study)
-    return base.plain(f"{column} {value_text(column_value(study, scenario))}") if column else ""
+    return base.plain(f"{column} {value_text(column_value(study, scenario))}" if column else scenario_text(scenario))
 
 
 def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:

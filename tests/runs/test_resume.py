@@ -661,7 +661,7 @@ def test_killed_and_then_terminated_process_leaves_the_rounds_of_an_undisturbed_
         patch.setattr(loop, "run_simulation", run_and_stop)
         assert sim.main([*args, *out]) == 143
     printed = "".join(capsys.readouterr().out.split())
-    assert "goingonwith" in printed and f"--resume{tmp_path / 'run'}" in printed
+    assert "resuming" in printed and f"--resume{tmp_path / 'run'}" in printed
     assert_same_at(7, tmp_path / "run", straight(tmp_path, args))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["parts"], summary["stopped_by"]) == (2, "SIGTERM")

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import importlib.util
 import json
@@ -58,12 +59,17 @@ def test_every_link_of_a_page_resolves(page):
         assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
+@functools.cache
+def pieces(generated):
+    return generated.pieces()
+
+
 @pages
 def test_every_included_piece_exists(page, extension):
-    pieces = extension("generated").pieces()
+    generated = extension("generated")
     for target in re.findall(r"^```\{include\} (\S+)", page.read_text(encoding="utf-8"), re.M):
         path = page.parent / target
-        assert path.stem in pieces if path.parent.name == "_generated" else path.exists(), target
+        assert path.stem in pieces(generated) if path.parent.name == "_generated" else path.exists(), target
 
 
 @pages

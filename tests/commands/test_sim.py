@@ -127,16 +127,19 @@ def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, capsys):
-    """Within round 2, as Python raises the signal in the main thread."""
+    """Within round 2, without the watch, which would end this process."""
     out, run_simulation = tmp_path / "run", loop.run_simulation
 
     def interrupt(record, state):
         if record["round"] == 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(loop, "run_simulation", lambda *a, **o: run_simulation(*a, callbacks=[interrupt], **o))
+    def run_and_interrupt(*args, exit_message, **options):
+        return run_simulation(*args, callbacks=[interrupt], **options)
+
+    monkeypatch.setattr(loop, "run_simulation", run_and_interrupt)
     with default_signals():
-        assert traced([*SHORT, "--rounds", "100000", "--out", str(out)]) == 130
+        assert traced([*SHORT, "--rounds", "20", "--out", str(out)]) == 130
     said = capsys.readouterr().out
     assert "interrupted" in said and f"--resume {out}" in said.replace("\n", "")
     assert [r["round"] for r in history.read(out)] == [1, 2]

@@ -506,16 +506,24 @@ def test_removed_file_is_named(tiny, tmp_path):
 # --- choosing the run to resume
 
 
-@pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """runs/a and runs/b, b later; of two rounds so far."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def two_begun(tmp_path_factory):
+    """Folders a and b, b later; of two rounds so far."""
+    runs = tmp_path_factory.mktemp("begun")
     for i, name in enumerate("ab"):
-        folder = Path("runs", name)
-        folder.mkdir(parents=True)
+        folder = runs / name
+        folder.mkdir()
         history.write_settings(folder, SMALL)
         history.append(folder, [{"round": 1}, {"round": 2}], is_first=True)
         os.utime(folder / "config.json", (i, i))
+    return runs
+
+
+@pytest.fixture
+def begun(two_begun, tmp_path, monkeypatch):
+    """A copy of these folders as runs/a and runs/b."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(two_begun, tmp_path / "runs")
 
 
 def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(begun):
@@ -653,7 +661,7 @@ def test_killed_and_then_terminated_process_leaves_the_rounds_of_an_undisturbed_
         patch.setattr(loop, "run_simulation", run_and_stop)
         assert sim.main([*args, *out]) == 143
     printed = "".join(capsys.readouterr().out.split())
-    assert "goingonwith" in printed and f"--resume{tmp_path / 'run'}" in printed
+    assert "resuming" in printed and f"--resume{tmp_path / 'run'}" in printed
     assert_same_at(7, tmp_path / "run", straight(tmp_path, args))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["parts"], summary["stopped_by"]) == (2, "SIGTERM")

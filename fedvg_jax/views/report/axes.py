@@ -104,7 +104,7 @@ def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
         details = [
             f"{_short(name, base)} {value_text(settings[name])}"
             for name in of_method
-            if name in settings and presets.METHODS.get(base, {}).get(name) != settings[name]
+            if name in settings and not _goes_without_saying(name, settings[name], base)
         ]
         if "method" in point.values:
             base = str(point.values["method"])
@@ -112,6 +112,16 @@ def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
         result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
     whole = {tuple(name for name, _ in place.scenario) for place, p in zip(result, points, strict=True) if p.config}
     return [p if tuple(name for name, _ in p.scenario) in whole else Place("", (), None) for p in result]
+
+
+def _goes_without_saying(name: str, value: Any, base: str) -> bool:
+    """Returns whether a setting is the method's own, or a default that stands for nothing, such as no tuning steps.
+
+    >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.exponent", 0.0, "fedvg")
+    (True, False)
+    """
+    is_default = flatten(Config()).get(name) == value
+    return presets.METHODS.get(base, {}).get(name) == value or (is_default and value in (0, "none"))
 
 
 def _part(name: str, settings: Mapping[str, Any], point: Point) -> str:

@@ -10,14 +10,13 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.core import gradient_support, groups, norms, tree
+from fedvg_jax.core import gradient_support, norms, tree
 from fedvg_jax.core.types import Batch, Report, UsageError
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.models import layers, live_taps, resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings import basic, signals
 
 
 class OnePixel(nn.Module):
@@ -93,13 +92,12 @@ WITH_MEMORIES = ("scaffold", "feddyn")
     "name", [pytest.param(n, marks=[] if n in WITH_MEMORIES else pytest.mark.slow) for n in simulation.ALGORITHMS]
 )
 def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
-    """Two rounds with their memories."""
+    """Two rounds with their memories, under weights that measure nothing."""
     algorithm = worlds.algorithm(name)
     schedules = [WORLD.schedule(number, probe_ratio=0.5) for number in range(2)]
 
     def rounds(task, support):
-        signal = signals.validation_norms(task, norms.l2, train=True, groups_per_pass=1)
-        rule = fedvg(signal, groups.layerwise, task.block_of)
+        rule = basic.samples()
         arguments = task, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
         step, state = worlds.jit(federated_round.make_round(*arguments, support=support)), start
         for schedule in schedules:

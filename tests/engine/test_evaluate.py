@@ -21,9 +21,9 @@ def summed(run, rows):
     return run(variables, WORLD.data().pool, jnp.asarray(rows)), variables
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 64])
-@pytest.mark.parametrize("spare", [0, 2], ids=["", "with empty batches"])
+@pytest.mark.parametrize(("batch_size", "spare"), [(1, 0), (4, 0), (4, 2), (64, 0)])
 def test_evaluation_equals_a_loop_over_rows_for_any_batch_size(x64, run, batch_size, spare):
+    """And any number of empty batches to spare."""
     capacity = -(-len(WORLD.test) // batch_size) + spare
     sums, variables = summed(run, schedule.table(WORLD.test, batch_size, capacity))
     loss, confusion = oracle.evaluate(*map(worlds.by_path, variables), WORLD.pool, WORLD.test)

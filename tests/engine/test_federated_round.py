@@ -436,8 +436,8 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain, mean)), strict=True))
 
 
-STATS_TOO = ("fedavgm", "feddyn", "elastic")
-"""A memory of the server, memories on both sides, and weights by tensor."""
+STATS_TOO = ("feddyn", "elastic")
+"""Memories on both sides, and weights by tensor."""
 
 
 @pytest.mark.parametrize(

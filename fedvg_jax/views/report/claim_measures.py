@@ -281,7 +281,7 @@ def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
 
 
 def norms_grow_with_depth(study: Study) -> Finding | None:
-    """Holds if the rank correlation of a layer's depth with its mean gradient norm is above 0, with an interval above 0."""
+    """Holds if a layer's depth and its mean gradient norm have a rank correlation with an interval above 0."""
     found = []
     for run in study.runs:
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]

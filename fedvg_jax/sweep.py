@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import tuning_grid
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
 from fedvg_jax.runs.sweep_folder import Failure
@@ -238,10 +239,23 @@ def _compute(
 
     mine = sorted(_mine(command, points, phase), key=lambda point: not _is_done(out, point))  # stable
     num_done = sum(_is_done(out, point) for point in mine)
-    with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
-        if has_workers:
+    if has_workers:
+        with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
             return _share_out(command, mine[num_done:], phase, observers)
+    elsewhere = _ended_elsewhere(out, mine[num_done:])
+    with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
         return sweeps.compute(mine, out, observers)[1]
+
+
+def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[Point]]:
+    """Returns a function of a point that this process has computed: the points that others have since finished."""
+    pending = {point.name: point for point in points}
+
+    def ended(own: Point) -> list[Point]:
+        pending.pop(own.name, None)
+        return [pending.pop(point.name) for point in list(pending.values()) if _is_done(out, point)]
+
+    return ended
 
 
 def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observers: Observers) -> str | None:
@@ -304,13 +318,15 @@ def _draw_report(out: Path, console: Console) -> None:
     """Writes the report of a sweep, or says why there is none: a package is missing, or points are."""
     from fedvg_jax.views import report
 
-    try:
-        with console.status("writing the report"):
-            written = report.write([out], out / "report")
-    except UsageError as error:
-        console.print(f"no report: {error}", highlight=False, soft_wrap=True, markup=False)
-    else:
-        console.print(f"report: {written.paths[-1]}", highlight=False, soft_wrap=True, markup=False)
+    with files.claimed(out / ".report") as is_mine:
+        if not is_mine:  # of the same runs, so that one is enough
+            return console.print("another process writes the report", highlight=False)
+        try:
+            with console.status("writing the report"):
+                line = f"report: {report.write([out], out / 'report').paths[-1]}"
+        except UsageError as error:
+            line = f"no report: {error}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _is_done(out: Path, point: Point) -> bool:

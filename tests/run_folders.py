@@ -95,5 +95,8 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
     for point in named:
         values = accuracy(point["values"])
         if values is not None:
-            write_run(folder / "points" / point["name"], values, **settings, **point["values"])
+            own = {k: v for k, v in (settings | point["values"]).items() if not k.startswith("hyper.")}
+            if own.get("partition_seed") == "follow":
+                own["partition_seed"] = own["seed"]
+            write_run(folder / "points" / point["name"], values, **own)
     return folder

@@ -26,6 +26,7 @@ def torch_or_skip():
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory):
     """The folder of a world, and ours in it."""
+    torch_or_skip()
     folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1)
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]
@@ -228,6 +229,7 @@ def test_a_data_set_in_pieces_is_joined_in_order(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_costs_are_measured_of_the_round_that_is_meant():
     few = costs.Round(clients=4, cohort=2, epochs=1, validation=32, width=8, rows=32)
     found = costs.measure(few, 1)

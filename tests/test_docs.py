@@ -2,16 +2,19 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import importlib.util
 import json
 import re
 from pathlib import Path
 
+import programs
 import pytest
 
 import fedvg_jax
 from fedvg_jax.config import Config, flatten
+from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -56,12 +59,17 @@ def test_every_link_of_a_page_resolves(page):
         assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
+@functools.cache
+def pieces(generated):
+    return generated.pieces()
+
+
 @pages
 def test_every_included_piece_exists(page, extension):
-    pieces = extension("generated").pieces()
+    generated = extension("generated")
     for target in re.findall(r"^```\{include\} (\S+)", page.read_text(encoding="utf-8"), re.M):
         path = page.parent / target
-        assert path.stem in pieces if path.parent.name == "_generated" else path.exists(), target
+        assert path.stem in pieces(generated) if path.parent.name == "_generated" else path.exists(), target
 
 
 @pages
@@ -90,7 +98,9 @@ def test_the_python_of_a_page_imports_only_public_names(page):
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
-def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch):
+    """Its programs are traced and not compiled."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
     names = {}
@@ -118,7 +128,8 @@ def test_a_docstring_becomes_restructured_text_without_stray_markup(extension):
     assert doctest.testmod(extension("docstrings")).failed == 0
 
 
-def test_every_key_of_a_run_folder_is_described(tmp_path):
+def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
     named = set(re.findall(r"`([^`\s]+)`", page))

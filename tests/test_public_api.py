@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worlds
 
 import fedvg_jax as fv
 
-SMALL = fv.Config(rounds=2, clients=4, local_epochs=1, alpha=10.0, model="mlp")
+SMALL = fv.Config(rounds=2, local_epochs=1)
 
 
 def names_for_type_checkers():
@@ -74,7 +75,7 @@ def test_research_script_needs_public_names_only(x64):
     state = fv.init_state(task, algorithm, len(clients), hyper)
     schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
 
-    fast = jax.jit(fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients)))
+    fast = worlds.jit(fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients)))
     final = state
     for schedule in schedules:
         final, metrics = fast(final, schedule, data, hyper)

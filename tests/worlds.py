@@ -232,6 +232,17 @@ QUADRATIC = Task(
 """Rows (a, b) have the loss sum (a x^2 / 2 - b x) over three numbers x in two tensors."""
 
 
+def _loss_with_a_statistic(params, stats, batch, mask, train):
+    value, _ = _loss(params, {}, batch, mask, train)
+    return value, jax.tree.map(lambda s: s + 0.1 * (batch[0]["left"]["x"][0] - s) if train else s, stats)
+
+
+STATISTIC = QUADRATIC._replace(
+    init=lambda key: QUADRATIC.init(key)._replace(stats={"mean": jnp.ones(2)}), loss=_loss_with_a_statistic
+)
+"""The quadratics with a running mean of `a`."""
+
+
 def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
     """Returns clients with own `a`, `b` [N, 3], who hold `sizes` equal rows in minibatches of 2. D_val, which is also
     the test set, is two further rows with a = b = 1. The pool is padded to 32 rows, so that many worlds are data of one
@@ -310,6 +321,14 @@ class _Sizes(NamedTuple):
 @functools.cache
 def _jitted(sizes: _Sizes, *args, **options):
     return jit(round_step(sizes, *args, **options))
+
+
+# --- data of runs
+
+
+def images(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images of four pixels in three classes, none white: a run on them compiles in little time."""
+    return np.random.default_rng(0).integers(0, 255, (count, 2, 2, 1), np.uint8), np.arange(count) % 3
 
 
 # --- one program for the laws of an algorithm

@@ -48,6 +48,11 @@ class Clock:
         self.points_done += 1
         self._rounds_left -= rounds - self._in_point
 
+    def end_others(self, points: Sequence[Point]) -> None:
+        """Ends points that other processes have computed."""
+        self.points_done += len(points)
+        self._rounds_left -= sum(point.config.rounds for point in points)
+
     def left(self) -> str:
         """Returns the time left in words."""
         if not self._computed:
@@ -69,7 +74,11 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def sweep_progress(
-    console: Console, points: Sequence[Point], num_done: int, exit_message: Callable[[], str] | None = None
+    console: Console,
+    points: Sequence[Point],
+    num_done: int,
+    exit_message: Callable[[], str] | None = None,
+    ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
 
@@ -80,6 +89,8 @@ def sweep_progress(
         points: of the sweep, the finished ones first.
         num_done: how many are finished.
         exit_message: see `runs.sweeps.Observers`.
+        ended_elsewhere: called with every point that this process has computed; returns those that other processes have
+            computed since the last call.
     """
     clock = Clock(points, num_done)
 
@@ -88,6 +99,7 @@ def sweep_progress(
 
     def print_point(point: Point, result: History | Failure) -> None:
         clock.end_point(point.config.rounds)
+        clock.end_others(ended_elsewhere(point))
         log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
 
     def count_rounds(records: list[Record]) -> None:

@@ -40,9 +40,9 @@ def test_fedexp_takes_the_step_of_its_equation():
         assert FEDEXP.residual({"eps": jnp.float32(eps)}, (), None, cohort)[0]["w"] == residual
 
 
-def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
-    config = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="uniform")
-    small, large = (fv.run(config, algorithm=FEDEXP, hyper={"eps": eps}).records[-1] for eps in (1e-6, 1e6))
+def test_a_run_uses_the_given_value_of_a_declared_hyperparameter(cheap_programs):
+    config, given = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="uniform", lanes="1"), worlds.images(80)
+    small, large = (fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1] for e in (1e-6, 1e6))
     assert small["train_loss"] != large["train_loss"]
 
 
@@ -69,7 +69,7 @@ def test_the_hypergradient_of_a_declared_hyperparameter_is_the_central_differenc
 
 def test_a_simulation_holds_the_declared_default():
     config = fv.Config(clients=4, rounds=1, weighting="uniform")
-    assert simulation.simulation(config, algorithm=FEDEXP).hyper["eps"] == np.float32(1e-3)
+    assert simulation.simulation(config, data=worlds.images(80), algorithm=FEDEXP).hyper["eps"] == np.float32(1e-3)
 
 
 WRONG = {

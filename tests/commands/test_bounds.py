@@ -4,12 +4,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import programs
 import pytest
 
 import fedvg_jax
 from fedvg_jax import bounds, config
 from fedvg_jax.bounds import Bound
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import chunks, simulation
 
 SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1)
 
@@ -52,6 +53,13 @@ def test_summary_has_single_models_and_statistics_over_clients():
     assert bounds.summary(found) == pytest.approx(expected)
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Bounds without compiling: `trace_only`."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+
+
+@pytest.mark.usefixtures("traced")
 def test_command_writes_the_results_that_it_shows(tmp_path, capsys):
     flags = (
         f"--clients 2 --join-ratio 1 --rounds 1 --local-epochs 1 --alpha 1 --cache-dir {tmp_path} --out {tmp_path}/b"
@@ -65,6 +73,7 @@ def test_command_writes_the_results_that_it_shows(tmp_path, capsys):
     assert bounds.main(["--alpha", "-1"]) == 2
 
 
+@pytest.mark.usefixtures("traced")
 def test_clients_smaller_than_a_minibatch_use_the_program_of_the_pooled_model(tmp_path):
     """Of 20 clients at alpha 0.05 some hold fewer rows than a minibatch."""
     settings = replace(SETTINGS, clients=20, join_ratio=0.1, rounds=1, local_epochs=1, alpha=0.05, cache_dir=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -45,32 +47,13 @@ def shell(cache, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(shell, cache):
-    """The same short run in a process on a terminal and in this one: the folders, and the process's text and errors."""
-    outs = [shell.folder / "first", shell.folder / "second"]
-    parent, child = pty.openpty()
-    env = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT, "--out", str(outs[0])]
-    with started(command, cwd=shell.folder, env=env, stdout=child) as process:
-        os.close(child)
-        said = b""
-        while True:
-            try:
-                said += os.read(parent, 4096)
-            except OSError:  # the terminal closes with the process
-                break
-        errors = process.stderr.read()
-    assert process.returncode == 0, errors
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "write", lambda *_: None)
-        assert sim.main([*SHORT, "--cache-dir", str(cache), "--out", str(outs[1])]) == 0
-    return outs, said.decode(), errors
-
-
-def test_terminal_shows_round_accuracy_and_time_left(runs):
-    for part in ("round 3/3", "test accuracy", "left"):
-        assert part in runs[1]
-    assert runs[2] == ""
+def runs(cache, tmp_path_factory):
+    """The folders of the same short run, twice."""
+    folder = tmp_path_factory.mktemp("runs")
+    outs = [folder / "first", folder / "second"]
+    for out in outs:
+        assert sim.main([*SHORT, "--cache-dir", str(cache), "--out", str(out)]) == 0
+    return outs
 
 
 @pytest.fixture
@@ -92,7 +75,7 @@ def test_output_names_data_model_method_and_results(traced, tmp_path, capsys):
 
 
 def test_run_folder_has_its_files_and_keys(runs):
-    folder = runs[0][0]
+    folder = runs[0]
     always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
     assert always <= {path.name for path in folder.iterdir()}
     records = history.read(folder)
@@ -118,33 +101,45 @@ def test_run_folder_has_its_files_and_keys(runs):
 
 
 def test_two_runs_have_equal_histories_except_times(runs):
-    first, second = ([{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)] for out in runs[0])
+    first, second = ([{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)] for out in runs)
     assert first == second
 
 
 def test_pictures_are_drawn_if_matplotlib_is_installed(runs):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     for name in ("accuracy.png", "weights.png"):
-        assert (runs[0][0] / name).read_bytes().startswith(b"\x89PNG")
+        assert (runs[0] / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_taken_run_folder_is_refused_and_unchanged(runs, capsys):
-    before = (runs[0][0] / "history.jsonl").read_bytes()
-    assert sim.main([*SHORT, "--out", str(runs[0][0])]) == 2 and "taken" in capsys.readouterr().err
-    assert (runs[0][0] / "history.jsonl").read_bytes() == before
+    before = (runs[0] / "history.jsonl").read_bytes()
+    assert sim.main([*SHORT, "--out", str(runs[0])]) == 2 and "taken" in capsys.readouterr().err
+    assert (runs[0] / "history.jsonl").read_bytes() == before
+
+
+def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
+    """As in `sim ... | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w", buffering=1))
+    assert traced([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
 
 
 def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, capsys):
-    """Within round 2, as Python raises the signal in the main thread."""
+    """Within round 2, without the watch, which would end this process."""
     out, run_simulation = tmp_path / "run", loop.run_simulation
 
     def interrupt(record, state):
         if record["round"] == 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(loop, "run_simulation", lambda *a, **o: run_simulation(*a, callbacks=[interrupt], **o))
+    def run_and_interrupt(*args, exit_message, **options):
+        return run_simulation(*args, callbacks=[interrupt], **options)
+
+    monkeypatch.setattr(loop, "run_simulation", run_and_interrupt)
     with default_signals():
-        assert traced([*SHORT, "--rounds", "100000", "--out", str(out)]) == 130
+        assert traced([*SHORT, "--rounds", "20", "--out", str(out)]) == 130
     said = capsys.readouterr().out
     assert "interrupted" in said and f"--resume {out}" in said.replace("\n", "")
     assert [r["round"] for r in history.read(out)] == [1, 2]
@@ -153,31 +148,53 @@ def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, caps
     assert seals.newest_round(out) == 2
 
 
-def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(shell):
-    """USR1 saves and the run goes on; HUP, sent twice as by a shell, ends it after a checkpoint.
+@pytest.fixture(scope="module")
+def hung_up(shell):
+    """A run on a terminal: USR1 after the first round, and then HUP, twice as a shell sends it.
 
-    Its output is closed after a line, as in `sim ... | head -1`.
+    Returns the run folder, the exit code, the text of the terminal and that of the errors.
     """
     out = shell.folder / "hung-up"
-    command = [sys.executable, "-m", "fedvg_jax.sim", "--rounds", "1000000", "--out", str(out)]
-    with started(command, cwd=shell.folder, env=shell.environment) as process:
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT, "--rounds", "1000000", "--out", str(out)]
+    env, said = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}, []
+
+    def read():
+        with contextlib.suppress(OSError):  # the terminal closes with the process
+            while True:
+                said.append(os.read(parent, 4096))
+
+    with started(command, cwd=shell.folder, env=env, stdout=child) as process:
+        os.close(child)
+        reader = threading.Thread(target=read)
+        reader.start()
 
         def wait_for(condition):
             deadline = time.monotonic() + 240
             while not condition() and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert condition() and process.poll() is None
+            assert condition() and process.poll() is None, process.stderr.read()
 
-        process.stdout.readline()
-        process.stdout.close()
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: seals.newest_round(out))
         for _ in range(2):
             process.send_signal(signal.SIGHUP)
             time.sleep(0.05)
-        assert process.wait(timeout=120) == 129
+        code, errors = process.wait(timeout=120), process.stderr.read()
+        reader.join()
+    return out, code, b"".join(said).decode(), errors
+
+
+def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(hung_up):
+    out, code, _, errors = hung_up
+    assert (code, errors) == (129, "")
     assert seals.newest_round(out) == len(history.read(out)) and not verification.check(out).misfits
+
+
+def test_terminal_shows_round_accuracy_and_time_left(hung_up):
+    for part in ("/1000000", "test accuracy", "left", "interrupted"):
+        assert part in hung_up[2]
 
 
 @pytest.mark.parametrize(

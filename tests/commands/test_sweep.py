@@ -20,7 +20,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.history import History
-from fedvg_jax.views import report
+from fedvg_jax.views import dry_run, report
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
 
@@ -141,6 +141,31 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
     code, again, _ = run("--seed", "0:2")
     assert code == 0 and "1/2" not in again and again.count("(n 2)") == 1
     assert f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in again
+
+
+def test_progress_counts_the_points_of_other_processes(run, tmp_path, monkeypatch):
+    assert run("--seed", "1")[0] == 0
+    (tmp_path / "out").rename(tmp_path / "other")
+    simulate = loop.run_simulation
+
+    def beside_another(sim, **arguments):  # which finishes seed 1 meanwhile
+        target = tmp_path / "out" / "points" / "seed=1"
+        if not target.exists():
+            (tmp_path / "other" / "points" / "point").rename(target)
+        return simulate(sim, **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", beside_another)
+    code, out, _ = run("--seed", "0:2")
+    assert code == 0 and "2/2  seed=0: test accuracy" in out and "seed=1" not in out and "(n 2)" in out
+
+
+def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(dry_run, "SECONDS", 0.001)
+    monkeypatch.setattr(dry_run, "REPEATS", 1)
+    code, out, _ = run("--seed", "0:3", "--dry-run")
+    assert code == 0 and "program 1: 3 points" in out and "3 points, 1 program: about" in out
+    assert [line for line in out.splitlines() if line.startswith("  seed=")] == [f"  seed={seed}" for seed in range(3)]
+    assert not (tmp_path / "out").exists()
 
 
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):

@@ -5,13 +5,15 @@ import functools
 import json
 
 import jax
+import programs
 import pytest
 
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, allowed, uses
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import chunks, simulation
+from fedvg_jax.views import plots
 
 NAMES = list(config.flatten(Config()))
 CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
@@ -109,7 +111,9 @@ def test_options_of_the_generalised_weighting_are_unused_by_others_like_all_opti
         sim.parse(["--fedvg.mix", "0.5"])
 
 
-def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
+def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    monkeypatch.setattr(plots, "write", lambda *_: None)
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
     flags = ["--config", str(path), "--out", str(tmp_path / "run"), "--cache-dir", str(tmp_path / "cache")]

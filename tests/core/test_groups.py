@@ -1,5 +1,6 @@
 """What counts as a layer, which tensors count, and what their groups make of them."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -30,17 +31,30 @@ def make(**options):
 def tensors(seed=0):
     """Something like K clients' gradients."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(K, *x.shape))), worlds.variables().params)
+    return jax.tree.map(lambda x: rng.normal(size=(K, *x.shape)).astype(x.dtype), worlds.variables().params)
+
+
+@functools.cache
+def measure(norm):
+    return worlds.jit(lambda grads: jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads))
 
 
 def measured(grads, norm="l1"):
-    return jax.tree.map(jax.vmap(norms.BY_NAME[norm]), grads)
+    """In NumPy, so that tests compute with it without compiling anything."""
+    return jax.tree.map(np.asarray, measure(norm)(grads))
+
+
+def score(rule, found):
+    return worlds.jit(rule.score)(found)
 
 
 def weigh(rule, found, eps=0.0):
-    model = worlds.variables()
-    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
-    weights = rule.weigh({"eps": jnp.asarray(eps, float)}, found, returns)
+    @worlds.jit
+    def weights_of(found, eps, model, data):
+        returns = Returns(model, tree.repeat(model, K), jnp.arange(K), data)
+        return rule.weigh({"eps": eps}, found, returns)
+
+    weights = jax.tree.map(np.asarray, weights_of(found, jnp.asarray(eps, float), worlds.variables(), WORLD.data()))
     return dict(zip(PATHS, jax.tree.leaves(weights.params), strict=True)), weights.stats
 
 
@@ -84,7 +98,7 @@ def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
     grads = tensors()
     rule = make(norm="spectral", layer="module")
     kernels = [np.linalg.svd(grads[m]["kernel"], compute_uv=False)[:, 0] for m in ("classifier", "fc1")]
-    np.testing.assert_allclose(rule.score(measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12)
+    np.testing.assert_allclose(score(rule, measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("norm", "root"), [("l1", 1), ("l2", 2)])
@@ -92,14 +106,14 @@ def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
     found = measured(tensors(), norm)
     by_path = dict(zip(PATHS, jax.tree.leaves(found), strict=True))
     expected = sum(by_path[path] / SIZES[path] ** (1 / root) for path in PATHS) / len(PATHS)
-    np.testing.assert_allclose(make(norm=norm, per_element=True).score(found), expected, rtol=1e-12)
+    np.testing.assert_allclose(score(make(norm=norm, per_element=True), found), expected, rtol=1e-12)
 
 
 def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
-    ones = jax.tree.map(jnp.ones_like, tensors())
+    ones = jax.tree.map(np.ones_like, tensors())
     for norm, layer in (("l1", "tensor"), ("l2", "tensor"), ("l1", "module"), ("l2", "module")):
         rule = make(norm=norm, layer=layer, per_element=True)
-        np.testing.assert_allclose(rule.score(measured(ones, norm)), np.ones(K), rtol=1e-12)
+        np.testing.assert_allclose(score(rule, measured(ones, norm)), np.ones(K), rtol=1e-12)
 
 
 # --- which count
@@ -127,7 +141,7 @@ def test_an_expression_without_a_tensor_is_refused_when_built():
 def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):
     found = measured(tensors(), "spectral")
     expected = (found["classifier"]["kernel"] + found["fc1"]["kernel"]) / 2
-    np.testing.assert_allclose(make(norm="spectral").score(found), expected, rtol=1e-12)
+    np.testing.assert_allclose(score(make(norm="spectral"), found), expected, rtol=1e-12)
     weights, _ = weigh(make(norm="spectral", granularity="blockwise"), found)
     np.testing.assert_allclose(weights["bn1/scale"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
 
@@ -174,8 +188,8 @@ def test_statistics_follow_a_weight_shared_by_their_layer(x64, granularity):
 
 def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
     found = measured(tensors())
-    found = jax.tree.map(lambda x: x.astype(jnp.float32), found)
-    found["fc1"]["bias"] = jnp.array([1e-9, 3e-9, 0.0, 2e-8], jnp.float32)
+    found = jax.tree.map(lambda x: x.astype(np.float32), found)
+    found["fc1"]["bias"] = np.array([1e-9, 3e-9, 0.0, 2e-8], np.float32)
     weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
     np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-6)
     assert np.ptp(weights["fc1/kernel"]) > 0.01
@@ -185,7 +199,7 @@ def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
 
 def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
     found = {"a": jnp.ones(3), "b": jnp.array([1e-9, 1e-9, 1e-3])}
-    weights = inverse_norm_weights(found, "layerwise")
+    weights = worlds.jit(lambda norms: inverse_norm_weights(norms, "layerwise"))(found)
     assert weights["b"][2] < 1e-4
 
 
@@ -205,15 +219,16 @@ def test_noise_has_zero_gradient_without_nan():
         weights = inverse_norm_weights({"a": jnp.ones(3), "b": bias}, "layerwise", eps=0.0)
         return weights["b"][0]
 
-    assert not jax.grad(f)(jnp.array([0.0, 1e-9, 2e-9])).any()
-    assert jax.grad(f)(jnp.array([0.1, 0.2, 0.3])).all()
+    gradient = worlds.jit(jax.grad(f))
+    assert not gradient(jnp.array([0.0, 1e-9, 2e-9])).any()
+    assert gradient(jnp.array([0.1, 0.2, 0.3])).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"layer": "module"}, {"norm": "spectral"}, {"include": "bias"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
     rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
     found = measured(tensors(), options.get("norm", "l1"))
-    shares = rule.detail(found)["layer_shares"]
+    shares = worlds.jit(rule.detail)(found)["layer_shares"]
     assert shares.shape == (K, len(weighting_registry.layer_names(settings, worlds.TASK)))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)
 

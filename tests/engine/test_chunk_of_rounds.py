@@ -6,31 +6,23 @@ import sys
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import groups, norms
-from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.fedvg import fedvg
 
-WORLD = worlds.small()
+WORLD = worlds.uneven()
 MAX_ROUNDS = 5
 ALGORITHM = worlds.full_algorithm()
 
 
 @pytest.fixture(scope="module")
 def round_step():
-    signal = signals.validation_norms(worlds.TASK, norms.l1, train=True, groups_per_pass=1)
-    rule = fedvg(signal, groups.modelwise, worlds.TASK.block_of)
-    return federated_round.make_round(
-        worlds.TASK, ALGORITHM, rule, executors.lanes(2), local_training.sgd, len(WORLD.train)
-    )
+    return worlds.round_step(WORLD, ALGORITHM, "fedvg")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +36,7 @@ def schedule_of(number, **changes):
 
 def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
-    state, results, done = worlds.state(WORLD, ALGORITHM), [], 0
+    state, results, done = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), [], 0
     for size in sizes:
         rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
@@ -56,7 +48,7 @@ def in_chunks(chunk, sizes):
 
 
 @pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
-def test_rounds_are_bit_identical_in_chunks_of_any_size(chunk, sizes):
+def test_rounds_are_bit_identical_in_chunks_of_any_size(x64, chunk, sizes):
     found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
     assert found[0].round == 4
     jax.tree.map(np.testing.assert_array_equal, found, alone)
@@ -64,7 +56,7 @@ def test_rounds_are_bit_identical_in_chunks_of_any_size(chunk, sizes):
 
 def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
     step = worlds.jit(round_step)
-    state, results = worlds.state(WORLD, ALGORITHM), []
+    state, results = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), []
     for number in range(3):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
         results.append(jax.tree.leaves(metrics))
@@ -74,8 +66,9 @@ def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
 
 def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_path):
     """Every other run's data, schedules and hyper-parameters are given to the programs of the first."""
-    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0)
-    first = simulation.simulation(config)
+    config = replace(Config(), clients=6, local_epochs=1, cache_dir=tmp_path, lanes="2", alpha=1.0, batch_size=8)
+    first = simulation.simulation(config, data=worlds.images(300))
+    chunk, evaluate = (worlds.jit(program.__wrapped__) for program in (first.chunk, first.evaluate))
     changes = [{}, {"alpha": 0.3}, {"partition_seed": 7}, {"seed": 1}, {"lr": 0.01}]
     sizes = set()
     for change in changes:
@@ -84,44 +77,48 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
         sizes.add(tuple(len(rows) for rows in parts.train))
         data, hyper = simulation.make_data(other, first.arrays, parts), simulation.make_hyper(other)
         of_round = simulation.make_schedule(other, first.arrays, parts, simulation.make_executor(other))
-        state = jax.tree.map(jnp.copy, first.state)  # the chunk takes its argument's memory
+        state = first.state
         for done, count in ((0, 1), (1, 2)):
             rounds = schedules.stack([of_round(done + i) for i in range(count)], simulation.MAX_ROUNDS)
-            state, _ = first.chunk(state, np.int32(count), rounds, data, hyper)
+            state, _ = chunk(state, np.int32(count), rounds, data, hyper)
         assert state.round == 3
         for rows in (data.val, data.test):
-            first.evaluate(state.variables, data.pool, rows)
+            evaluate(state.variables, data.pool, rows)
     assert len(sizes) == 3  # three partitions indeed
-    assert first.chunk._cache_size() == 1
-    assert first.evaluate._cache_size() == 2  # one for each table
+    assert chunk._cache_size() == 1
+    assert evaluate._cache_size() == 2  # one for each table
 
 
-PRINTS_ITS_PROGRAMS = """
-import hashlib, sys
-from dataclasses import replace
-from pathlib import Path
+HASHES_OF_PROGRAMS = """
+import hashlib
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import simulation as build
-sim = build.simulation(replace(Config(), clients=2, local_epochs=1, alpha=10.0, cache_dir=Path(sys.argv[1])))
-rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
-chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
-evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
-print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)))
+def hashes(folder):
+    images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
+    sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
+    rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+    chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+    evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
+    return [hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)]
 """
 
 
 def test_processes_share_programs_in_the_compilation_cache(tmp_path):
     """Under different seeds of Python's string hashes."""
-    command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
-    first, second = (
-        subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout.split()
-        for seed in ("1", "2")
-    )
-    assert first == second and len(set(first)) == 2
+    code = HASHES_OF_PROGRAMS + "import pathlib, sys; print(*hashes(pathlib.Path(sys.argv[1])))"
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    here = {}
+    exec(HASHES_OF_PROGRAMS, here)
+    assert here["hashes"](tmp_path) == other and len(set(other)) == 2
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
@@ -143,7 +140,7 @@ def test_two_simulations_run_in_one_process(tmp_path):
     """Both built at the same place of the same program, as a sweep or a notebook does."""
     config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
     for seed in range(2):
-        sim = simulation.simulation(replace(config, seed=seed))
+        sim = simulation.simulation(replace(config, seed=seed), data=worlds.images(80))
         chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
         state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
         assert state.round == 1

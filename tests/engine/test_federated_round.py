@@ -170,8 +170,7 @@ def poisoned(tmp_path_factory):
     trains."""
     settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
     settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
-    rng = np.random.default_rng(0)
-    arrays = user_data.as_arrays((rng.integers(0, 255, (120, 2, 2, 1), np.uint8), np.arange(120) % 3))
+    arrays = user_data.as_arrays(worlds.images(120))
     parts = build.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
     arrays.x[parts.train[who][0]] = 255
@@ -462,21 +461,13 @@ def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them
     config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
 
 
-def loss_with_a_statistic(params, stats, batch, mask, train):
-    value, _ = TASK.loss(params, {}, batch, mask, train)
-    return value, jax.tree.map(lambda s: s + 0.1 * (batch[0]["left"]["x"][0] - s) if train else s, stats)
-
-
 def test_running_statistics_are_averaged_or_take_the_server_step(x64):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
-    task = TASK._replace(
-        loss=loss_with_a_statistic, init=lambda key: TASK.init(key)._replace(stats={"mean": jnp.ones(2)})
-    )
 
     def moved(name, stats_too):
         algorithm = worlds.algorithm(name)
-        start = worlds.state(THREE, algorithm, task, stats_too=stats_too)
-        step = worlds.make_round(THREE, algorithm, "samples", task, stats_too=stats_too)
+        start = worlds.state(THREE, algorithm, worlds.STATISTIC, stats_too=stats_too)
+        step = worlds.make_round(THREE, algorithm, "samples", worlds.STATISTIC, stats_too=stats_too)
         hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
         after, _ = step(start, schedule_of(0, THREE), THREE.data(), hyper)
         return jax.tree.map(np.subtract, after.variables, start.variables)

@@ -1,5 +1,7 @@
 """A loss with a key: local training draws from (seed, round, client, step), and scoring draws nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,20 @@ def loss(params, stats, batch, mask, train, key=None):
 TASK = worlds.QUADRATIC._replace(loss=loss)
 
 
-def one_round(schedule, executor, jit=worlds.jit):
-    rule = worlds.weighting("samples", ALGORITHM)
+@functools.cache
+def round_step(num_lanes):
+    rule, executor = worlds.weighting("samples", ALGORITHM), executors.lanes(num_lanes)
     step = federated_round.make_round(TASK, ALGORITHM, rule, executor, local_training.sgd, len(WORLD.train))
-    return jit(step)(worlds.state(WORLD, ALGORITHM, TASK), schedule, WORLD.data(), worlds.hyper())
+    return worlds.jit(step)
+
+
+def one_round(schedule, num_lanes=1):
+    return round_step(num_lanes)(worlds.state(WORLD, ALGORITHM, TASK), schedule, WORLD.data(), worlds.hyper())
+
+
+@worlds.jit
+def drawn_in_step(client_key, step):
+    return noise(jax.random.fold_in(client_key, step))
 
 
 def trained_by_hand(schedule, k, lr):
@@ -46,29 +58,29 @@ def trained_by_hand(schedule, k, lr):
     round_key = jax.random.wrap_key_data(jnp.asarray(schedule.key), impl="threefry2x32")
     client_key = jax.random.fold_in(jax.random.fold_in(round_key, 3), schedule.clients[k])
     for step in range(schedule.num_steps[k]):
-        drawn = noise(jax.random.fold_in(client_key, step))
+        drawn = drawn_in_step(client_key, step)
         params = jax.tree.map(lambda x, a, b, e: x - lr * (a * x - b + e), params, a, b, drawn)
     return params
 
 
 def test_each_step_draws_from_seed_round_client_and_step(x64):
     schedule = WORLD.schedule(3, seed=7)
-    state, _ = one_round(schedule, executors.lanes(1))
+    state, _ = one_round(schedule)
     models = [trained_by_hand(schedule, k, worlds.HYPER["lr"]) for k in range(5)]
     shares = schedule.num_samples / schedule.num_samples.sum()
     expected = jax.tree.map(lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models)
     worlds.assert_close(state.variables.params, expected, 1e-12)
 
 
-def test_lanes_loop_and_cohort_blocks_draw_the_same_numbers(x64):
-    expected, _ = one_round(WORLD.schedule(0), executors.looped(), jit=lambda step: step)
+def test_lanes_and_cohort_blocks_draw_the_same_numbers(x64):
+    expected, _ = one_round(WORLD.schedule(0))
     for schedule in (WORLD.schedule(0, 2), WORLD.schedule(0, 2, block_size=2)):
-        state, _ = one_round(schedule, executors.lanes(2))
+        state, _ = one_round(schedule, 2)
         worlds.assert_close(state.variables, expected.variables, 1e-12)
 
 
-def test_the_same_round_twice_gives_the_same_bits_and_another_round_others():
-    first, again, other = (one_round(WORLD.schedule(number), executors.lanes(1))[0] for number in (0, 0, 1))
+def test_the_same_round_twice_gives_the_same_bits_and_another_round_others(x64):
+    first, again, other = (one_round(WORLD.schedule(number))[0] for number in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first.variables, again.variables)
     assert not np.allclose(first.variables.params["left"]["x"], other.variables.params["left"]["x"])
 

@@ -204,8 +204,6 @@ def test_a_run_applies_the_setting(cheap_programs, tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax
 
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (80, 2, 2, 1), np.uint8), rng.integers(0, 3, 80).astype(np.int32)
     train = np.split(np.arange(61), [20, 40, 60, 61])
     val, test = (np.split(np.arange(*part), [2, 4, 6, 8]) for part in ((61, 71), (71, 80)))
     settings = config.Config(
@@ -218,7 +216,7 @@ def test_a_run_applies_the_setting(cheap_programs, tmp_path, untrained):
         lanes="1",
         single_rows="skipped",
     )
-    (record,) = fedvg_jax.run(settings, data=(x, y), partition=(train, val, test)).records
+    (record,) = fedvg_jax.run(settings, data=worlds.images(80), partition=(train, val, test)).records
     weights = dict(zip(record["clients"], record["weights"], strict=True))
     assert sorted(record["untrained"]) == [3, 4] and sum(weights.values()) == pytest.approx(1, abs=1e-6)
     assert [weights[3] > 0, weights[4] > 0] == 2 * [untrained == "weighed"]

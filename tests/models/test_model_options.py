@@ -1,6 +1,7 @@
 """The options of a model, from its flags to its arrays."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -44,6 +45,14 @@ def abstract(settings, arrays=GREY):
     return jax.eval_shape(simulation.make_task(settings, arrays).init, jax.random.key(0))
 
 
+@functools.cache
+def abstract_in_double_precision(model):
+    """The arrays of a named model, for images and classes of `COUNTS`."""
+    names = tuple(map(str, range(next((classes for name, classes in COUNTS if name == model), 10))))
+    arrays = Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
+    return abstract(Config(model=model), arrays)
+
+
 def random_variables(settings):
     """Returns the model's arrays with random numbers."""
     rng = np.random.default_rng(0)
@@ -51,16 +60,14 @@ def random_variables(settings):
 
 
 @pytest.mark.parametrize(("model", "classes"), COUNTS)
-def test_named_model_has_the_published_number_of_parameters(model, classes):
-    names = tuple(map(str, range(classes)))
-    arrays = Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
-    params = abstract(Config(model=model), arrays).params
+def test_named_model_has_the_published_number_of_parameters(x64, model, classes):
+    params = abstract_in_double_precision(model).params
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == COUNTS[model, classes]
 
 
 @pytest.mark.parametrize("model", simulation.MODELS)
 def test_initial_parameters_are_float32_also_in_double_precision(x64, model):
-    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(Config(model=model)))} == {np.dtype(np.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_in_double_precision(model))} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,17 @@ def apply(arrays, x, mask, train=True):
     return y, new["batch_stats"]
 
 
+@worlds.jit
+def values_and_gradients(arrays, x, mask):
+    """((sum over the real rows of sin y, (y, new running statistics)), gradients by parameters and x)"""
+
+    def total(arrays, x):
+        y, new = apply(arrays, x, mask)
+        return jnp.where(mask.reshape(-1, *[1] * (y.ndim - 1)), jnp.sin(y), 0).sum(), (y, new)
+
+    return jax.value_and_grad(total, (0, 1), has_aux=True)(arrays, x)
+
+
 def rows(n, shape, seed=1):
     return jnp.asarray(np.random.default_rng(seed).normal(3, 2, (n, *shape, 4)))
 
@@ -70,14 +81,10 @@ def test_evaluation_uses_the_running_statistics_and_keeps_them(x64, shape):
 @SHAPES
 @pytest.mark.parametrize("filling", [0.0, 1e3])
 def test_padded_rows_change_neither_values_nor_gradients_nor_statistics(x64, shape, filling):
-    def loss_and_outputs(arrays, x, mask):
-        y, new = apply(arrays, x, mask)
-        real = jnp.where(mask.reshape(-1, *[1] * (y.ndim - 1)), jnp.sin(y), 0)
-        return real.sum(), (y[:5], new)
-
-    run = jax.value_and_grad(loss_and_outputs, (0, 1), has_aux=True)
-    (total, outputs), (by_params, by_x) = run(variables(), rows(5, shape), jnp.ones(5, bool))
-    (total_p, outputs_p), (by_params_p, by_x_p) = run(variables(), *padded(rows(5, shape), 3, filling))
+    (total, outputs), (by_params, by_x) = values_and_gradients(variables(), rows(5, shape), jnp.ones(5, bool))
+    found = values_and_gradients(variables(), *padded(rows(5, shape), 3, filling))
+    (total_p, (y, new)), (by_params_p, by_x_p) = found
+    outputs_p = y[:5], new
     worlds.assert_close((total_p, outputs_p, by_params_p, by_x_p[:5]), (total, outputs, by_params, by_x), 1e-9)
     assert not by_x_p[5:].any()
 
@@ -86,9 +93,14 @@ def test_padded_rows_change_neither_values_nor_gradients_nor_statistics(x64, sha
 def test_batch_without_real_rows_keeps_the_running_statistics_and_has_finite_gradients(shape):
     arrays = jax.tree.map(lambda x: x.astype(jnp.float32), variables())
     x, mask = rows(3, shape).astype(jnp.float32), jnp.zeros(3, bool)
-    (y, new), pullback = jax.vjp(lambda arrays, x: apply(arrays, x, mask), arrays, x)
+
+    @worlds.jit
+    def run(arrays, x):
+        (y, new), pullback = jax.vjp(lambda arrays, x: apply(arrays, x, mask), arrays, x)
+        return y, new, pullback((jnp.ones_like(y), jax.tree.map(jnp.ones_like, new)))
+
+    y, new, gradients = run(arrays, x)
     jax.tree.map(np.testing.assert_array_equal, new, arrays["batch_stats"])
-    gradients = pullback((jnp.ones_like(y), jax.tree.map(jnp.ones_like, new)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((y, gradients)))
 
 
@@ -102,7 +114,7 @@ def test_one_row_shrinks_the_running_variance_towards_zero(x64):
 
 
 def test_initialisation_is_the_identity_for_any_batch():
-    arrays = NORM.init(jax.random.key(0), 7 * jnp.ones((3, 4)), jnp.ones(3, bool), True)
+    arrays = worlds.jit(lambda x: NORM.init(jax.random.key(0), x, jnp.ones(3, bool), True))(7 * jnp.ones((3, 4)))
     expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}
     expected |= {"batch_stats": {"mean": np.zeros(4), "var": np.ones(4)}}
     jax.tree.map(np.testing.assert_array_equal, arrays, expected)
@@ -112,5 +124,10 @@ def test_initialisation_is_the_identity_for_any_batch():
 def test_axes_of_rows_and_channels_do_not_change_the_result(x64, train):
     arrays, x, mask = variables(), rows(6, (2, 3)), jnp.arange(6) < 4
     moved = BatchNorm(rows=3, channels=0)
-    y, new = moved.apply(arrays, jnp.moveaxis(x, (0, 3), (3, 0)), mask, train, mutable=["batch_stats"])
+
+    @worlds.jit
+    def apply_moved(arrays, x):
+        return moved.apply(arrays, x, mask, train, mutable=["batch_stats"])
+
+    y, new = apply_moved(arrays, jnp.moveaxis(x, (0, 3), (3, 0)))
     worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), new["batch_stats"]), apply(arrays, x, mask, train), 1e-12)

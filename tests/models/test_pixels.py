@@ -14,6 +14,7 @@ from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.models import pixels
 from fedvg_jax.models import task as tasks
+from fedvg_jax.models.mlp import MLP
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
 
@@ -43,7 +44,7 @@ def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth)
 
 def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
     keys = jax.random.split(jax.random.key(0), 400)
-    flipped = np.asarray(jax.vmap(lambda key: pixels.flip(key, jnp.asarray(IMAGES)))(keys))
+    flipped = np.asarray(worlds.jit(jax.vmap(lambda key: pixels.flip(key, jnp.asarray(IMAGES))))(keys))
     mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
     assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
     # 2,400 fair coins: five standard deviations are 122
@@ -56,7 +57,7 @@ def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
     keys = jax.random.split(jax.random.key(1), 300)
     taken = set()
     for image, cropped in enumerate(
-        np.asarray(jax.vmap(lambda k: pixels.crop(k, jnp.asarray(IMAGES)))(keys)).swapaxes(0, 1)
+        np.asarray(worlds.jit(jax.vmap(lambda k: pixels.crop(k, jnp.asarray(IMAGES))))(keys)).swapaxes(0, 1)
     ):
         windows = {padded[image, i : i + 5, j : j + 7].tobytes(): (i, j) for i in range(9) for j in range(9)}
         assert len(windows) == 81
@@ -67,7 +68,7 @@ def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
 # --- inside a round
 
 
-TASK = worlds.TASK
+TASK = tasks.classification(MLP(worlds.CLASSES, ()), worlds.CLASSES, worlds.IMAGE)
 WORLD = worlds.small()
 K = WORLD.cohort_size
 LOOPED, LANES = executors.looped(), executors.lanes(1)
@@ -96,7 +97,7 @@ def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
 
     run = train if executor.train is LOOPED.train else worlds.jit(train)
     schedule = jax.tree.map(jnp.asarray, schedule)
-    return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm), WORLD.data(), worlds.hyper()))
+    return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm, TASK), WORLD.data(), worlds.hyper()))
 
 
 @functools.cache
@@ -111,7 +112,7 @@ def test_every_executor_augments_as_the_python_loop(x64, name):
 
 def test_augmentation_changes_every_client_that_trains(x64):
     plain = trained(LOOPED, None)
-    change = np.abs(plain.params["fc1"]["kernel"] - looped().params["fc1"]["kernel"])
+    change = np.abs(plain.params["classifier"]["kernel"] - looped().params["classifier"]["kernel"])
     num_steps = WORLD.schedule(1).num_steps
     assert [c.max() > 1e-3 for c in change] == [n > 0 for n in num_steps]
 
@@ -120,8 +121,14 @@ def test_augmentation_keys_differ_by_seed_round_client_and_step():
     def keys(**changes):
         settings = {"number": 0, "seed": 0} | changes
         schedule = jax.tree.map(jnp.asarray, WORLD.schedule(**settings))
-        of = jax.vmap(lambda k, m: jax.random.key_data(local_training.minibatch_key(schedule, k, m)), (None, 0))
-        steps = [of(k, schedule.start[k] + jnp.arange(3)) for k in range(K)]
+
+        @worlds.jit
+        @jax.vmap
+        def of(k, start):
+            minibatch_key = functools.partial(local_training.minibatch_key, schedule, k)
+            return jax.random.key_data(jax.vmap(minibatch_key)(start + jnp.arange(3)))
+
+        steps = np.asarray(of(jnp.arange(K), schedule.start))
         return {
             (int(c), t): tuple(map(int, key))
             for c, mine in zip(schedule.clients, steps, strict=True)
@@ -142,7 +149,7 @@ def round_with():
     algorithm = worlds.algorithm("fedavg")
     rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
     schedule = WORLD.schedule(0)
-    arguments = worlds.state(WORLD, algorithm), jax.tree.map(jnp.asarray, schedule), WORLD.data(), worlds.hyper()
+    arguments = worlds.state(WORLD, algorithm, TASK), jax.tree.map(jnp.asarray, schedule), WORLD.data(), worlds.hyper()
 
     def step(augment):
         return federated_round.make_round(
@@ -175,8 +182,6 @@ def test_only_training_minibatches_are_augmented_once_each(round_with):
 
 
 def test_task_normalises_its_images(x64):
-    from fedvg_jax.models.mlp import MLP
-
     task = tasks.classification(MLP(2, ()), 2, (2, 2, 1), normalise="imagenet")
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     assert params["classifier"]["kernel"].shape == (12, 2), "grayscale images become three channels"

@@ -18,8 +18,13 @@ def trained(name):
     params, stats = worlds.variables()
     batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
     mask = jnp.arange(12) < 10
-    loss = jax.jit(lambda p: jax.value_and_grad(task.loss, has_aux=True)(p, stats, batch, mask, True))
-    return loss(params), jax.jit(lambda p: task.measure(p, stats, batch, mask))(params)
+
+    @worlds.jit
+    def run(params):
+        trained = jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True)
+        return trained, task.measure(params, stats, batch, mask)
+
+    return run(params)
 
 
 @pytest.fixture(scope="module")

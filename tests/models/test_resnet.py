@@ -1,5 +1,6 @@
 """ResNets: torchvision's sizes, blocks, initialisation and max-pool; padded rows change nothing."""
 
+import functools
 import math
 
 import flax.linen as nn
@@ -49,9 +50,11 @@ def random_variables(task) -> Variables:
 def trainer(task):
     """Returns (batch, mask) -> ((loss, statistics), gradients) of a training step."""
     variables = random_variables(task)
-    return worlds.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
+    run = worlds.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
+    return lambda *arguments: jax.device_get(run(*arguments))
 
 
+@functools.cache
 def paths(model, classes=10, image=(32, 32, 3)):
     task = tasks.classification(model(classes), classes, image)
     variables = jax.eval_shape(task.init, jax.random.key(0))
@@ -66,7 +69,6 @@ def paths(model, classes=10, image=(32, 32, 3)):
     [
         (resnet.resnet18, 10, 62, 40, 11_181_642),
         (resnet.resnet34, 10, 110, 72, 21_289_802),
-        (resnet.resnet50, 4, 161, 106, 23_516_228),
         (resnet.resnet50, 200, 161, 106, 23_917_832),
     ],
 )
@@ -78,7 +80,7 @@ def test_parameters_are_torchvision_s(model, classes, tensors, statistics, scala
 
 
 def test_number_of_parameters_does_not_depend_on_the_image_size():
-    counts = {tree.size(paths(resnet.resnet18, image=i)[1].params) for i in [(28, 28, 1), (64, 64, 3), (244, 224, 3)]}
+    counts = {tree.size(paths(resnet.resnet18, image=i)[1].params) for i in [(28, 28, 1), (32, 32, 3), (244, 224, 3)]}
     assert counts == {11_181_642}
 
 
@@ -122,17 +124,18 @@ def test_block_of_a_tensor_follows_its_name(path, stage, block):
 def test_initialisation_is_torchvision_s():
     """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
     Normalisation has scale 1 and bias 0, also at the end of a block."""
-    params = worlds.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)(jax.random.key(0, impl="rbg")).params
+    init = worlds.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)
+    params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
     for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
         if leaf.ndim == 4:
             fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
-            assert abs(jnp.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), path
+            assert abs(np.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), path
         elif path.endswith("scale"):
             assert (leaf == 1).all()
         elif not path.startswith("classifier"):
             assert (leaf == 0).all()
     bound = params["classifier"]["kernel"].shape[0] ** -0.5
-    assert 0.8 * bound < jnp.abs(params["classifier"]["kernel"]).max() <= bound
+    assert 0.8 * bound < np.abs(params["classifier"]["kernel"]).max() <= bound
 
 
 # --- laws
@@ -154,8 +157,8 @@ def test_grayscale_equals_three_equal_channels():
     task, gray = make((9, 12, 1), depths=(1,)), batch((9, 12, 1))
     variables = random_variables(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
-    predict = worlds.jit(lambda rows: task.predict(*variables, rows))
-    np.testing.assert_array_equal(predict(gray), predict(Batch(jnp.repeat(gray.x, 3, -1), gray.y)))
+    both = gray, Batch(jnp.repeat(gray.x, 3, -1), gray.y)
+    np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
 
 
 def test_loss_is_the_same_with_every_convolution(x64):
@@ -164,12 +167,9 @@ def test_loss_is_the_same_with_every_convolution(x64):
     lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in ("lax", "gemm", "winograd"))
     variables, rows = random_variables(lax), batch(image)
 
-    def run(task):
-        return worlds.jit(task.loss, static_argnums=4)(*variables, rows, mask, True)
-
-    expected = run(lax)
-    for other in others:
-        worlds.assert_close(run(other), expected, 1e-9)
+    expected, *found = worlds.jit(lambda: [task.loss(*variables, rows, mask, True) for task in (lax, *others)])()
+    for of_conv in found:
+        worlds.assert_close(of_conv, expected, 1e-9)
 
 
 @pytest.mark.parametrize("conv", ["gemm", "lax"])
@@ -208,7 +208,7 @@ def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
     x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)
     params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}
-    found = GroupNorm().apply(params, jnp.asarray(x), jnp.ones(2, bool), True)
+    found = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(params, jnp.asarray(x))
     parts = np.stack(np.split(x, groups, -1))
     mean, var = parts.mean((2, 3, 4), keepdims=True), parts.var((2, 3, 4), keepdims=True)
     expected = np.concatenate((parts - mean) / np.sqrt(var + 1e-5), -1) * scale + bias

@@ -1,10 +1,12 @@
 """Errors in a user's own model, weighting or metric are reported in one line that names the leaf and the shape."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import worlds
 
@@ -17,6 +19,21 @@ from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()
 TASK = worlds.TASK
+DATA = worlds.uneven().data()
+"""The clients' rows of `worlds.QUADRATIC`, the model of two tensors that weightings are checked on."""
+
+
+@pytest.fixture
+def small():
+    """Arguments of a run on random images with a small network."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+    return {"data": (x, y), "task": TASK}
+
+
+def check_weighting(rule):
+    with jax.default_prng_impl("rbg"):  # compiles in half the time
+        contracts.check_weighting(rule, worlds.QUADRATIC, DATA, worlds.hyper())
 
 
 def integers(key):
@@ -66,14 +83,14 @@ def everywhere(weights_of):
 
 
 RULES = {
-    "a sum of 3": (everywhere(lambda ones: ones), "leaf 'params/bn1/bias' of shape (3,) sums to 3; expected 1"),
-    "negative": (everywhere(lambda ones: ones.at[0].set(-1)), "leaf 'params/bn1/bias' is [-1.  1.  1.]"),
-    "nan": (everywhere(lambda ones: ones / 0), "leaf 'params/bn1/bias' is [inf inf inf]; expected (3,) numbers"),
+    "a sum of 3": (everywhere(lambda ones: ones), "leaf 'params/left/x' of shape (3,) sums to 3; expected 1"),
+    "negative": (everywhere(lambda ones: ones.at[0].set(-1)), "leaf 'params/left/x' is [-1.  1.  1.]"),
+    "nan": (everywhere(lambda ones: ones / 0), "leaf 'params/left/x' is [inf inf inf]; expected (3,) numbers"),
     "two clients": (everywhere(lambda ones: ones[:2] / 2), "has shape (2,); expected (3,), from K = 3 clients"),
-    "integers": (everywhere(lambda ones: jnp.array([1, 0, 0])), "'params/bn1/bias' is int32 of shape (3,)"),
+    "integers": (everywhere(lambda ones: jnp.array([1, 0, 0])), "'params/left/x' is int32 of shape (3,)"),
     "params only": (
         by(lambda hyper, ones, returns: basic.broadcast_weights(ones / 3, returns).params),
-        "has no leaf 'params/bn1/bias'; expected the structure of the model's variables",
+        "has no leaf 'params/left/x'; expected the structure of the model's variables",
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
     "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
@@ -100,7 +117,7 @@ RULES = {
                 jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
             )
         ),
-        "weighting.weigh: with the first client absent, weights leaf 'params/bn1/bias' is [ 0. nan nan]",
+        "weighting.weigh: with the first client absent, weights leaf 'params/left/x' is [ 0. nan nan]",
     ),
 }
 
@@ -109,7 +126,7 @@ RULES = {
 def test_an_error_in_a_weighting_is_reported(mistake):
     rule, said = RULES[mistake]
     with pytest.raises(UsageError) as found:
-        contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+        check_weighting(rule)
     assert said in str(found.value) and "\n" not in str(found.value)
 
 
@@ -127,7 +144,7 @@ DETAILS = {
 @pytest.mark.parametrize("shape", DETAILS)
 def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
     rule = by(detail=lambda ones: {"own": DETAILS[shape](ones)})
-    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    check_weighting(rule)
     value = np.asarray(DETAILS[shape](jnp.ones(3)))
     metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), {"own": value})
     schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
@@ -135,26 +152,28 @@ def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
     assert found == (3 * [None] if shape == "not finite" else value.tolist())
 
 
-def test_a_run_records_a_detail_of_one_number_per_client(tmp_path):
-    """In its first chunk of one round and in a second of more."""
+def test_a_run_records_a_detail_of_one_number_per_client(tmp_path, small, monkeypatch):
+    """In its first chunk of one round and in a second of more; `trace_only` returns ones."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     rule = by(detail=lambda ones: {"own": jnp.arange(len(ones), dtype=jnp.float32)})
     settings = fedvg_jax.Config(clients=4, join_ratio=1.0, rounds=3, local_epochs=1, cache_dir=tmp_path, lanes="1")
-    records = fedvg_jax.run(settings, weighting=rule).records
-    assert [record["own"] for record in records] == 3 * [[0, 1, 2, 3]]
+    with jax.default_prng_impl("rbg"):
+        records = fedvg_jax.run(replace(settings, alpha=10.0, batch_size=8), weighting=rule, **small).records
+    assert [record["own"] for record in records] == 3 * [[1, 1, 1, 1]]
 
 
 def test_a_correct_task_and_weighting_pass():
-    rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"), TASK, 4)
+    rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"))
     contracts.check_task(TASK, WORLD.data().pool)
-    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    check_weighting(rule)
 
 
-def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
+def test_a_run_checks_its_weighting_before_compiling(monkeypatch, small):
     monkeypatch.setattr(chunks, "compile_programs", lambda sim: pytest.fail("too late"))
     with pytest.raises(UsageError, match="sums to 3; expected 1"):
-        fedvg_jax.run(fedvg_jax.Config(clients=4), weighting=RULES["a sum of 3"][0])
+        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), weighting=RULES["a sum of 3"][0], **small)
     with pytest.raises(UsageError, match="'fc1/bias' is int32"):
-        fedvg_jax.run(fedvg_jax.Config(clients=4), task=TASK._replace(init=integers))
+        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **small | {"task": TASK._replace(init=integers)})
 
 
 def test_containers_in_another_order_are_reported():

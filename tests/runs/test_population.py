@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import programs
 import pytest
 import worlds
 
@@ -15,7 +16,9 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
-from fedvg_jax.runs import population, simulation
+from fedvg_jax.models.conv import selection
+from fedvg_jax.models.resnet import ResNet
+from fedvg_jax.runs import chunks, population, registry, simulation
 
 DIGITS = data.load("digits")
 
@@ -195,10 +198,16 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
     ("model", "pixels", "kept"),
     [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
 )
-def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept):
+def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept, monkeypatch):
     """The first two models have no BatchNorm, and LeNet-5's layers have maps of several pixels.
 
-    ResNet-18's last maps are 2 x 2 at 64 pixels, and 1 x 1 at 32 pixels, where the published code raises."""
+    ResNet-18's last maps are 2 x 2 at 64 pixels, and 1 x 1 at 32 pixels, where the published code raises. So are those
+    of the network here, of half as many blocks."""
+
+    def resnet18(classes, conv, **options):
+        return ResNet(classes, selection.convolution(conv), (1, 1, 1, 1), width=4, **options)
+
+    monkeypatch.setitem(registry.MODELS, "resnet18", resnet18)
     assert scored(9, model, pixels) == kept
     assert scored(9, model, pixels, mode="eval") == 9
     assert scored(8, model, pixels) == 8
@@ -213,8 +222,9 @@ def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
     assert scored(161, batch_size=32) == 161
 
 
-def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
+def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):
     """The manifest has a digest of these images beside those of data and partition."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     file, y = tmp_path / "external.npz", np.arange(20) % 10
     x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(file, x=x, y=y)

@@ -1,6 +1,7 @@
 """Runs that differ in values only share their compiled programs."""
 
 import dataclasses
+import functools
 from dataclasses import replace
 
 import jax
@@ -15,7 +16,12 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, simulation
 
 IMAGES = programs.Images((8, 8, 1), 10)
-SMALL = Config(rounds=2, eval_every=1, clients=20, join_ratio=0.2, local_epochs=1)
+SMALL = Config(rounds=2, eval_every=1, local_epochs=1)
+
+
+@functools.cache
+def default_simulation():
+    return simulation.simulation(SMALL)
 
 
 def changed(settings: Config) -> Config:
@@ -31,7 +37,7 @@ def changed(settings: Config) -> Config:
 
 def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
-    sim = simulation.simulation(SMALL)
+    sim = default_simulation()
     made = programs._make(settings, IMAGES, None, None, None, False)
     kept = made.optimiser if settings.optimiser_state == "kept" else None
     hyper = simulation.make_hyper(settings)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import programs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +68,8 @@ def test_shapes_of_held_out_tables_are_independent_of_the_partition(tmp_path):
     assert len(shapes) == 1
 
 
-def test_summary_and_table_name_the_rows_that_selected(tmp_path):
+def test_summary_and_table_name_the_rows_that_selected(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     settings = replace(Config(cache_dir=tmp_path), clients=2, rounds=1, local_epochs=1, alpha=10.0, select="held_out")
     history = fedvg_jax.run(settings)
     assert history.summary["select"] == "held_out"

@@ -12,7 +12,7 @@ import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop, sweep_folder, sweeps, verification
+from fedvg_jax.runs import loop, programs, sweep_folder, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -62,8 +62,10 @@ def test_point_of_a_sweep_equals_the_run_alone(base, whole):
         }
 
 
-def test_sweep_without_a_folder_has_the_same_results(base, whole):
+def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(base, whole):
+    num_compiled = programs._compiled.cache_info().misses
     assert histories(fedvg_jax.run_sweep(base, AXES)) == histories(whole[1])
+    assert programs._compiled.cache_info().misses == num_compiled
 
 
 def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):

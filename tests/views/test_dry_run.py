@@ -10,8 +10,8 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.runs import simulation
 from fedvg_jax.views import display, dry_run
 
-FLAGS = "--clients 4 --join-ratio 0.5 --rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --dry-run"
-SETTINGS = replace(config.Config(), clients=4, join_ratio=0.5, rounds=3, local_epochs=2, alpha=1.0, eval_every=2)
+FLAGS = "--rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --dry-run"
+SETTINGS = replace(config.Config(), rounds=3, local_epochs=2, alpha=1.0, eval_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_counts_equal_those_of_the_schedules(planned):
     used = [(s.rows[: schedule.num_minibatches(s)] >= 0).sum() for s in rounds]
     assert plan.train_images_per_round == pytest.approx(np.mean(used))
     shared = sum(map(len, parts.val))
-    assert plan.scoring_images_per_round == 2 * (shared - (shared % 32 == 1))
+    assert plan.scoring_images_per_round == 10 * (shared - (shared % 32 == 1))
     assert plan.eval_images == shared + sum(map(len, parts.test))
     assert (plan.rounds, plan.evaluations) == (3, 2)
 
@@ -53,7 +53,7 @@ def test_run_takes_its_rounds_and_the_time_between_them(planned):
     assert 0 < plan.seconds_per_round * 3 <= plan.seconds
     assert plan.compile_seconds > 0
     pixels, model = 1797 * 64, 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)
-    assert plan.memory_bytes > pixels + 2 * model, "the images, and the models of a cohort of two"
+    assert plan.memory_bytes > pixels + 10 * model, "the images, and the models of a cohort of ten"
 
 
 @pytest.mark.parametrize(

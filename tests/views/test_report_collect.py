@@ -242,3 +242,22 @@ def test_study_without_accuracy_compares_losses(tmp_path):
     write_json(run / "summary.json", {"test_loss_final": 0.25})
     study = collect([tmp_path])
     assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
+    weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
+    study = collect([sweep], partial=True)
+    assert study.methods == ("fedvg", "fedavg, samples", "fedavg, uniform")
+    assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
+
+
+def test_objects_and_their_hyperparameters_name_methods(tmp_path):
+    sweep = write_sweep(
+        tmp_path / "s", {"hyper.T": [0.5, 2.0], "seed": [0, 1]}, lambda v: (0.5, 0.6 + v["hyper.T"] / 10)
+    )
+    document = json.loads((sweep / "sweep.json").read_text())
+    write_json(sweep / "sweep.json", document | {"given": {"weighting": "mine.tempered"}})
+    study = collect([sweep])
+    assert study.methods == ("fedavg, own weighting, T 0.5", "fedavg, own weighting, T 2")
+    assert all(len(cell.runs) == 2 for cell in study.cells.values())

@@ -1,7 +1,6 @@
 """Laws of the aggregation weights, over every weighting, norm and granularity."""
 
 import functools
-import itertools
 from dataclasses import replace
 
 import chex
@@ -31,24 +30,35 @@ CASES = [
 every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 
 
+@functools.cache
 def make(name, granularity, algorithm="fedavg"):
     settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
     return simulation.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
+@functools.cache
+def signal_shapes(rule):
+    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    return jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+
+
 def measured(rule, seed=0):
     """Random positive numbers with the shapes of K clients' signals."""
-    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
-    shapes = jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+    shapes = signal_shapes(rule)
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda s: jnp.asarray(rng.uniform(0.1, 9, (K, *s.shape)), float), shapes)
+
+
+def change(function, signals):
+    """Applies a NumPy function to every leaf."""
+    return jax.tree.map(lambda x: jnp.asarray(function(np.asarray(x))), signals)
 
 
 def weigh(rule, signals, eps=1e-3):
     """Weights under `rule`; these weightings do not read the clients' models."""
     model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
     returns = Returns(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
-    return rule.weigh(worlds.hyper(eps=eps), signals, returns)
+    return jax.device_get(rule.weigh(worlds.hyper(eps=eps), signals, returns))
 
 
 def signals_and_weights(rule, seed=0):
@@ -69,14 +79,14 @@ def test_weights_have_the_structure_of_the_variables_and_sum_to_one_for_every_te
 def test_permuting_the_clients_permutes_the_weights(x64, name, granularity):
     rule, order = make(name, granularity), np.array([3, 0, 4, 1, 2])
     signals, weights = signals_and_weights(rule)
-    permuted = weigh(rule, jax.tree.map(lambda x: x[order], signals))
+    permuted = weigh(rule, change(lambda x: x[order], signals))
     worlds.assert_close(permuted, jax.tree.map(lambda w: w[order], weights), 1e-12)
 
 
 @every_weighting
 def test_equal_clients_have_equal_weights(x64, name, granularity):
     rule = make(name, granularity)
-    signals = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), measured(rule))
+    signals = change(lambda x: np.broadcast_to(x[:1], x.shape), measured(rule))
     worlds.assert_close(weigh(rule, signals), jax.tree.map(lambda _: np.full(K, 1 / K), worlds.variables()), 1e-12)
 
 
@@ -84,14 +94,14 @@ def test_equal_clients_have_equal_weights(x64, name, granularity):
 def test_scaling_the_signals_changes_no_weight(x64, name, granularity):
     rule = make(name, granularity)
     signals = measured(rule)
-    scaled = jax.tree.map(lambda x: 1024 * x, signals)
+    scaled = change(lambda x: 1024 * x, signals)
     worlds.assert_close(weigh(rule, scaled, eps=0.0), weigh(rule, signals, eps=0.0), 1e-12)
 
 
 @every_weighting
 def test_a_single_client_has_weight_one(x64, name, granularity):
     rule = make(name, granularity)
-    weights = weigh(rule, jax.tree.map(lambda x: x[:1], measured(rule)))
+    weights = weigh(rule, change(lambda x: x[:1], measured(rule)))
     assert all(leaf.tolist() == [1.0] for leaf in jax.tree.leaves(weights))
 
 
@@ -150,7 +160,7 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     model = worlds.variables()
     returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
 
-    @jax.jit
+    @worlds.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
     @functools.partial(jax.vmap, in_axes=(None, 0))
     def weights(scores, eps):
@@ -258,7 +268,7 @@ def test_statistics_of_a_block_without_parameters_take_uniform_weights():
 # --- aggregation
 
 
-@pytest.mark.parametrize("cohort", [1, K, 16, 37])
+@pytest.mark.parametrize("cohort", [1, K, 37])
 def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
     rng = np.random.default_rng(0)
     model = worlds.variables()
@@ -314,12 +324,15 @@ def tensors(seed, *leading):
     }
 
 
-@jax.jit
+@worlds.jit
 @functools.partial(jax.grad, argnums=(0, 1, 2))
 def gradients_of_every_aggregate(grads, clients, eps):
-    """Sum over norms and granularities of a number of the aggregated model; one non-finite term makes it non-finite."""
+    """Sum over norms and granularities of a number of the aggregated model; one non-finite term makes it non-finite.
+
+    Every norm with one granularity, and every granularity with one norm: granularities see norms as numbers.
+    """
     total = 0.0
-    for norm, granularity in itertools.product(norms.BY_NAME, groups.BY_NAME):
+    for norm, granularity in [*((norm, "layerwise") for norm in norms.BY_NAME), *(("l2", g) for g in groups.BY_NAME)]:
         weights = fedvg_jax.inverse_norm_weights(fedvg_jax.gradient_norms(grads, norm), granularity, eps)
         total += sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(tensors(0), clients, weights)))
     return total
@@ -345,10 +358,11 @@ def test_norms_satisfy_the_axioms_and_have_gradient_zero_at_zero(x64, norm):
     rng = np.random.default_rng(0)
     measure = norms.BY_NAME[norm]
     x, y = (jnp.asarray(rng.normal(size=(3, 2))) for _ in range(2))
-    assert measure(x) > 0 and measure(jnp.zeros(3)) == 0
-    np.testing.assert_allclose(measure(-2.5 * x), 2.5 * measure(x), rtol=1e-12)
-    assert measure(x + y) <= measure(x) + measure(y)
-    assert not jax.grad(measure)(jnp.zeros((3, 2))).any()
+    of_x, of_y, of_sum, of_multiple = worlds.jit(jax.vmap(measure))(jnp.stack([x, y, x + y, -2.5 * x]))
+    assert of_x > 0 and measure(jnp.zeros(3)) == 0
+    np.testing.assert_allclose(of_multiple, 2.5 * of_x, rtol=1e-12)
+    assert of_sum <= of_x + of_y
+    assert not worlds.jit(jax.grad(measure))(jnp.zeros((3, 2))).any()
 
 
 def test_the_named_norms_are_those_of_numpy(x64):

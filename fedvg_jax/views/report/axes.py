@@ -22,6 +22,7 @@ NO_RESULT = frozenset(
 
 REPLICATE = ("seed", "partition_seed")
 METHOD_GROUPS = ("fedvg", "fedavgm", "fedopt", "fedprox", "scaffold", "feddyn", "elastic", "robust", "tuning")
+METHOD_GROUPS += ("hyper",)
 """Groups of settings that belong to the name of the method where they vary."""
 
 FIRST = ("dataset", "model", "partition", "alpha")
@@ -36,7 +37,9 @@ class Point(NamedTuple):
     config: Config | None
     """None for a run that a sweep lists and that has no readable folder."""
     values: Mapping[str, Any] = {}
-    """Values of the sweep's axes: dotted settings and the shorthands "method" and "fidelity"."""
+    """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
+    base: Mapping[str, Any] = {}
+    """Settings that all points of the sweep share, of which a missing run has no other record."""
 
 
 class Place(NamedTuple):
@@ -51,7 +54,10 @@ class Place(NamedTuple):
 
 def used_settings(point: Point) -> Mapping[str, Any]:
     """Returns the settings of a point that affect its results, by dotted name; {} without a config."""
-    return _used(point.config) if point.config else {}
+    if point.config is None:
+        return {}
+    declared = {name: value for name, value in point.values.items() if name.startswith("hyper.")}
+    return {**_used(point.config), **declared} if declared else _used(point.config)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,11 +96,11 @@ def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
     weighted = len({point.values.get("weighting") for point in points} - {None}) > 1
     result = []
     for point in points:
-        settings = used_settings(point) or _settings_of_values(point.values)
+        settings = used_settings(point) or _settings_of_values({**point.base, **point.values})
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
-        base = base_name(settings.get("algorithm", ""), settings.get("weighting", ""))
+        base = base_name(*(_part(name, settings, point) for name in ("algorithm", "weighting")))
         details = [
             f"{_short(name, base)} {value_text(settings[name])}"
             for name in of_method
@@ -108,14 +114,19 @@ def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
     return [p if tuple(name for name, _ in p.scenario) in whole else Place("", (), None) for p in result]
 
 
-def _short(name: str, base: str) -> str:
-    """Returns the name of a setting without its group where that is part of the method's name.
+def _part(name: str, settings: Mapping[str, Any], point: Point) -> str:
+    """Returns the name of a point's algorithm or weighting, which a sweep from Python may have as an object."""
+    return f"own {name}" if f"given.{name}" in point.base else settings.get(name, "")
 
-    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg")
-    ('norm', 'robust.rule')
+
+def _short(name: str, base: str) -> str:
+    """Returns the name of a setting without its group where that is part of the method's name, or says nothing.
+
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg"), _short("hyper.T", "fedavg")
+    ('norm', 'robust.rule', 'T')
     """
     group, _, rest = name.partition(".")
-    return rest if group in base else name
+    return rest if group in base or group == "hyper" else name
 
 
 def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
@@ -125,10 +136,14 @@ def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
 
 
 def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a point without a folder, as far as its values name them."""
+    """Returns the settings of a point without a folder that place it: its method, and what the sweep names."""
     preset = presets.METHODS.get(str(values.get("method")), {})
-    named = {name: value for name, value in preset.items() if "." not in name}
-    return named | {name: value for name, value in values.items() if name not in presets.SHORTHANDS}
+    named: dict[str, Any] = {"algorithm": Config.algorithm, "weighting": Config.weighting}
+    named |= {name: value for name, value in preset.items() if "." not in name}
+    named |= {name: value for name, value in values.items() if name not in presets.SHORTHANDS}
+    if named.get("partition_seed") == "follow":
+        named["partition_seed"] = named.get("seed", Config.seed)
+    return named
 
 
 def base_name(algorithm: str, weighting: str) -> str:

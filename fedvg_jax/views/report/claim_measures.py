@@ -281,7 +281,7 @@ def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
 
 
 def norms_grow_with_depth(study: Study) -> Finding | None:
-    """Holds if a layer's depth and its mean gradient norm have a rank correlation with an interval above 0."""
+    """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
     found = []
     for run in study.runs:
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]

@@ -45,6 +45,8 @@ class _Sweep(NamedTuple):
     axes: tuple[str, ...]
     points: tuple[tuple[Path, Mapping[str, Any]], ...]
     """Folder and values of every point."""
+    base: Mapping[str, Any]
+    """Settings that all points share, and given.NAME for every object that was given in place of one."""
     tuned: Mapping[str, Mapping[str, Any]]
     """Cell -> the values that were chosen for it on D_val."""
 
@@ -140,7 +142,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
         if (folder / "sweep.json").exists():
             sweep = _read_sweep(folder)
             sweeps.append(sweep)
-            found += [_read_run(path, path.name, values) for path, values in sweep.points]
+            found += [_read_run(path, path.name, values, sweep.base) for path, values in sweep.points]
         elif (folder / "config.json").exists():
             found.append(_read_run(folder, folder.name, {}))
         else:
@@ -171,14 +173,15 @@ def _read_sweep(folder: Path) -> _Sweep:
         points = [(folder / "points" / point["name"], dict(point["values"])) for point in content["points"]]
         chosen = (content.get("tuning") or {}).get("chosen", {})
         tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
-        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), tuned)
+        base = {**content.get("base", {}), **{f"given.{name}": True for name in content.get("given", {})}}
+        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {type(error).__name__} {one_line(str(error))}") from None
 
 
-def _read_run(folder: Path, name: str, values: Mapping[str, Any]) -> _Folder:
+def _read_run(folder: Path, name: str, values: Mapping[str, Any], base: Mapping[str, Any] = {}) -> _Folder:
     """Returns what a run folder has to offer; damaged files are one line."""
-    empty = Point(name, None, values)
+    empty = Point(name, None, values, base)
     if not (folder / "config.json").exists():
         return _Folder(empty, None, f"{name}: no run folder yet")
     try:
@@ -186,7 +189,7 @@ def _read_run(folder: Path, name: str, values: Mapping[str, Any]) -> _Folder:
         documents = {key: _document(folder / f"{key}.json") for key in ("partition", "manifest", "layers", "failure")}
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
-    point = Point(name, history.config, values)
+    point = Point(name, history.config, values, base)
     if damaged := intact.damage(history.records, documents):
         return _Folder(point, None, f"{name}: {damaged}")
     if failure := _failure(history, documents["failure"]):

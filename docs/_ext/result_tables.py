@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,30 @@ def parity() -> str:
         rows.append([f"`{name}`", *(f"{v:.1e}" for v in values), f"{max(weights):.1e}" if weights else ""])
     head = ["method", "client models", *(f"round {i + 1}" for i in range(count)), "chained", "weights"]
     return table(head, rows)
+
+
+def controls(name: str) -> str:
+    """Accuracy of FedVG and its controls, and the difference of every control to FedVG, from a report's tables."""
+    accuracy, effects = (_rows(RESULTS / name / f"{part}.csv") for part in ("accuracy", "effects"))
+    against = {(row["method"], row["setting"]): row for row in effects}
+    rows = []
+    for setting in [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]:
+        for row in accuracy:
+            mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
+            shown = [setting, row["method"], f"{float(mean):.2f} ± {float(std):.2f}", count]
+            if effect := against.get((row["method"], setting)):
+                gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
+                shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+            rows.append(shown + [""] * (6 - len(shown)))
+    head = ["setting", "weights", "test accuracy, %", "runs", "minus FedVG, points (95 % interval)", "p, Holm"]
+    run = load(f"{name}/run")
+    source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
+    return f"{table(head, rows)}\n\n{source}\n"
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def demo() -> str:

@@ -59,20 +59,25 @@ def merge_hyperparameters(
     return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
 
 
-def own_values(config: Config, algorithm: Algorithm | None, hyper: Hyper) -> dict[str, float]:
-    """Returns the values that no field of the config determines: those that a user's own functions declare.
+def own_values(
+    config: Config, algorithm: Algorithm | None, weighting: Weighting | None, hyper: Hyper
+) -> dict[str, float]:
+    """Returns the declared values that no field of the config determines: those of a user's own functions.
 
     Args:
         config: of the run.
-        algorithm: of the run.
+        algorithm: of the run; its declarations count.
+        weighting: of the run; likewise.
         hyper: all hyperparameters of the run.
 
-    >>> own_values(Config(), None, {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
+    >>> from fedvg_jax import algorithms
+    >>> fedboost = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    >>> own_values(Config(), fedboost, None, {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
     fields = registry.make_hyper(config, algorithm)
-    scalars = {name: float(value) for name, value in hyper.items() if jnp.ndim(value) == 0}
-    return {name: value for name, value in scalars.items() if name not in fields or float(fields[name]) != value}
+    names = [parameter.name for part in (algorithm, weighting) if part for parameter in part.defaults]
+    return {name: float(hyper[name]) for name in names if name not in fields or fields[name] != hyper[name]}
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:

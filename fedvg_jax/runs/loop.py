@@ -69,7 +69,7 @@ def run_simulation(
     _make_trace_folder(config.profile)
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
-    own = own_values(config, sim.algorithm, sim.hyper)
+    own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
     with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
         start = recorder.start

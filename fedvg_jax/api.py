@@ -118,7 +118,7 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
         finished = loop.run_simulation(
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
-    console.print(display.result_table(finished))
+    display.print_results(console, finished, sim.given)
     return finished
 
 

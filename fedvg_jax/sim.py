@@ -297,7 +297,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         from fedvg_jax.views import plots
 
         plots.write(out, finished.records, config)
-    console.print(display.result_table(finished))
+    display.print_results(console, finished)
     if config.export:
         from fedvg_jax.models import pretrained
 

@@ -88,6 +88,10 @@ def _checked(array, name: str) -> np.ndarray:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is no int64
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
+    if array.dtype.kind == "f":
+        finite = np.isfinite(array).reshape(len(array), -1).all(1)
+        if not finite.all():
+            raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
     return array
 
 

@@ -89,7 +89,7 @@ def _checked(array, name: str) -> np.ndarray:
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":
-        finite = np.isfinite(array).reshape(len(array), -1).all(1)
+        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
     return array

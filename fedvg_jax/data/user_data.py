@@ -54,8 +54,9 @@ def class_labels(arrays: Arrays, consumer: str, instead: str) -> np.ndarray:
     """
     y = arrays.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not arrays.class_names:
+        values = f" with values from {y.min()}" if np.issubdtype(y.dtype, np.integer) and y.size and y.min() < 0 else ""
         raise UsageError(
-            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}; {instead}"
+            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}{values}; {instead}"
         )
     return y.astype(np.int32)
 

@@ -121,6 +121,11 @@ def test_run_without_accuracy_plots_its_loss(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}
 
 
+def test_labels_below_zero_are_named():
+    with pytest.raises(UsageError, match=r"integers \[T\] from 0; y of data is int64 \[6\] with values from -1; use"):
+        user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_a_row_that_is_not_finite_is_named(name, bad):

@@ -16,6 +16,7 @@ import optax
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.axes import parse_axes, refuse_set
+from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -85,6 +86,10 @@ def run(
     functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
         raise UsageError("callbacks and metrics must be functions; see the arguments of run")
+    for number, callback in enumerate(callbacks):
+        checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
+    for name, metric in (metrics or {}).items():
+        checks.takes(metric, ("model", "data"), f"metric '{name}'")
     for name in metrics or {}:
         if history.is_reserved(name):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
@@ -118,7 +123,7 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
         finished = loop.run_simulation(
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
-    console.print(display.result_table(finished))
+    display.print_results(console, finished, sim.given)
     return finished
 
 

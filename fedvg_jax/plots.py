@@ -53,13 +53,14 @@ def draw(folders: Sequence[Path]) -> int:
     Raises:
         UsageError: matplotlib is not installed, or a folder is not that of a run.
     """
+    from fedvg_jax.runs import history
+
+    configs = [history.read_config(folder) for folder in folders]
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("pictures need matplotlib; pip install 'fedvg_jax[plot]'")
-    from fedvg_jax.runs import history
     from fedvg_jax.views import plots
 
-    for folder in folders:
-        config = history.read_config(folder)
+    for folder, config in zip(folders, configs, strict=True):
         for path in plots.write(folder, history.read(folder), config):
             print(path)
     return 0

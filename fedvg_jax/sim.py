@@ -14,6 +14,7 @@ import importlib.util
 import io
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -219,7 +220,14 @@ def _message_in_box(box: str, prog: str) -> str:
 
     under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
     message = itertools.takewhile(lambda line: not is_rule(line), under_title)
-    return f"{' '.join(' '.join(message).replace('│', ' ').split())[:400]} ({prog} --help)"
+    text = " ".join(" ".join(message).replace("│", " ").split())
+    number = re.match(
+        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float).*?: ('.*')", text
+    )
+    if number:
+        kind = "an integer" if "int" in number[2].split() else "a number"
+        text = f"{number[1]} must be {kind}; got {number[3]}"
+    return f"{text[:400]} ({prog} --help)"
 
 
 # --- running
@@ -297,7 +305,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         from fedvg_jax.views import plots
 
         plots.write(out, finished.records, config)
-    console.print(display.result_table(finished))
+    display.print_results(console, finished)
     if config.export:
         from fedvg_jax.models import pretrained
 
@@ -351,10 +359,18 @@ def start_jax(config: Config) -> None:
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    if jax.config.values["jax_compilation_cache_dir"] is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None and _is_writable(cache_dir):
         jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _is_writable(cache_dir: Path) -> bool:
+    """Returns whether the cache folder can be written; prints a line if not."""
+    if cache_dir.is_dir() and os.access(cache_dir, os.W_OK):
+        return True
+    print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
+    return False
 
 
 if __name__ == "__main__":

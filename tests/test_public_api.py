@@ -192,3 +192,16 @@ def test_make_schedule_refuses_numbers_out_of_range(wrong):
 def test_leaves_that_are_no_arrays_are_named():
     with pytest.raises(fv.UsageError, match="grads leaf 'w' is a str"):
         fv.gradient_norms({"w": "x"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": [lambda record: None]}, "callbacks[0] takes (record); it is called with (record, state)"),
+        ({"metrics": {"m": lambda model: 1.0}}, "metric 'm' takes (model); it is called with (model, data)"),
+    ],
+)
+def test_a_callback_or_metric_of_other_arguments_is_refused_before_the_run(arguments, message):
+    with pytest.raises(fv.UsageError) as error:
+        fv.run(**arguments)
+    assert str(error.value) == message

@@ -50,6 +50,9 @@ def accept_shorthands(config_class: type[T]) -> type[T]:
     def construct(self: Any, *args: Any, **settings: Any) -> None:
         given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
         given = {name: value for name, value in given.items() if value is not None}
+        unknown = next((name for name in settings if name not in fields), None)
+        if unknown is not None:
+            raise UsageError(f"unknown setting '{unknown}'{suggestion(unknown, [*fields, *presets.SHORTHANDS])}")
         settings |= dict(zip(fields, args, strict=False))
         if given and settings.keys() >= fields.keys():
             raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")

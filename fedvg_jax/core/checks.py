@@ -5,15 +5,16 @@ All checks except `distributions` use structures, shapes and dtypes only, so the
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import files, tree
 from fedvg_jax.core.types import Tree, UsageError
 
 
@@ -136,6 +137,67 @@ def takes_key(loss: Callable) -> bool:
             " key and without randomness"
         )
     return key is not None
+
+
+def takes(function: Any, arguments: Sequence[str], what: str) -> None:
+    """Raises UsageError unless a function can be called with these positional arguments.
+
+    Args:
+        function: a user's function. One without a signature, as some built-in functions, passes.
+        arguments: their names.
+        what: name of the function in messages.
+
+    >>> takes(lambda hyper, signals: None, ("hyper", "signals", "returns"), "weighting.weigh")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting.weigh takes (hyper, signals); it is called with (hyper, signals, returns)
+    """
+    listed = f"({', '.join(arguments)})"
+    if not callable(function):
+        raise UsageError(f"{what} is a {type(function).__name__}; expected a function of {listed}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        names = ", ".join(map(str, signature.parameters.values()))
+        raise UsageError(f"{what} takes ({names}); it is called with {listed}") from None
+
+
+@contextlib.contextmanager
+def calling(what: str, **named_values: Any) -> Iterator[None]:
+    """Reports an error of a user's function as a UsageError of one line. The error stays its cause, with the traceback.
+
+    Args:
+        what: name of the function.
+        named_values: arguments of the function that may be mappings; a missing key lists their names.
+
+    >>> with calling("weighting.signal", hyper={"lr": 0.1}):
+    ...     {}["tempo"]
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting.signal failed: there is no 'tempo'; hyper has lr (declare others in defaults)
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} failed: {_cause(error, named_values)}") from error
+
+
+def _cause(error: Exception, named_values: Mapping[str, Any]) -> str:
+    """Returns the reason of an error in a user's function, and what to do where that is known."""
+    mappings = {name: value for name, value in named_values.items() if isinstance(value, Mapping)}
+    if isinstance(error, KeyError) and mappings:
+        known = ", ".join(f"{name} has {', '.join(map(str, sorted(value)))}" for name, value in mappings.items())
+        hint = " (declare others in defaults)" if "hyper" in mappings else ""
+        return f"there is no {error.args[0]!r}; {known}{hint}"
+    if isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
+        return "its arguments are traced, without values; use jax.numpy in place of NumPy, float(...) and if"
+    return f"{type(error).__name__}: {files.reason(error)}"
 
 
 def named(known: Mapping[str, Any], name: str, what: str) -> Any:

@@ -54,8 +54,9 @@ def class_labels(arrays: Arrays, consumer: str, instead: str) -> np.ndarray:
     """
     y = arrays.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not arrays.class_names:
+        values = f" with values from {y.min()}" if np.issubdtype(y.dtype, np.integer) and y.size and y.min() < 0 else ""
         raise UsageError(
-            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}; {instead}"
+            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}{values}; {instead}"
         )
     return y.astype(np.int32)
 
@@ -88,6 +89,10 @@ def _checked(array, name: str) -> np.ndarray:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is no int64
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
+    if array.dtype.kind == "f":
+        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        if not finite.all():
+            raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
     return array
 
 

@@ -156,7 +156,7 @@ def hypergradient(
         The objective []; and name -> gradient, of the shape of `hyper[name]`.
 
     Raises:
-        UsageError: for a name that is not in `hyper`, or another mode.
+        UsageError: for a name that is not in `hyper`, or another mode; or reverse mode meets an executor without it.
 
     >>> value, gradient = hypergradient(lambda hyper: hyper["a"] ** 2 * hyper["b"], {"a": 3.0, "b": 2.0}, ["a"])
     >>> float(value), float(gradient["a"])
@@ -173,7 +173,14 @@ def hypergradient(
         return objective({**hyper, **chosen})
 
     if mode == "reverse":
-        return jax.value_and_grad(objective_of)(chosen)
+        try:
+            return jax.value_and_grad(objective_of)(chosen)
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work" not in str(error):
+                raise
+            raise UsageError(
+                "this executor has no reverse mode; use fedvg_jax.unrolled(...), or mode='forward'"
+            ) from error
     flat, restore = ravel_pytree(chosen)
 
     def directional(direction: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.errors
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import checks, files, tree
 from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 
 PerExample = Callable[[Tree, Array], Array]
@@ -60,11 +60,14 @@ def linen_task(
     >>> float(task.loss(*variables, batch, jnp.arange(4) < 3, True)[0])
     4.0
     """
+    _check_instance(module)
+    _check_example(example)
     call = _caller(module)
 
     def init(key: Array) -> Variables:
         x = jnp.zeros(jnp.shape(example), jnp.asarray(example).dtype)
-        variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
+        with _calling(module, x, example):
+            variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
         others = variables.keys() - {"params", "batch_stats"}
         if others:
             raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
@@ -127,7 +130,10 @@ def nnx_task(
     """
     from flax import nnx
 
-    abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    _check_example(example)
+    checks.takes(make, ("rngs",), "nnx_task: make")
+    with checks.calling("nnx_task: make"):
+        abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount
     graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
     others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(other_state)})
@@ -180,7 +186,8 @@ def _task(
         raise UsageError("a metric is named loss, which is reserved for the loss itself; choose another name")
 
     def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None):
-        outputs, stats = apply(params, stats, x, mask, train, key)
+        with _calling(module, x, example):
+            outputs, stats = apply(params, stats, x, mask, train, key)
         _check_rows(_name(module), outputs, len(mask))
         return outputs, stats
 
@@ -221,7 +228,44 @@ def _draws_random_numbers(apply: Apply, init: Callable[[Array], Variables], exam
         jax.eval_shape(lambda v, x: apply(v.params, v.stats, x, jnp.ones(3, bool), True, None)[0], variables, x)
     except flax.errors.InvalidRngError:
         return True
+    except Exception:
+        return False  # `_check_module` reports it
     return False
+
+
+def _check_instance(module: Any) -> None:
+    """Raises UsageError for a class in place of its instance, or anything else that is no Linen module."""
+    if isinstance(module, type):
+        raise UsageError(f"linen_task: give an instance, {module.__name__}(), in place of the class {module.__name__}")
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"linen_task: the module is a {type(module).__name__}; expected a flax.linen.Module")
+
+
+def _check_example(example: Any) -> None:
+    """Raises UsageError for an example without any axis, which cannot be a batch."""
+    if not jnp.ndim(example) or not len(example):
+        raise UsageError(f"example is of shape {list(jnp.shape(example))}; it needs a leading axis, as x[:1]")
+
+
+@contextlib.contextmanager
+def _calling(module: Any, x: Array, example: Any) -> Iterator[None]:
+    """Reports an error of the module as a UsageError that names the shape of x and what may be wrong with it.
+
+    A missing key of a random layer passes, because it shows that the module is random.
+    """
+    try:
+        yield
+    except (UsageError, flax.errors.InvalidRngError):
+        raise
+    except Exception as error:
+        rows, expected = list(jnp.shape(x)[1:]), list(jnp.shape(example)[1:])
+        if rows != expected:
+            reason = f"data x has rows {rows}; the task's example had {expected}"
+            raise UsageError(f"{reason}; make the task with example=x[:1]") from error
+        hint = "; an example needs a leading axis, as x[:1]" if len(example) != 1 else ""
+        raise UsageError(
+            f"{_name(module)} failed on x {list(jnp.shape(x))}: {type(error).__name__}: {files.reason(error)}{hint}"
+        ) from error
 
 
 def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
@@ -269,13 +313,15 @@ def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:
 
 def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
     """Returns f of every example, [B]; raises UsageError if f does not return a scalar."""
-    values = jax.vmap(f)(outputs, y)
+    given = ", ".join(str(list(leaf.shape[1:])) for leaf in jax.tree.leaves(outputs))
+    checks.takes(f, ("output", "y"), name)
+    with checks.calling(f"{name}, which is called with one example (output {given}, y {list(y.shape[1:])}),"):
+        values = jax.vmap(f)(outputs, y)
     if not isinstance(values, jax.Array) or values.ndim != 1:
         got = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(values)]
-        given = [list(leaf.shape[1:]) for leaf in jax.tree.leaves(outputs)]
         raise UsageError(
             f"{name} of one example must be a scalar, shape []; got {', '.join(map(str, got)) or 'nothing'} from an"
-            f" output {', '.join(map(str, given))} and y {list(y.shape[1:])}"
+            f" output {given} and y {list(y.shape[1:])}"
         )
     return values
 

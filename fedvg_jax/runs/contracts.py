@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,14 @@ from fedvg_jax.weightings import basic, streaming
 
 _CLIENTS = 3
 
+_ARGUMENTS = {
+    "signal": ("hyper", "report", "data"),
+    "weigh": ("hyper", "signals", "returns"),
+    "score": ("signals",),
+    "detail": ("signals",),
+}
+"""Function of a weighting -> its arguments."""
+
 
 def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
     """Raises UsageError unless each argument is None or of its kind; a weighting may be a function task -> `Weighting`.
@@ -42,7 +52,8 @@ def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
         raise UsageError(f"task must be a Task, got a {type(task).__name__}; use linen_task, or Config(model=...)")
     if algorithm is not None and not isinstance(algorithm, Algorithm):
         kind = type(algorithm).__name__
-        raise UsageError(f"algorithm must be an Algorithm, got a {kind}; use Config(algorithm=...) for one by name")
+        hint = _call_hint(algorithm, "use Config(algorithm=...) for one by name")
+        raise UsageError(f"algorithm must be an Algorithm, got a {kind}; {hint}")
     if weighting is not None and not (isinstance(weighting, Weighting) or callable(weighting)):
         kind = type(weighting).__name__
         raise UsageError(f"weighting must be a Weighting, got a {kind}; use Config(weighting=...) for one by name")
@@ -102,33 +113,50 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
         ...
     fedvg_jax.UsageError: weighting(task) returned str; expected fedvg_jax.core.types.Weighting
     """
+    kind = type(factory).__name__
     if not callable(factory):
-        raise UsageError(
-            f"weighting is {type(factory).__name__}; expected a Weighting, or a function task -> Weighting"
-        )
-    weighting = factory(task)
+        raise UsageError(f"weighting is {kind}; expected a Weighting, or a function task -> Weighting")
+    try:
+        checks.takes(factory, ("task",), "weighting")
+    except UsageError as error:
+        hint = _call_hint(factory, "give a Weighting, or a function task -> Weighting")
+        raise UsageError(f"{error}; {hint}") from None
+    with checks.calling("weighting(task)"):
+        weighting = factory(task)
     if not isinstance(weighting, Weighting):
         kind = type(weighting).__name__
         raise UsageError(f"weighting(task) returned {kind}; expected fedvg_jax.core.types.Weighting")
     return weighting
 
 
-def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+def _call_hint(given: Any, otherwise: str) -> str:
+    """Returns the advice to call a function that needs no arguments and was passed without its parentheses."""
+    try:
+        inspect.signature(given).bind()
+    except (TypeError, ValueError):
+        return otherwise
+    return f"did you mean {getattr(given, '__name__', 'it')}()?"
+
+
+def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, cohort_size: int | None = None) -> None:
     """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
     Weights are computed with all three clients present and with one absent. A record of the history is made from the
-    score and the detail.
+    score and the detail. The program of the trial is kept, so that another run with the same weighting does not trace
+    it again.
 
     Args:
         weighting: the weighting to check.
         task: the model and its loss.
         data: the pool and the tables of rows.
         hyper: the hyperparameters of the run.
+        cohort_size: K of the run, for which the shapes of the weights are checked too; None if the cohort comes in
+            several blocks.
 
     Raises:
-        UsageError: the weights are not floats >= 0 [K] that sum to 1, in a pytree like the variables; or the score is
-            not [K] and the details not [K, ...], of real numbers or booleans; or a detail has a name of the history's
-            own. The message names the leaf.
+        UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
+            pytree like the variables; the score is not [K] and the details not [K, ...], of real numbers or booleans;
+            or a detail has a name of the history's own. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -139,26 +167,86 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
         ...
     fedvg_jax.UsageError: weighting.weigh: weights leaf 'params/w' of shape (3,) sums to 1.5; expected 1
     """
+    for name, arguments in _ARGUMENTS.items():
+        checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     model = jax.jit(task.init)(jax.random.key(0))
-    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
-    measured, weights = jax.jit(lambda model: _weighed(weighting, model, few, hyper))(model)
+    few, hyper = data._replace(scoring=data.scoring[:1], val=data.val[:1]), dict(hyper)
+    try:
+        trial = _jitted_trial(weighting)
+    except TypeError:  # a user's object without a hash is not stored
+        trial = _jitted_trial.__wrapped__(weighting)
+    result = trial(model, few, hyper)
+    if any((np.asarray(leaf) < 0).any() for leaf in jax.tree.leaves(result.measured)):
+        _weights(weighting, hyper, result.measured, result.returns)  # not traced, so that `shares` sees the values
+    checks.distributions(result.weights, _CLIENTS, "weighting.weigh: weights")
+    checks.distributions(result.of_present, _CLIENTS, "weighting.weigh: with the first client absent, weights")
+    _record(*jax.device_get((result.score, result.detail)))
+    if cohort_size not in (None, _CLIENTS):
+        jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
+
+
+class _Trial(NamedTuple):
+    """What a weighting returns for three clients."""
+
+    measured: Any
+    returns: Returns
+    weights: Variables
+    of_present: Variables
+    """with the first client absent"""
+    score: jax.Array
+    detail: dict[str, jax.Array]
+
+
+@functools.lru_cache(16)
+def _jitted_trial(weighting: Weighting) -> Callable[[Variables, Data, Hyper], _Trial]:
+    return jax.jit(functools.partial(_run_trial, weighting))
+
+
+def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> _Trial:
+    """Returns what a weighting computes for three clients, with the shapes and dtypes checked."""
+    hyper = tree.arrays(dict(hyper), tree.dtype(model))
+    report, returns = _trial_clients(model, data)
+    measured = _measured(weighting, hyper, report, data)
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
-    checks.same_structure(weights, model, "weighting.weigh: weights", "the model's variables")
-    checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
+    weights = _weights(weighting, hyper, measured, returns)
     present = jnp.arange(_CLIENTS) > 0
-    of_present = jax.jit(lambda model: _weighed(weighting, model, few, hyper, present)[1])(model)
-    checks.distributions(
-        basic.renormalise_over_present(present, of_present),
-        _CLIENTS,
-        "weighting.weigh: with the first client absent, weights",
+    of_present = _weights(
+        weighting, hyper, measured, returns._replace(present=present), "with the first client absent, "
     )
-    score = jax.eval_shape(weighting.score, measured)
-    if jnp.shape(score) != (_CLIENTS,):
-        raise UsageError(f"weighting.score has shape {jnp.shape(score)}; expected ({_CLIENTS},), one number per client")
+    of_present = basic.renormalise_over_present(present, of_present)
+    with checks.calling("weighting.score", signals=measured):
+        score = jnp.asarray(weighting.score(measured))
+    if score.shape != (_CLIENTS,):
+        raise UsageError(f"weighting.score has shape {score.shape}; expected ({_CLIENTS},), one number per client")
     _recordable(score, "weighting.score")
-    detail = jax.eval_shape(weighting.detail, measured)
+    with checks.calling("weighting.detail", signals=measured):
+        detail = weighting.detail(measured)
     _check_detail(detail)
-    _record(jax.device_get(jax.jit(weighting.score)(measured)), jax.device_get(jax.jit(weighting.detail)(measured)))
+    return _Trial(measured, returns, weights, of_present, score, detail)
+
+
+def _weigh_many(weighting: Weighting, count: int, model: Variables, data: Data, hyper: Hyper, measured: Any) -> None:
+    """Checks the shapes of the weights of `count` clients. Under `jax.eval_shape`, which computes nothing."""
+    hyper = tree.arrays(dict(hyper), tree.dtype(model))
+    first = jax.tree.map(lambda leaf: leaf[0], measured)
+    _, returns = _trial_clients(model, data, count)
+    _weights(weighting, hyper, tree.repeat(first, count), returns)
+
+
+def _measured(weighting: Weighting, hyper: Hyper, report: Report, data: Data) -> Any:
+    """Returns the signals of the trial's clients, leaves [K]."""
+    with checks.calling("weighting.signal", hyper=hyper):
+        return jax.lax.map(lambda one: weighting.signal(hyper, one, data), report)
+
+
+def _weights(weighting: Weighting, hyper: Hyper, measured: Any, returns: Returns, case: str = "") -> Variables:
+    """Returns the weights, with their structure and shapes checked."""
+    with checks.calling("weighting.weigh", hyper=hyper, signals=measured):
+        weights = weighting.weigh(hyper, measured, returns)
+    what = f"weighting.weigh: {case}weights"
+    checks.same_structure(weights, returns.variables, what, "the model's variables")
+    checks.stacked(weights, what, len(returns.shuffle), per_tensor=True)
+    return weights
 
 
 def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
@@ -187,7 +275,9 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
     few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
 
     def trial(model: Variables) -> tuple[Variables, Variables, list[Variables], list[Variables]]:
-        measured, weights = _weighed(weighting, model, few, hyper)
+        report, returns = _trial_clients(model, few)
+        measured = _measured(weighting, hyper, report, few)
+        weights = _weights(weighting, hyper, measured, returns)
         # terms read neither the clients' models nor the permutation
         everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
         without_first = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
@@ -242,20 +332,18 @@ def _record(score: Any, detail: dict[str, Any]) -> None:
     json.dumps(history.record(1, planned, metrics, 0.0))
 
 
-def _weighed(weighting: Weighting, model: Variables, data: Data, hyper: Hyper, present=None) -> tuple[Any, Any]:
-    """The signals and weights of clients whose models are the global one plus noise."""
-    keys = jax.random.split(jax.random.key(1), _CLIENTS)
+def _trial_clients(model: Variables, data: Data, count: int = _CLIENTS) -> tuple[Report, Returns]:
+    """Returns clients whose models are the global one plus noise: their reports, leaves [K, ...], and the returns."""
+    keys = jax.random.split(jax.random.key(1), count)
 
     def moved(key: jax.Array, theta: jax.Array) -> jax.Array:
         return theta + 0.01 * jax.random.normal(key, theta.shape, theta.dtype)
 
     params = jax.vmap(lambda key: jax.tree.map(lambda theta: moved(key, theta), model.params))(keys)
-    clients = Variables(params, tree.repeat(model.stats, _CLIENTS))
+    clients = Variables(params, tree.repeat(model.stats, count))
     deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
-    counts = jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32)
-    measured = jax.lax.map(lambda report: weighting.signal(hyper, report, data), Report(clients, counts, deltas))
-    order, present = jnp.arange(_CLIENTS, dtype=jnp.int32), jnp.ones(_CLIENTS, bool) if present is None else present
-    return measured, weighting.weigh(hyper, measured, Returns(model, clients, order, data, present))
+    report = Report(clients, jnp.arange(1, count + 1, dtype=jnp.int32), deltas)
+    return report, Returns(model, clients, jnp.arange(count, dtype=jnp.int32), data, jnp.ones(count, bool))
 
 
 def _leaves(first: Variables, second: Variables) -> list[tuple[str, Any, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.core.types import Data
+from fedvg_jax.core.types import Data, Variables
 
 Record = dict[str, Any]
 
@@ -15,12 +15,24 @@ ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took
 """entry of a record -> words for its clients"""
 
 
-def error(records: Sequence[Record], data: Data) -> str:
-    """Returns the error message for the first round in which a client diverged, "" if none did."""
+def error(records: Sequence[Record], data: Data, variables: Variables | None = None) -> str:
+    """Returns the error message for the first round in which a client diverged, "" if none did.
+
+    Args:
+        records: of the last rounds.
+        data: the pool and the tables of rows.
+        variables: the global model after these rounds. It stays non-finite once it is, because no client is averaged.
+    """
     record = next((r for r in records if "diverged" in r), None)
     if record is None:
         return ""
     number, clients = record["round"], record["diverged"]
+    if variables is not None and not is_finite(variables):
+        culprit = f"the server's step of round {number - 1} was" if number > 1 else "the initial model is"
+        advice = (
+            "use a smaller server learning rate, or correct the algorithm's residual" if number > 1 else "correct it"
+        )
+        return f"round {number}: clients {clients} cannot train, because {culprit} not finite; {advice}"
     if problem := validation_problem(record, data):
         return f"round {number}: clients {clients} cannot be scored, because {problem}"
     return (
@@ -40,6 +52,13 @@ def warning(records: Sequence[Record], data: Data) -> str:
         f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so the global"
         f" model stays as it was{f'; clients cannot be scored, because {problem}' if problem else ''}"
     )
+
+
+def is_finite(tree: Any) -> bool:
+    """Returns whether all arrays of a pytree are finite."""
+    import jax
+
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def averaged_no_client(record: Record) -> bool:

@@ -88,7 +88,7 @@ class History(_Results):
         >>> History.load("nowhere")
         Traceback (most recent call last):
             ...
-        fedvg_jax.UsageError: nowhere is no run folder (it has no config.json); name the folder of a run
+        fedvg_jax.UsageError: nowhere is not a run folder (it has no config.json); name the folder of a run
         """
         folder = Path(folder)
         config = read_config(folder)
@@ -339,8 +339,15 @@ def read_config(folder: Path) -> Config:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise UsageError(f"{folder} is no run folder (it has no {path.name}); name the folder of a run")
+        refuse_sweep(folder)
+        raise UsageError(f"{folder} is not a run folder (it has no {path.name}); name the folder of a run")
     return config_from_json(files.read_object(path), str(path))
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raises UsageError for the folder of a sweep where that of a run is needed."""
+    if (folder / "sweep.json").is_file():
+        raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
 def config_from_json(settings: dict, source: str) -> Config:

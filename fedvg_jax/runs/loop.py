@@ -187,7 +187,7 @@ def _history(run: _Run, state: SimState, stopped_by: str | None) -> History:
 
 def _raise_on_divergence(run: _Run, state: SimState, new: list[Record]) -> None:
     """Raises DivergedError if a client diverged where `nonfinite` is "raise"."""
-    if run.sim.config.nonfinite == "raise" and (message := divergence.error(new, run.sim.data)):
+    if run.sim.config.nonfinite == "raise" and (message := divergence.error(new, run.sim.data, state.variables)):
         raise history.DivergedError(message, _history(run, state, "diverged"))
 
 

@@ -11,11 +11,14 @@ import contextlib
 import functools
 import importlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core import files
@@ -370,9 +373,19 @@ def _other_sources(stored: Mapping[str, Any], digests: Mapping[str, str]) -> tup
         if stored.get(name, digest) == digest:
             continue
         if name == "hyperparameters":
-            return f"with {stored[name] or 'no given hyperparameters'}, not {digest or 'none'}", "pass the same"
-        return f"on another {name}", "give the files it ran on"
+            ran, given = map(_shortest_numbers, (stored[name], digest))
+            return f"with {ran or 'no given hyperparameters'}, not {given or 'none'}", "pass the same"
+        return f"on {'other data' if name == 'data' else f'another {name}'}", "give the files it ran on"
     return None
+
+
+def _shortest_numbers(text: str) -> str:
+    """Returns the text with each float32 number at its shortest, as the user wrote it.
+
+    >>> _shortest_numbers("T=0.10000000149011612, b1=0.5")
+    'T=0.1, b1=0.5'
+    """
+    return re.sub(r"\d+\.\d{8,}(e[+-]?\d+)?", lambda number: str(np.float32(number[0])), text)
 
 
 def _history_text(folder: Path) -> bytes:

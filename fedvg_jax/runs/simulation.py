@@ -37,7 +37,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.runs import contracts, memory, programs
+from fedvg_jax.runs import algorithm_contract, contracts, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
@@ -93,6 +93,8 @@ class Simulation(NamedTuple):
     weighting: Weighting | None = None
     executor: Executor | None = None
     optimiser: Optimiser | None = None
+    given: frozenset[str] = frozenset()
+    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
 
 
 class _Population(NamedTuple):
@@ -139,6 +141,7 @@ def simulation(
     ('digits', 4, (2,))
     """
     contracts.check_kinds(task, algorithm, weighting)
+    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
     cache_dir = config.cache_dir or default_cache_dir()
     config = check(dataclasses.replace(config, cache_dir=cache_dir))
     files.private_folder(cache_dir, config.trust_cache)
@@ -157,6 +160,15 @@ def simulation(
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
     values = {**scalars, **make_multipliers(config, program.task)}
     _check_weighting(config, program.weighting if weighting else None, program.task, tables, values, arrays)
+    if algorithm:
+        algorithm_contract.check_algorithm(
+            algorithm,
+            program.task,
+            tables.pool,
+            values,
+            num_clients=config.clients,
+            stats_too=config.server_stats == "official",
+        )
     state = make_state(config, program, values, len(arrays.y), tables, max(map(len, parts.train)))
     placement = program.executor.placement
     return Simulation(
@@ -175,6 +187,7 @@ def simulation(
         weighting=program.weighting,
         executor=program.executor,
         optimiser=program.optimiser,
+        given=frozenset(name for name, value in replacements.items() if value is not None),
     )
 
 
@@ -202,8 +215,10 @@ def _check_weighting(
         UsageError: it does not.
     """
     if weighting:
-        contracts.check_weighting(weighting, task, tables, hyper)
-        if block_size(config) < cohort_size(config):
+        size = cohort_size(config)
+        is_one_block = block_size(config) >= size
+        contracts.check_weighting(weighting, task, tables, hyper, size if is_one_block else None)
+        if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")

@@ -209,7 +209,8 @@ def _refuse_other_settings(folder: Path, config: Config) -> None:
     changed = [f"{name} {old[name]} -> {new[name]}" for name in new if name not in free and old[name] != new[name]]
     if changed:
         raise UsageError(
-            f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or give its own"
+            f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or repeat the"
+            " settings it ran with"
         )
 
 

@@ -64,7 +64,8 @@ def check(path: Path) -> Report:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
     if not is_run:
-        raise UsageError(f"{path} is no run folder: it has no config.json; name the folder of a run")
+        history.refuse_sweep(path)
+        raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     report = Report([], [])
     folder = _read(path, report)
     for part in (_check_history, _check_config, _check_manifest, _check_documents, _check_best, _check_summary):

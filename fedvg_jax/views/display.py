@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
 from rich.console import Console
@@ -32,6 +32,9 @@ SELECTED_ON = {
     "held_out": "validation: the half of D_val that the weights do not use",
 }
 """Value of `select` -> what "best on validation" means."""
+
+WITHOUT_VALIDATION = {"samples", "uniform", "inverse_samples", "native"}
+"""Weightings that do not use D_val."""
 
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
@@ -65,26 +68,44 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
         f"clients {config.clients}, {partition}; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
-        f"model   {config.model}, {tree.size(sim.state.variables.params):,} parameters"
-        + (f", from {config.pretrained} except the head" if config.pretrained else ""),
-        f"method  {method_text(config)}",
+        f"model   {_model_text(sim)}",
+        f"method  {method_text(config, sim.given)}",
         *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
     ]
-    return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits"))
+    return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))
+
+
+def _model_text(sim: simulation.Simulation) -> str:
+    """Returns the name of the model, its size, and the file that it starts from."""
+    size = f"{tree.size(sim.state.variables.params):,} parameters"
+    if "task" in sim.given:
+        return f"given, {size}"
+    source = f", from {sim.config.pretrained} except the head" if sim.config.pretrained else ""
+    return f"{sim.config.model}, {size}{source}"
 
 
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
     x, num_classes = arrays.x, len(arrays.class_names)
-    kind = "images" if x.ndim == 4 and x.dtype == "uint8" else f"rows of {x.dtype}"
+    is_images = x.ndim == 4 and x.dtype == "uint8"
+    rows = f"images {' x '.join(map(str, x.shape[1:]))}" if is_images else f"rows of {x.dtype} {list(x.shape[1:])}"
     targets = f"{num_classes} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
-    return f"{len(x):,} {kind} {' x '.join(map(str, x.shape[1:]))}, {targets}"
+    return f"{len(x):,} {rows}, {targets}"
 
 
-def method_text(config: Config) -> str:
-    """Returns algorithm and weighting, with the options of FedVG where it is used."""
+def method_text(config: Config, given: Collection[str] = ()) -> str:
+    """Returns algorithm and weighting, with the options of FedVG where it is used.
+
+    Args:
+        config: of the run.
+        given: which of `algorithm` and `weighting` the caller passed in place of the config's.
+    """
+    if "weighting" in given:
+        return f"{'given' if 'algorithm' in given else config.algorithm}, weights given"
     vg = config.fedvg
     options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
+    if "algorithm" in given:
+        return f"given, weights {config.weighting}{options}"
     native = simulation.ALGORITHMS[config.algorithm](config).native_weighting
     own = f", which are {native}" if "native" in config.weighting else ""
     return f"{config.algorithm}, weights {config.weighting}{own}{options}"
@@ -109,7 +130,8 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    times = (*left, TextColumn("elapsed"), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[metric]}"), *times, console=console) as progress:
         bar = progress.add_task("rounds", total=total, metric="test  ...  ")
 
@@ -165,11 +187,31 @@ def decoding_progress(console: Console, every: float = 5.0) -> Iterator[Callable
     yield show
 
 
-def result_table(history: History) -> Table:
-    """Returns the results of a run as a table."""
+def print_results(console: Console, history: History, given: Collection[str] = ()) -> None:
+    """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts.
+
+    Args:
+        console: where to print.
+        history: of the run.
+        given: what the caller passed in place of the config's; a weighting may use D_val.
+    """
+    weighting = "" if history.config is None else history.config.weighting
+    console.print(result_table(history, "weighting" in given or not set(weighting.split("+")) <= WITHOUT_VALIDATION))
+    if history.folder is not None:
+        console.print(f"run folder {history.folder}", highlight=False, soft_wrap=True, markup=False)
+
+
+def result_table(history: History, uses_validation: bool = True) -> Table:
+    """Returns the results of a run as a table.
+
+    Args:
+        history: of the run.
+        uses_validation: whether the weights use D_val, which the caption then says.
+    """
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
-    table.caption = SELECTED_ON[summary.get("select", "shared")]
+    if uses_validation:
+        table.caption = SELECTED_ON[summary.get("select", "shared")]
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
@@ -179,7 +221,6 @@ def result_table(history: History) -> Table:
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
         table.add_row("parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}")
-    table.add_row("run folder", str(history.folder))
     return table
 
 

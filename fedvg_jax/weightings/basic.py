@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Hyper, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.core.types import Hyper, Returns, Signal, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals, streaming
 
 
@@ -36,6 +37,11 @@ def by_scalar(signal: Signal) -> Weighting:
     """
 
     def weigh(hyper: Hyper, raw: Array, returns: Returns) -> Variables:
+        shape = getattr(raw, "shape", None)
+        if shape is None or len(shape) != 1:
+            got = f"shape {shape[1:]}" if shape else type(raw).__name__
+            raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
+        _refuse_negative(raw, "weighting.signal: by_scalar")
         return broadcast_weights(shares(raw, returns.present), returns)
 
     return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=streaming.single_term(weigh))
@@ -85,15 +91,27 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
         raw: [K], >= 0.
         present: bool [K]. Absent clients get 0.
 
+    Raises:
+        UsageError: a number is negative. Traced numbers cannot be checked.
+
     >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]
     """
     is_present = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
     raw = jnp.where(present, raw, 0)
+    _refuse_negative(raw, "shares")
     raw = raw * jnp.where(raw.sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
     raw = jnp.where(raw.sum() == 0, is_present, raw)
     total = raw.sum()
     return raw / jnp.where(total == 0, 1, total)
+
+
+def _refuse_negative(raw: Array, what: str) -> None:
+    """Raises UsageError for negative numbers, whose signs would cancel in a share; traced numbers pass."""
+    if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
+        raise UsageError(
+            f"{what} got {float(least):.3g}; expected a number >= 0; in place of -loss use jax.numpy.exp(-loss)"
+        )
 
 
 def reciprocal(score: Array) -> Array:

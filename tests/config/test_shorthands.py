@@ -50,3 +50,10 @@ def test_shorthands_are_no_fields():
     assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
     with pytest.raises(UsageError, match=r"dataclasses\.replace cannot apply method"):
         dataclasses.replace(made, method="fedavg")
+
+
+def test_an_unknown_setting_is_named_with_the_closest():
+    with pytest.raises(UsageError, match=r"unknown setting 'round'; did you mean 'rounds'\?"):
+        Config(round=3)
+    with pytest.raises(UsageError, match=r"unknown setting 'learning_rate'; did you mean 'lr'\?"):
+        Config(learning_rate=0.1, method="fedprox")

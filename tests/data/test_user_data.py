@@ -119,3 +119,25 @@ def test_run_without_accuracy_plots_its_loss(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     plots.write(tmp_path, RECORDS, Config(clients=1))
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}
+
+
+def test_labels_below_zero_are_named():
+    with pytest.raises(UsageError, match=r"integers \[T\] from 0; y of data is int64 \[6\] with values from -1; use"):
+        user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_row_that_is_not_finite_is_named(name, bad):
+    x, y = FLOATS.copy(), TARGETS.copy()
+    (x if name == "x" else y)[4] = bad
+    with pytest.raises(UsageError, match=f"data: row 4 of {name} is not finite; correct or remove it"):
+        user_data.as_arrays((x, y))
+
+
+def test_the_start_of_a_run_names_what_the_caller_gave():
+    arrays = user_data.as_arrays((FLOATS, TARGETS))
+    assert display.data_text(arrays) == "6 rows of float64 [3], targets float64 []"
+    assert display.method_text(Config(), {"algorithm", "weighting"}) == "given, weights given"
+    assert display.method_text(Config(weighting="samples"), {"algorithm"}) == "given, weights samples"
+    assert display.method_text(Config(algorithm="fedprox"), {"weighting"}) == "fedprox, weights given"

@@ -331,3 +331,12 @@ def test_no_gradient_is_nan_at_a_special_value(corner):
     clients, val = CORNERS[corner](clients, val)
     found = gradients()(clients, val.x, jnp.float32(1e-8), val.y)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_reverse_mode_of_a_loop_without_it_is_refused_in_one_line():
+    @jax.jit
+    def power(count, a):
+        return local_training.counted(count, lambda i, x: x * a, jnp.float32(1))
+
+    with pytest.raises(UsageError, match=r"no reverse mode; use fedvg_jax.unrolled\(...\), or mode='forward'"):
+        differentiable.hypergradient(lambda hyper: power(3, hyper["a"]), {"a": jnp.float32(2)}, ["a"])

@@ -265,3 +265,45 @@ def test_settings_that_need_classes_are_refused_for_regression(settings, partiti
     settings = fedvg_jax.Config(clients=2, cache_dir=tmp_path, **settings)
     with pytest.raises(UsageError, match=message):
         fedvg_jax.run(settings, data=(X, Y), partition=partition, task=fedvg_jax.linen_task(LinenNet(), squared, X[:1]))
+
+
+# --- errors of a user's module or loss
+
+EXAMPLE = np.zeros((1, 4), np.float32)
+
+
+class Column(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x)[:, 0]
+
+
+def made(module=None, loss=squared, example=EXAMPLE, x=EXAMPLE):
+    """Traces the loss of a task on x."""
+    task = fedvg_jax.linen_task(module or Column(), loss, example)
+    batch = Batch(jnp.asarray(x), jnp.zeros(len(x)))
+    return jax.eval_shape(lambda v: task.loss(*v, batch, jnp.ones(len(x), bool), True)[0], task.init(jax.random.key(0)))
+
+
+MISTAKES = {
+    "a class": ({"module": Column}, "linen_task: give an instance, Column(), in place of the class Column"),
+    "no module": ({"module": squared}, "linen_task: the module is a function; expected a flax.linen.Module"),
+    "no leading axis": ({"example": EXAMPLE[0]}, "Column failed on x [4]: IndexError: "),
+    "no axis": ({"example": np.float32(1)}, "example is of shape []; it needs a leading axis, as x[:1]"),
+    "another width": ({"x": EXAMPLE[:, :3]}, "data x has rows [3]; the task's example had [4]; make the task with"),
+    "a loss of batches": (
+        {"loss": lambda output, y: jnp.mean((output - y) ** 2, axis=1)},
+        "loss, which is called with one example (output [], y []), failed: ",
+    ),
+    "a loss of one argument": ({"loss": lambda output: output}, "loss takes (output); it is called with (output, y)"),
+    "a convolution of a table": ({"module": nn.Conv(2, (3, 3))}, "Conv failed on x [1, 4]: "),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_error_of_a_module_or_loss_is_one_line(mistake):
+    arguments, message = MISTAKES[mistake]
+    with pytest.raises(UsageError) as error:
+        made(**arguments)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert mistake != "no leading axis" or "an example needs a leading axis, as x[:1]" in str(error.value)

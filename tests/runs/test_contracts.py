@@ -111,6 +111,37 @@ RULES = {
         by(score=lambda ones: ones.astype(jnp.complex64)),
         "weighting.score is complex64; expected real numbers",
     ),
+    "a negative number": (
+        basic.by_scalar(lambda *_: -0.83),
+        "weighting.signal: by_scalar got -0.83; expected a number",
+    ),
+    "negative shares": (
+        by(
+            lambda hyper, gain, returns: basic.broadcast_weights(basic.shares(gain), returns),
+            signal=lambda *_: -2.0,
+        ),
+        "shares got -2; expected a number >= 0",
+    ),
+    "no number": (
+        basic.by_scalar(lambda *_: None),
+        "weighting.signal: by_scalar got NoneType; expected one number, of",
+    ),
+    "two numbers": (
+        basic.by_scalar(lambda *_: jnp.ones(2)),
+        "weighting.signal: by_scalar got shape (2,); expected one",
+    ),
+    "two arguments": (
+        by(lambda hyper, ones: ones),
+        "weighting.weigh takes (hyper, ones); it is called with (hyper, si",
+    ),
+    "NumPy": (
+        everywhere(np.asarray),
+        "weighting.weigh failed: its arguments are traced, without val",
+    ),
+    "undeclared": (
+        by(lambda hyper, ones, returns: hyper["tempo"]),
+        "weighting.weigh failed: there is no 'tempo'; hyper has ",
+    ),
     "nan where one is absent": (
         by(
             lambda hyper, ones, returns: basic.broadcast_weights(
@@ -128,6 +159,42 @@ def test_an_error_in_a_weighting_is_reported(mistake):
     with pytest.raises(UsageError) as found:
         check_weighting(rule)
     assert said in str(found.value) and "\n" not in str(found.value)
+
+
+def test_weights_of_a_fixed_number_of_clients_are_refused_for_a_larger_cohort():
+    rule = everywhere(lambda ones: jnp.array([0.2, 0.3, 0.5]))
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(), 3)
+    with pytest.raises(UsageError, match=r"weights leaf 'params/bn1/bias' has shape \(3,\); expected \(5,\)"):
+        contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(), 5)
+
+
+def test_a_second_trial_of_a_weighting_is_not_traced():
+    calls = []
+    rule = by(lambda hyper, ones, returns: calls.append(1) or basic.broadcast_weights(ones / 3, returns))
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
+    num_calls = len(calls)
+    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(lr=0.1))
+    assert len(calls) == num_calls
+
+
+FACTORIES = {
+    "without parentheses": (basic.uniform, "weighting takes (); it is called with (task); did you mean uniform()?"),
+    "two arguments": (lambda task, data: None, "weighting takes (task, data); it is called with (task); give a Weig"),
+    "an error": (lambda task: {}["loss"], "weighting(task) failed: KeyError: 'loss'"),
+}
+
+
+@pytest.mark.parametrize("mistake", FACTORIES)
+def test_an_error_in_a_function_that_makes_a_weighting_is_reported(mistake):
+    factory, message = FACTORIES[mistake]
+    with pytest.raises(UsageError) as error:
+        contracts.weighting_of(factory, TASK)
+    assert message in str(error.value)
+
+
+def test_an_algorithm_without_its_parentheses_is_named():
+    with pytest.raises(UsageError, match=r"got a function; did you mean fedavg\(\)\?"):
+        contracts.check_kinds(None, fedvg_jax.algorithms.fedavg, None)
 
 
 DETAILS = {

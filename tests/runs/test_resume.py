@@ -411,7 +411,7 @@ def test_other_data_are_refused(tiny, run):
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["runs"][0]["from_round"] == 1 and manifest["runs"][0]["versions"]["jax"] == jax.__version__
     (run / "manifest.json").write_text(json.dumps(manifest | {"data": "0" * 32}))
-    with pytest.raises(UsageError, match="another data"):
+    with pytest.raises(UsageError, match="ran on other data"):
         tiny().run(run, resume=str(run), rounds=7)
 
 
@@ -558,7 +558,7 @@ def test_changed_setting_that_affects_results_is_refused_by_name(begun, name):
     [
         ({"rounds": 1}, "has done 2 rounds already"),
         ({"out": Path("elsewhere")}, "leave out --out"),
-        ({"resume": "nowhere"}, "nowhere is no run folder"),
+        ({"resume": "nowhere"}, "nowhere is not a run folder"),
         ({"resume": "runs/bad"}, "is damaged"),
         ({"resume": "runs/list"}, "is damaged"),
         ({"resume": "runs/later"}, "unknown setting 'newer'"),

@@ -95,7 +95,7 @@ def check(
             raise UsageError(
                 f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
             )
-    _refuse_overlap(np.concatenate([rows for part in parts for rows in part]), num_samples, source)
+    _refuse_overlap(parts, num_samples, source)
     parts = Partition(*([rows.astype(np.int32) for rows in part] for part in parts))
     if is_split:
         return parts
@@ -155,10 +155,24 @@ def _rows(rows: Any, num_samples: int, source: object) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _refuse_overlap(rows: np.ndarray, num_samples: int, source: object) -> None:
+def _refuse_overlap(parts: Partition, num_samples: int, source: object) -> None:
+    rows = np.concatenate([rows for part in parts for rows in part])
     if len(rows) and not (rows.min() >= 0 and rows.max() < num_samples):
         raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {rows.min()}..{rows.max()}")
     values, counts = np.unique(rows, return_counts=True)
     if (counts > 1).any():
         row = values[counts.argmax()]
-        raise UsageError(f"{source}: row {row} occurs {counts.max()} times; a row may occur once only")
+        raise UsageError(f"{source}: row {row} occurs {counts.max()} times, {_places(parts, row)}; give it once only")
+
+
+def _places(parts: Partition, row: int) -> str:
+    """Returns which clients hold a row, and in which parts unless all hold it for training.
+
+    >>> _places(Partition([[0], [0, 1]], [[], [2]], [[], []]), 0)
+    'in clients 0 and 1'
+    """
+    holders = [(k, name) for name, part in parts._asdict().items() for k, held in enumerate(part) if row in held]
+    if all(name == "train" for _, name in holders):
+        words = "clients" if len(holders) > 1 else "client"
+        return f"in {words} {' and '.join(str(k) for k, _ in holders[:3])}"
+    return f"in {' and '.join(f'{name} of client {k}' for k, name in holders[:3])}"

@@ -87,7 +87,8 @@ def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -
     """Raises a UsageError that names the smallest client if it has fewer than `min_samples` rows."""
     sizes = np.array([len(client_rows) for client_rows in rows])
     if sizes.min() < min_samples:
+        count = "1 sample" if sizes.min() == 1 else f"{sizes.min()} samples"
         raise UsageError(
-            f"{source}: client {sizes.argmin()} has {sizes.min()} samples, and --min-samples is {min_samples}:"
+            f"{source}: client {sizes.argmin()} has {count}, and --min-samples is {min_samples}:"
             " use fewer clients or a smaller --min-samples"
         )

@@ -1,0 +1,69 @@
+"""Errors in a user's own algorithm are reported in one line that names the function, before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+import worlds
+
+from fedvg_jax import algorithms
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import algorithm_contract
+
+WORLD = worlds.small()
+AVERAGE = worlds.algorithm("fedavg")
+
+
+def sums(hyper, server, params, cohort):
+    return jax.tree.map(lambda u: u.sum(), cohort.update), server
+
+
+MISTAKES = {
+    "a sum per leaf": ({"residual": sums}, "algorithm.residual: R leaf 'bn1/bias' has shape (); expected (5,), as the"),
+    "one value": (
+        {"residual": lambda h, s, params, c: params},
+        "algorithm.residual returned dict; expected (R, the se",
+    ),
+    "no gradients": ({"correct": lambda *_: None}, "algorithm.correct: gradients has no leaf 'bn1/bias'"),
+    "a pair": (
+        {"report": lambda *_: ((), ())},
+        "algorithm.report returned a tuple of 2; expected (the client's memory",
+    ),
+    "another memory": (
+        {"report": lambda *_: (jnp.ones(2), (), ())},
+        "algorithm.report: memory has a leaf '' that algorithm.init's memory of a client has not",
+    ),
+    "one message": ({"report": lambda h, p, a, d: ((), (), d)}, "the message to be averaged has "),
+    "undeclared": (
+        {"residual": lambda hyper, server, params, cohort: (hyper["tempo"], server)},
+        "algorithm.residual failed: there is no 'tempo'; hyper has ",
+    ),
+    "three arguments": (
+        {"residual": lambda hyper, server, cohort: ((), server)},
+        "algorithm.residual takes (hyper, server, cohort); it is called with (hyper, server, params, cohort)",
+    ),
+    "integers": (
+        {"correct": lambda h, grads, p, a: jax.tree.map(lambda g: g.astype(jnp.int32), grads)},
+        "algorithm.correct: gradients leaf 'bn1/bias' is int32",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_error_in_an_algorithm_is_reported(mistake):
+    changes, message = MISTAKES[mistake]
+    with pytest.raises(UsageError) as error:
+        algorithm_contract.check_algorithm(
+            AVERAGE._replace(**changes), worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7
+        )
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("stats_too", [False, True])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedavgm", "fedadam", "fedprox", "scaffold", "feddyn", "fednova", "elastic"]
+)
+def test_every_algorithm_of_the_package_passes(name, stats_too):
+    algorithm = algorithms.elastic(official=stats_too) if name == "elastic" else worlds.algorithm(name)
+    algorithm_contract.check_algorithm(
+        algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=stats_too
+    )

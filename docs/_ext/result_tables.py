@@ -100,7 +100,7 @@ def controls(name: str) -> str:
     against = {(row["method"], row["setting"]): row for row in effects}
     rows = []
     for setting in [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]:
-        for row in accuracy:
+        for row in (row for row in accuracy if row[f"{setting} n"]):  # not the line of the largest class
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             shown = [setting, row["method"], f"{float(mean):.2f} ± {float(std):.2f}", count]
             if effect := against.get((row["method"], setting)):

@@ -134,9 +134,9 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
     code, out, err = run("--alpha", "0.5", "5", "--seed", "0:2")
     assert (code, err) == (0, "")
     assert "sweep of 4 points: alpha (2) x seed (2)" in out and "4/4  alpha=5,seed=1: test accuracy" in out
-    assert "alpha 0.5" in out and out.count("(n 2)") == 2 and str(tmp_path / "out") in out
+    assert "alpha 0.5" in out and out.count("(2)") == 2 and str(tmp_path / "out") in out
     code, again, _ = run("--alpha", "0.5", "5", "--seed", "0:2")
-    assert code == 0 and "1/4" not in again and again.count("(n 2)") == 2
+    assert code == 0 and "1/4" not in again and again.count("(2)") == 2
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
@@ -161,7 +161,7 @@ def test_shards_compute_all_points_once_between_them(run, monkeypatch):
     )
     first, second = (run("--seed", "0:3", "--shard", f"{i}/2") for i in (1, 2))
     assert (first[0], second[0], sorted(computed)) == (0, 0, [0, 1, 2])
-    assert "2 missing" in first[1] and "(n 3)" in second[1]
+    assert "2 missing" in first[1] and "(3)" in second[1]
 
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
@@ -200,7 +200,7 @@ def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache,
     command = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "COLUMNS": "200"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(n 3)") == 2
+    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(3)") == 2
     for folder in (tmp_path / "out" / "points").iterdir():
         assert History.load(folder).summary["parts"] == 1 and not list(folder.glob("history.*-*"))
 

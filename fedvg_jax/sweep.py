@@ -159,7 +159,8 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     from fedvg_jax.views import sweep_progress
 
     results = sweeps.load(points, command.out)
-    console.print(sweep_progress.result_table(results, points, command.sweep.title))
+    if results or not stopped_by:
+        console.print(sweep_progress.result_table(results, points, command.sweep.title))
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)

@@ -3,7 +3,7 @@
 Recomputes the results of summary.json from history.jsonl, and compares the files of each folder with the digests in the
 seals of its checkpoints, in manifest.json and in summary.json. Prints a line for everything that does not fit.
 
-Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is no run folder.
+Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is not a run folder.
 
 It detects accidents and careless edits: flipped bits, cut or exchanged files, an edited accuracy. It does not detect a
 forger who also rewrites every digest: no key is involved. Nothing is trained again, and the data are not read.

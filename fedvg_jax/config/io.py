@@ -86,7 +86,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
             text = file.read(MAX_FILE_SIZE + 1)
         if len(text) > MAX_FILE_SIZE:
-            raise UsageError(f"{path} is no file of settings: it has more than {MAX_FILE_SIZE:,} characters")
+            raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")
         return dotted(tomllib.loads(text))
     except UsageError:
         raise

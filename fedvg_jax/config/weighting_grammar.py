@@ -122,4 +122,4 @@ def check_weighting(config: Config) -> None:
         re.compile(options.include)
     except NO_PATTERN as error:
         shown = options.include[:100]
-        raise UsageError(f"fedvg.include is no regular expression: {error}; got {shown}") from None
+        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {shown}") from None

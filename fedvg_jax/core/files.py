@@ -209,7 +209,7 @@ def read_json(path: Path) -> Any:
 def refuse_special(path: Path) -> None:
     """Raises a UsageError for a folder, pipe, socket or device: reading it fails or may never end."""
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} cannot be read: it is no regular file")
+        raise UsageError(f"{path} cannot be read: it is not a regular file")
 
 
 def read_regular(path: Path) -> bytes:
@@ -219,7 +219,7 @@ def read_regular(path: Path) -> bytes:
         OSError: it cannot be read, or is a folder, pipe, socket or device, from which reading may never end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path.read_bytes()
 
 

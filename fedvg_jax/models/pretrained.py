@@ -165,7 +165,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}")
     if not path.is_file():
-        raise UsageError(f"cannot read {path}: it is no regular file; {_MAKE}")
+        raise UsageError(f"cannot read {path}: it is not a regular file; {_MAKE}")
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.keys())

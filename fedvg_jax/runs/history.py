@@ -82,8 +82,8 @@ class History(_Results):
             folder: a run folder; the run may still be going on, or have been killed. `summary` is then empty.
 
         Raises:
-            UsageError: it is no run folder, or config.json, history.jsonl or summary.json is damaged. Reading a model
-                raises it where no checkpoint holds one.
+            UsageError: it is not a run folder, or config.json, history.jsonl or summary.json is damaged. Reading a
+                model raises it where no checkpoint holds one.
 
         >>> History.load("nowhere")
         Traceback (most recent call last):

@@ -224,7 +224,7 @@ def _make_trace_folder(folder: Path | None) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = files.reason(error)
-        raise UsageError(f"profile {folder} is no folder to write a trace into: {reason}; name another") from None
+        raise UsageError(f"profile {folder} is not a folder to write a trace into: {reason}; name another") from None
 
 
 @contextlib.contextmanager

@@ -94,7 +94,8 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     changed = differences(history.read_config(folder), config)
     if changed:
         raise UsageError(
-            f"{folder} ran with other settings: {', '.join(changed)}; resume it with its own, or start a new run"
+            f"{folder} ran with other settings: {', '.join(changed)}; repeat the settings it ran with, or start a new"
+            " run"
         )
     num_done = history.count_lines(folder)
     if num_done > config.rounds:

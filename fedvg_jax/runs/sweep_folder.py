@@ -83,7 +83,7 @@ def read_document(out: Path) -> dict[str, Any]:
     """
     path = out / DOCUMENT
     if not path.exists():
-        raise UsageError(f"{out} is no folder of a sweep (it has no {DOCUMENT})")
+        raise UsageError(f"{out} is not the folder of a sweep (it has no {DOCUMENT})")
     content = files.read_object(path)
     named = content.get("points")
     if not isinstance(named, list) or not all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in named):

@@ -57,7 +57,7 @@ def check(path: Path) -> Report:
     """Returns the report of comparing the files of a run folder with one another.
 
     Raises:
-        UsageError: `path` is no run folder.
+        UsageError: `path` is not a run folder.
     """
     try:
         is_run = any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
@@ -110,7 +110,7 @@ def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | N
         report.misfits.append(f"{path.name} is damaged: {files.reason(error)}")
         return None
     if not isinstance(value, dict):
-        report.misfits.append(f"{path.name} is damaged: it is no JSON object")
+        report.misfits.append(f"{path.name} is damaged: it is not a JSON object")
         return None
     if not seals.has_own_digest(value) or (is_digested and seals.DIGEST not in value):
         report.misfits.append(f"{path.name} is not as it was written: its digest differs")

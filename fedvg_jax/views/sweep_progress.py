@@ -168,7 +168,8 @@ def result_table(results: Sequence[SweepResult], points: Sequence[Point], title:
     metric = " or ".join(sorted(names))
     heads = [f"alpha {alpha:g}" if alpha is not None else f"test {metric}, final round" for alpha in alphas]
     table = Table(*rows, *heads, title=title or None)
-    table.caption = f"test {metric} after the last round: mean ± standard deviation (n points)"
+    unit = " in %" if metric == "accuracy" else ""
+    table.caption = f"test {metric}{unit} after the last round, mean ± standard deviation (number of runs)"
     for row, columns in cells.items():
         table.add_row(*row, *(cell_text(columns.get(alpha, [])) for alpha in alphas))
     return table
@@ -186,7 +187,7 @@ def cell_text(results: Sequence[History | Failure | None]) -> str:
     parts = []
     if values:
         spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-        parts.append(f"{factor * statistics.mean(values):.{digits}f}{spread} (n {len(values)})")
+        parts.append(f"{factor * statistics.mean(values):.{digits}f}{spread} ({len(values)})")
     kinds = [result.kind for result in results if isinstance(result, Failure)]
     counts: Mapping[str, int] = {
         "diverged": kinds.count("diverged"),

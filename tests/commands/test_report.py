@@ -56,7 +56,7 @@ def test_report_is_written_into_the_sweep_and_read_past(sweep):
     ("words", "message"),
     [
         ([], "arguments are required: DIR"),
-        (["nowhere"], "nowhere is no folder"),
+        (["nowhere"], "nowhere is not a folder"),
         (["SWEEP", "--baseline", "fedsgd"], "no method fedsgd"),
         (["SWEEP", "--target", "76"], "--target must be"),
         (["SWEEP", "--style", "papr"], "did you mean 'paper'"),

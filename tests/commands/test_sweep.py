@@ -137,9 +137,9 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
     code, out, err = run("--seed", "0:2")
     assert (code, err) == (0, "")
     assert "sweep of 2 points: seed (2)" in out and "2/2  seed=1: test accuracy" in out
-    assert out.count("(n 2)") == 1 and str(tmp_path / "out") in out
+    assert out.count("(2)") == 1 and str(tmp_path / "out") in out
     code, again, _ = run("--seed", "0:2")
-    assert code == 0 and "1/2" not in again and again.count("(n 2)") == 1
+    assert code == 0 and "1/2" not in again and again.count("(2)") == 1
     assert f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in again
 
 
@@ -156,7 +156,7 @@ def test_progress_counts_the_points_of_other_processes(run, tmp_path, monkeypatc
 
     monkeypatch.setattr(loop, "run_simulation", beside_another)
     code, out, _ = run("--seed", "0:2")
-    assert code == 0 and "2/2  seed=0: test accuracy" in out and "seed=1" not in out and "(n 2)" in out
+    assert code == 0 and "2/2  seed=0: test accuracy" in out and "seed=1" not in out and "(2)" in out
 
 
 def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_shards_compute_all_points_once_between_them(run, monkeypatch):
     )
     first, second = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (1, 2))
     assert (first[0], second[0], computed) == (0, 0, [0, 1])
-    assert "1 missing" in first[1] and "(n 2)" in second[1]
+    assert "1 missing" in first[1] and "(2)" in second[1]
 
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
@@ -238,7 +238,7 @@ def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache,
     command = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out")]
     environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "COLUMNS": "200"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(n 3)") == 2
+    assert (done.returncode, done.stderr) == (0, "") and "6/6" in done.stdout and done.stdout.count("(3)") == 2
     for folder in (tmp_path / "out" / "points").iterdir():
         assert History.load(folder).summary["parts"] == 1 and not list(folder.glob("history.*-*"))
 

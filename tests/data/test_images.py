@@ -60,11 +60,11 @@ def test_images_of_many_formats_become_bytes_of_one_size(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("notes.txt", b"text", ["notes.txt", "no image"]),
+        ("notes.txt", b"text", ["notes.txt", "not an image"]),
         ("text.png", b"text", ["text.png", "not a complete image"]),
         ("empty.png", b"", ["empty.png", "not a complete image"]),
-        ("inner/x.png", b"", ["inner", "folder that is no image"]),
-        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0", ["script.eps", "no image"]),
+        ("inner/x.png", b"", ["inner", "folder that is not an image"]),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0", ["script.eps", "not an image"]),
         ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
     ],
 )

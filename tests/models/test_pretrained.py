@@ -466,7 +466,7 @@ def test_weights_are_read_from_a_non_utf_8_path(tmp_path):
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_weights_path_that_is_no_regular_file_is_refused_at_once(tmp_path, make):
     make(tmp_path / "weights")
-    with pytest.raises(UsageError, match="weights: it is no regular file"):
+    with pytest.raises(UsageError, match="weights: it is not a regular file"):
         pretrained.read(tmp_path / "weights")
 
 

@@ -233,7 +233,7 @@ def test_damaged_sweep_is_one_line(tmp_path, text):
 def test_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no runs"):
         collect([tmp_path])
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         collect([tmp_path / "nowhere"])
 
 

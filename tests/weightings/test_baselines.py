@@ -353,7 +353,7 @@ def test_an_unknown_weighting_is_reported(text, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"include": "("}, "no regular expression"),
+        ({"include": "("}, "not a regular expression"),
         ({"norm": "delta", "signal": "fisher"}, "got signal fisher"),
         ({"signal": "nosuch"}, "unknown fedvg.signal"),
         ({"layer": "nosuch"}, "unknown fedvg.layer"),

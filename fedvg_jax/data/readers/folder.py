@@ -91,7 +91,7 @@ def images_in(folder: Place) -> list[Place]:
     for file in files:
         if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
             kind = "file" if file.is_file() else "folder"
-            raise UsageError(f"{file}: a {kind} that is no image ({', '.join(images.SUFFIXES)}); move it elsewhere")
+            raise UsageError(f"{file}: a {kind} that is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
     if not files:
         raise UsageError(f"{folder}: holds no image; every class needs at least one")
     return files

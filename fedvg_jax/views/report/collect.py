@@ -138,7 +138,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
     sweeps: list[_Sweep] = []
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder; name a sweep, a run, or a folder of runs")
+            raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
             sweep = _read_sweep(folder)
             sweeps.append(sweep)

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,7 @@ from fedvg_jax.config import Config, presets, shorthands
 from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.data.arrays import OWN_WARNING
 from fedvg_jax.runs import history, resume, seals, stop_signals
 from fedvg_jax.views import output
 
@@ -370,6 +372,7 @@ def _is_writable(cache_dir: Path) -> bool:
     if cache_dir.is_dir() and os.access(cache_dir, os.W_OK):
         return True
     print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
+    warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it
     return False
 
 

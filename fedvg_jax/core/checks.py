@@ -188,6 +188,15 @@ def calling(what: str, **named_values: Any) -> Iterator[None]:
         raise UsageError(f"{what} failed: {_cause(error, named_values)}") from error
 
 
+@contextlib.contextmanager
+def without_notes() -> Iterator[None]:
+    """Removes the note on hidden frames that jax adds to a UsageError raised while it traces."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(*error.args) from error.__cause__
+
+
 def _cause(error: Exception, named_values: Mapping[str, Any]) -> str:
     """Returns the reason of an error in a user's function, and what to do where that is known."""
     mappings = {name: value for name, value in named_values.items() if isinstance(value, Mapping)}

@@ -91,7 +91,8 @@ def check_task(task: Task, pool: Any) -> None:
     def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
         return _pair(task.loss(model.params, model.stats, batch, mask, True))
 
-    loss, stats = jax.eval_shape(trial, model, batch, mask)
+    with checks.without_notes():
+        loss, stats = jax.eval_shape(trial, model, batch, mask)
     if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UsageError(
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
@@ -175,14 +176,16 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
         trial = _jitted_trial(weighting)
     except TypeError:  # a user's object without a hash is not stored
         trial = _jitted_trial.__wrapped__(weighting)
-    result = trial(model, few, hyper)
+    with checks.without_notes():
+        result = trial(model, few, hyper)
     if any((np.asarray(leaf) < 0).any() for leaf in jax.tree.leaves(result.measured)):
         _weights(weighting, hyper, result.measured, result.returns)  # not traced, so that `shares` sees the values
     checks.distributions(result.weights, _CLIENTS, "weighting.weigh: weights")
     checks.distributions(result.of_present, _CLIENTS, "weighting.weigh: with the first client absent, weights")
     _record(*jax.device_get((result.score, result.detail)))
     if cohort_size not in (None, _CLIENTS):
-        jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
+        with checks.without_notes():
+            jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
 
 
 class _Trial(NamedTuple):

@@ -193,10 +193,13 @@ def print_results(console: Console, history: History, given: Collection[str] = (
     Args:
         console: where to print.
         history: of the run.
-        given: what the caller passed in place of the config's; a weighting may use D_val.
+        given: what the caller passed in place of the config's.
     """
     weighting = "" if history.config is None else history.config.weighting
-    console.print(result_table(history, "weighting" in given or not set(weighting.split("+")) <= WITHOUT_VALIDATION))
+    table = result_table(history, not set(weighting.split("+")) <= WITHOUT_VALIDATION)
+    if "weighting" in given:
+        table.caption = None  # whether it uses D_val cannot be known
+    console.print(table)
     if history.folder is not None:
         console.print(f"run folder {history.folder}", highlight=False, soft_wrap=True, markup=False)
 

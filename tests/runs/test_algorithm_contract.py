@@ -56,6 +56,7 @@ def test_an_error_in_an_algorithm_is_reported(mistake):
             AVERAGE._replace(**changes), worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7
         )
     assert message in str(error.value) and "\n" not in str(error.value)
+    assert not getattr(error.value, "__notes__", [])
 
 
 @pytest.mark.parametrize("stats_too", [False, True])

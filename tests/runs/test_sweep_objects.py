@@ -43,7 +43,7 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
         ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
         ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
-        ({"partition": [np.arange(50)] * 4}, "a row may occur once"),
+        ({"partition": [np.arange(50)] * 4}, "row 0 occurs 4 times"),
     ],
     ids=["range", "unknown", "number", "weighting", "partition", "rows"],
 )

@@ -89,36 +89,32 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
     assert evaluate._cache_size() == 2  # one for each table
 
 
-HASHES_OF_PROGRAMS = """
-import hashlib
+PRINTS_ITS_PROGRAMS = """
+import hashlib, pathlib, sys
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import simulation as build
-def hashes(folder):
-    images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
-    sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
-    rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
-    chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
-    evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
-    return [hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)]
+images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
+folder = pathlib.Path(sys.argv[1])
+sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
+rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
+print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)))
 """
 
 
 def test_processes_share_programs_in_the_compilation_cache(tmp_path):
     """Under different seeds of Python's string hashes."""
-    code = HASHES_OF_PROGRAMS + "import pathlib, sys; print(*hashes(pathlib.Path(sys.argv[1])))"
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    other = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env=os.environ | {"PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    here = {}
-    exec(HASHES_OF_PROGRAMS, here)
-    assert here["hashes"](tmp_path) == other and len(set(other)) == 2
+    command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
+    first, second = (
+        subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for seed in ("1", "2")
+    )
+    assert first == second and len(set(first)) == 2
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])

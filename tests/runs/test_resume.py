@@ -209,6 +209,7 @@ def test_unfinished_run_without_checkpoint_starts_again_with_one_line(tiny, whol
         (lambda text: text.replace(b"1", b"2", 1), [1]),
         (lambda text: b"".join(text.splitlines(True)[:4]), [5, 6]),
         (lambda text: b"", [1, 2, 3, 4, 5, 6]),
+        (lambda text: text[:-1], [6]),
     ],
 )
 def test_damaged_history_loses_only_its_damaged_lines(tiny, whole, run, damage, lost):

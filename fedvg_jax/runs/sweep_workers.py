@@ -175,7 +175,7 @@ def run_submitit(
         UsageError: submitit is missing, or refuses an option.
     """
     try:
-        import submitit
+        import submitit  # pyright: ignore[reportMissingImports]  an extra
     except ImportError:
         raise UsageError("--executor submitit needs submitit; pip install 'fedvg_jax[slurm]'") from None
     executor = submitit.AutoExecutor(folder=folder)

@@ -154,9 +154,31 @@ def specification(study: Study, index: int) -> dict[str, Any]:
         for m, c in drawn.items()
         for r, y, s in zip(c.rounds, c.mean, c.std, strict=True)
     ]
-    looks = base.line_styles(study.methods)
     low, high = curves.limits(study, list(drawn.values()))
-    methods = list(drawn)
+    layers = _curve_layers(study, list(drawn), [_rounded(low), _rounded(high)])
+    shares = [share for m in study.methods if (share := majority(study.cell(m, scenario))) is not None]
+    if shares and low <= shares[0] <= high:
+        rule = {"type": "rule", "strokeDash": [2, 3], "color": "#777", "tooltip": "always the largest class"}
+        layers.append({"mark": rule, "encoding": {"y": {"datum": _rounded(shares[0])}}})
+    title = scenario_text(scenario) or study.title
+    return {
+        "title": {"text": one_line(title)[:80], "anchor": "start"},
+        "width": 380,
+        "height": 260,
+        "data": {"values": values},
+        "layer": layers,
+    }
+
+
+def _curve_layers(study: Study, methods: list[str], limits: list[float]) -> list[dict[str, Any]]:
+    """Returns the layers of bands and of lines, whose methods are chosen in the legend.
+
+    Args:
+        study: what is reported.
+        methods: those that have a curve.
+        limits: of the vertical axis.
+    """
+    looks = base.line_styles(study.methods)
     legend = {"title": None, "labelLimit": 240, "symbolOpacity": 1, "symbolType": "stroke", "symbolSize": 300}
     colour = {
         "field": "method",
@@ -171,12 +193,12 @@ def specification(study: Study, index: int) -> dict[str, Any]:
         "legend": legend,
     }
     x = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False}}
-    scale = {"domain": [_rounded(low), _rounded(high)], "clamp": False, "nice": False, "zero": False}
+    scale = {"domain": limits, "clamp": False, "nice": False, "zero": False}
     y = {"type": "quantitative", "title": curves.metric_label(study), "scale": scale}
     names = {"method": "method", "round": "round", "mean": "mean", "low": "mean - deviation", "n": "runs"}
     tooltip = [{"field": field, "title": title} for field, title in names.items()]
     shown = {"param": "method_choice", "value": 1.0}
-    layers: list[dict[str, Any]] = [
+    return [
         {
             "mark": {"type": "area", "clip": True},
             "encoding": {
@@ -203,18 +225,6 @@ def specification(study: Study, index: int) -> dict[str, Any]:
             },
         },
     ]
-    shares = [share for m in study.methods if (share := majority(study.cell(m, scenario))) is not None]
-    if shares and low <= shares[0] <= high:
-        rule = {"type": "rule", "strokeDash": [2, 3], "color": "#777", "tooltip": "always the largest class"}
-        layers.append({"mark": rule, "encoding": {"y": {"datum": _rounded(shares[0])}}})
-    title = scenario_text(scenario) or study.title
-    return {
-        "title": {"text": one_line(title)[:80], "anchor": "start"},
-        "width": 380,
-        "height": 260,
-        "data": {"values": values},
-        "layer": layers,
-    }
 
 
 def _rounded(value: float) -> float:

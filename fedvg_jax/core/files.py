@@ -27,7 +27,7 @@ def export_target(path: Path) -> Path:
     """Returns the file that an export to `path` writes: the target of a link, otherwise `path` itself.
 
     Raises:
-        UsageError: `path` exists and is no regular file (but a folder, a device, a pipe or a broken link), or its
+        UsageError: `path` exists and is not a regular file (but a folder, a device, a pipe or a broken link), or its
             folder is missing or cannot be written to.
     """
     try:
@@ -238,7 +238,7 @@ def parse_json(text: bytes, source: object) -> Any:
     except RecursionError:
         raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
     except ValueError as error:
-        raise UsageError(f"{source} is damaged: no complete JSON ({reason(error)})") from None
+        raise UsageError(f"{source} is damaged: not complete JSON ({reason(error)})") from None
 
 
 _JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
@@ -254,7 +254,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 
     The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
-    that cannot be made is no error; writing to it will be. Systems without user ids are not checked.
+    that cannot be made is not an error; writing to it will be. Systems without user ids are not checked.
 
     Args:
         folder: the cache folder.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import time
@@ -120,14 +121,16 @@ def _partition_text(config: Config, partition: str) -> str:
 def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish; yields a function that takes the new records.
 
-    In a terminal: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per evaluation.
+    In a terminal, or a notebook with ipywidgets: a bar with test accuracy, or loss, and the time left. In a notebook
+    without: one line that changes. Elsewhere: a line per evaluation.
 
     Args:
         console: where to print.
         total: number of rounds.
     """
     if not _shows_bar(console):
-        yield lambda records: _print_evaluation(console, records[-1], total)
+        write = _write_line(console)
+        yield lambda records: write(_evaluation_text(records[-1], total)) if "test_loss" in records[-1] else None
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
     left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
@@ -253,11 +256,20 @@ def metric_text(record: Record) -> str:
     return f"test {name} {value:.1%}" if name == "accuracy" else f"test {name} {value:.3f}"
 
 
-def _print_evaluation(console: Console, record: Record, total: int) -> None:
-    """Prints a line where the record has an evaluation."""
-    if "test_loss" in record:
-        loss = record["val_loss"]
-        validation = f"validation loss {'not finite' if loss is None else f'{loss:.3f}'}"
-        left = (record["seconds"] or 0) * (total - record["round"])
-        line = f"round {record['round']}/{total}  {metric_text(record)}, {validation}, about {left:.0f} s left"
-        console.print(line, highlight=False)
+def _evaluation_text(record: Record, total: int) -> str:
+    """Returns round, results and time left of a record that has an evaluation."""
+    loss = record["val_loss"]
+    validation = f"validation loss {'not finite' if loss is None else f'{loss:.3f}'}"
+    left = (record["seconds"] or 0) * (total - record["round"])
+    return f"round {record['round']}/{total}  {metric_text(record)}, {validation}, about {left:.0f} s left"
+
+
+def _write_line(console: Console) -> Callable[[str], None]:
+    """Returns a function that prints a line; in a notebook, each call replaces the line of the last."""
+    if not console.is_jupyter:
+        return functools.partial(console.print, highlight=False)
+    from IPython.display import DisplayHandle  # pyright: ignore[reportMissingImports]
+
+    cell = DisplayHandle()
+    cell.display({"text/plain": ""}, raw=True)
+    return lambda text: cell.update({"text/plain": text}, raw=True)

@@ -14,7 +14,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
     """Returns training samples and label counts of every client, with `skew`, as JSON values.
 
     Args:
-        labels: [T]. For labels that are no integers, or without class names (regression), only sizes are counted.
+        labels: [T]. For labels that are not integers, or without class names (regression), only sizes are counted.
         class_names: [C], or empty.
         parts: the partition.
     """

@@ -29,7 +29,6 @@ from flwr.app import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     ArrayRecord,
     ConfigRecord,
     Message,
-    MessageType,
     MetricRecord,
     RecordDict,
 )
@@ -191,8 +190,7 @@ class FedVG(Strategy):
         metrics[self.server.weighted_by_key] = 1
         content = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})
         log.info("FedVG: hands the weighted mean to %s as one reply", type(self.server).__name__)
-        only = Message(content=content, dst_node_id=reply.metadata.src_node_id, message_type=MessageType.TRAIN)
-        return self.server.aggregate_train(server_round, [only])[0]
+        return self.server.aggregate_train(server_round, [Message(content, reply_to=reply)])[0]
 
 
 def array_record(variables: Variables) -> ArrayRecord:

@@ -306,7 +306,7 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
             of_present = weights.of_tensors[name][weights.present]
             averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(stack[0].dtype)
         else:
-            averaged[name] = np.rint(np.tensordot(mean, np.stack(stack), 1)).astype(stack[0].dtype)
+            averaged[name] = np.asarray(np.rint(np.tensordot(mean, np.stack(stack), 1)), stack[0].dtype)
     return averaged
 
 

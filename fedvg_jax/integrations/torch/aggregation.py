@@ -16,7 +16,7 @@ from torch import Tensor  # pyright: ignore[reportMissingImports]
 from fedvg_jax.core import checks, groups, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.weightings import fedvg
+from fedvg_jax.weightings.fedvg import first_component, inverse, layer_norms, weights_by_group
 
 StateDict = Mapping[str, Tensor]
 
@@ -62,15 +62,15 @@ def inverse_norm_weights(
     measure = checks.named(norms.BY_NAME, norm, "norm")
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     path = {name: name.replace(".", "/") for name in floats}
-    name_of = {path: name for name, path in path.items()}
+    name_of = {at: name for name, at in path.items()}
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
     }
     statistics = {path[name]: 0 for name in floats if name not in gradients[0]}
-    block = (lambda at: block_of(name_of[at])) if block_of else fedvg.first_component
+    block = (lambda at: block_of(name_of[at])) if block_of else first_component
     by_group = grouping(Variables(measured, statistics), block)
     layers = groups.layers({at: value[0] for at, value in measured.items()})
-    weights = fedvg.weights_by_group(fedvg.inverse(eps), fedvg.layer_norms(measured, layers), by_group)
+    weights = weights_by_group(inverse(eps), layer_norms(measured, layers), by_group)
     of_path = {**weights.params, **weights.stats}
     return {name: torch.from_numpy(np.array(of_path[path[name]])) for name in floats}
 

@@ -306,3 +306,27 @@ def test_lost_terminal_changes_nothing_under_nohup():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+HANGING_UP = """
+import signal
+from fedvg_jax.runs import stop_signals
+with stop_signals.end_at_once(lambda: "bye"):
+    with stop_signals.say_at_once(lambda: "bye, too"):
+        with stop_signals.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+signal.raise_signal(signal.SIGHUP)
+print(requests.stop, flush=True)
+with stop_signals.end_at_once(lambda: "bye"):
+    signal.raise_signal(signal.SIGTERM)
+    signal.pause()
+"""
+
+
+def test_repeated_hang_up_ends_nothing_after_the_run_has_stopped_for_the_first():
+    """Shells and the kernel send it more than once, at any time before the process ends."""
+    with started([sys.executable, "-c", HANGING_UP]) as process:
+        shown, errors = process.communicate(timeout=60)
+    assert (process.returncode, shown, errors) == (143, "['SIGHUP']\n", "bye\n")

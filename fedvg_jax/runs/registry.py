@@ -90,7 +90,7 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, **options)
     if config.model in SEQUENCE_MODELS:
-        task = tasks.next_character(module, num_classes, *shape, block_of(config))
+        task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = precision.compute_in(task, config.precision)

@@ -23,7 +23,7 @@ _TEXT: dict = {"model": "gru", "partition": "group", "rounds": 30, "local_epochs
 
 DATASETS: dict[str, dict] = {
     "digits": {},
-    "breast_cancer": {"clients": 10, "rounds": 50},
+    "breast_cancer": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50},
     "wine": {"clients": 5, "rounds": 50, "alpha": 0.5},
     "iris": {"clients": 5, "rounds": 50, "alpha": 0.5},
     "literature": _TEXT,

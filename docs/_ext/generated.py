@@ -13,7 +13,7 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
-CONTROLS = ("digits", "literature", "breast_cancer")
+CONTROLS = ("digits",)
 """Data sets on which FedVG was compared with its controls."""
 
 

@@ -12,6 +12,7 @@ jax is imported by `current` only, so packages without jax may import this modul
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Mapping
@@ -202,8 +203,9 @@ def num_cores() -> int:
 def host_memory() -> int | None:
     """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
     limits = []
-    if hasattr(os, "sysconf"):
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if hasattr(os, "sysconf"):  # not on Windows
+        with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cgroup = Path("/sys/fs/cgroup/memory.max")
     text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
     if text != "max":

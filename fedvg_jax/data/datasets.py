@@ -10,7 +10,20 @@ from typing import Any, NamedTuple
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
+from fedvg_jax.data.readers import (
+    cifar,
+    covid19,
+    digits,
+    encoded,
+    folder,
+    medmnist,
+    npz,
+    stl10,
+    tables,
+    text,
+    tfds,
+    tinyimagenet,
+)
 
 
 class Source(NamedTuple):
@@ -42,9 +55,17 @@ SOURCES = {
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
     "folder": Source(folder.load, folder.LAYOUT, _IMAGES),
+    "text": Source(text.load, text.LAYOUT),
 }
 
-NAMES = ("digits", *SOURCES)
+BUILT_IN: dict[str, Callable[[], Arrays]] = {
+    "digits": digits.load,
+    **{name: partial(tables.load, name) for name in tables.LOADERS},
+    "literature": text.literature,
+}
+"""Data set that needs no files -> its reader."""
+
+NAMES = (*BUILT_IN, *SOURCES)
 
 
 def load(
@@ -59,7 +80,7 @@ def load(
     """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, or "tfds:NAME". "digits" comes with scikit-learn and needs no folder.
+        name: one of `NAMES`, or "tfds:NAME". Those of `BUILT_IN` need no folder.
         data_dir: the folder (or file) of the data.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
@@ -74,8 +95,8 @@ def load(
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
     source, options = check(name, data_dir, size=size, splits=splits)
-    if name == "digits":
-        return digits.load()
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if "progress" in source.takes:
         options["progress"] = progress
     try:
@@ -99,7 +120,7 @@ def check(
     """
     source = _source(name)
     options = _options(name, source, size, splits)
-    if name != "digits":
+    if name not in BUILT_IN:
         if data_dir is None:
             raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
         _existing(Path(data_dir), source.holds)
@@ -122,7 +143,7 @@ def _source(name: str) -> Source:
         return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
     if name not in NAMES:
         raise UsageError(f"dataset must be one of {', '.join(NAMES)}, or {tfds.PREFIX}NAME, got {name!r}")
-    return SOURCES.get(name, Source(digits.load, ""))
+    return SOURCES[name] if name in SOURCES else Source(BUILT_IN[name], "")
 
 
 def _printable(arrays: Arrays) -> Arrays:

@@ -221,9 +221,9 @@ def _check_weighting(
         if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
-        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+        user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
     if "client_accuracy" in recorded_names(config):
-        user_data.class_labels(arrays, "record client_accuracy", "use client_val_loss")
+        user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
 def make_state(

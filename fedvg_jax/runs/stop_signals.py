@@ -229,7 +229,8 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
 def _following(follow: Callable[[int], None]) -> Iterator[None]:
     """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
+        os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=follow, args=(reading,), daemon=True)
     thread.start()

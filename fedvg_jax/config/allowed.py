@@ -22,6 +22,9 @@ DATASETS = (
     "encoded",
     "folder",
 )
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names in `track`."""
+
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
 STEMS = ("imagenet", "cifar")
 NORMALISERS = ("batch", "group")
@@ -107,6 +110,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "validation.classes": ("paper", "all"),
     "validation.imbalance": ("corrected", "official"),
     "corrupt.kind": CORRUPTIONS,
+    "export_form": ("parts", "clients"),
 }
 """Setting -> its allowed names."""
 

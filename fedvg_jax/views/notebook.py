@@ -29,6 +29,7 @@ def round_progress(total: int, metric_text: Callable[[Record], str]) -> Iterator
     start, shown_at = time.monotonic(), 0.0
     first, done, metric = 0, 0, ""
     handle = display(HTML(bar(0, total, "compiling")), display_id=True)
+    assert handle is not None, "a display with an id has a handle"
 
     def text(is_over: bool) -> str:
         elapsed = time.monotonic() - start

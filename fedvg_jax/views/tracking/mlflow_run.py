@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -31,27 +33,41 @@ def open_writer(run: TrackedRun) -> Writer:
 
     for name, value in LIMITS.items():
         os.environ.setdefault(name, value)
-    client = mlflow.MlflowClient()
-    identity = _known_run(client, run.stored.get("run_id"))
-    if identity is None:
-        identity = _new_run(client, run)
-        params = [Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()]
+    with _without_retries_in_the_log():
+        client = mlflow.MlflowClient()
+        known = _known_run(client, run.stored.get("run_id"))
+        identity = known or _new_run(client, run)
+        params = [] if known else [Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()]
         for some in _batches(params, MOST_PARAMS):
             client.log_batch(identity, params=some)
 
     def log(scalars: Scalars) -> None:
         now = int(time.time() * 1000)
         metrics = (Metric(name, v, now, number) for number, values in scalars.items() for name, v in values.items())
-        for some in _batches(metrics, MOST_METRICS):
-            client.log_batch(identity, metrics=some)
+        with _without_retries_in_the_log():
+            for some in _batches(metrics, MOST_METRICS):
+                client.log_batch(identity, metrics=some)
 
     def close(ending: Ending) -> None:
         log({ending.num_rounds: {f"summary/{name}": value for name, value in ending.summary.items()}})
-        for path in ending.pictures.values():
-            client.log_artifact(identity, str(path), "pictures")
-        client.set_terminated(identity, STATUS[ending.status])
+        with _without_retries_in_the_log():
+            for path in ending.pictures.values():
+                client.log_artifact(identity, str(path), "pictures")
+            client.set_terminated(identity, STATUS[ending.status])
 
     return Writer(f"{mlflow.get_tracking_uri()}, run {identity}", {"run_id": identity}, log, close)
+
+
+@contextlib.contextmanager
+def _without_retries_in_the_log() -> Iterator[None]:
+    """Hides the lines of single retries: the error behind the last one is reported."""
+    logger = logging.getLogger("urllib3.connectionpool")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _known_run(client: Any, identity: Any) -> str | None:

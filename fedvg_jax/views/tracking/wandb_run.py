@@ -28,7 +28,7 @@ def open_writer(run: TrackedRun) -> Writer:
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
         id=identity,
-        resume="allow",
+        resume="allow" if known else None,
         config=dict(run.settings),
         reinit="create_new",  # the runs of a sweep follow one another, beside a run of the caller's own
         settings=wandb.Settings(console="off", silent=True),

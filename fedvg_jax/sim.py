@@ -28,8 +28,8 @@ from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
-from fedvg_jax.runs import history, resume, seals, stop_signals
-from fedvg_jax.views import output
+from fedvg_jax.runs import history, hub_folder, resume, seals, stop_signals
+from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -250,7 +250,10 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     if config.export:
-        files.export_target(config.export)
+        hub_folder.check_target(config.export)
+    tracking.require(config, has_folder=True)
+    if config.export_partition:
+        files.export_target(config.export_partition, "export_partition")
     if config.dry_run:
         return _show_plan(config, console, unused)
     wants_resume, config = config.resume, resume.resolve(config)
@@ -298,20 +301,17 @@ def exit_message(out: Path) -> str:
 def _train(config: Config, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
     """Trains, draws and exports; returns the exit code."""
     sim, out = _prepare(config, console, unused), _run_folder(config)
-    from fedvg_jax.runs import loop
     from fedvg_jax.views import display
 
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
+        finished = tracking.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 
         plots.write(out, finished.records, config)
     display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.models import pretrained
-
-        pretrained.save(config.export, finished.variables, config.model)
+        hub_folder.export(config.export, sim, finished)
         log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0

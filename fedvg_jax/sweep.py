@@ -21,6 +21,7 @@ from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_worke
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweep_workers import Share
 from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,6 +91,7 @@ def run(command: CommandLine) -> int:
     for line in opening_lines(command):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     sweep_folder.check_sources(command.points.points)
+    tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
 
@@ -245,7 +247,7 @@ def _compute(
             return _share_out(command, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        return sweeps.compute(mine, out, observers)[1]
+        return sweeps.compute(mine, out, observers._replace(run=tracking.run_simulation))[1]
 
 
 def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[Point]]:
@@ -299,8 +301,9 @@ def _work(command: CommandLine, share: Share) -> int:
     sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
 
+    mine, observers = _mine(command, points, command.phase), sweeps.Observers(run=tracking.run_simulation)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(_mine(command, points, command.phase), phase_folder(command, command.phase))
+        _, stopped_by = sweeps.compute(mine, phase_folder(command, command.phase), observers)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

@@ -68,15 +68,18 @@ def run_chunks(
         planned = _plan_chunk(sim, planned, num_done, min(num_rounds, _until_pause(sim.config, num_done)))
         start = time.perf_counter()
         rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-        state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
-        num_done, running = num_done + len(planned), planned
-        num_ahead = min(len(running), sim.config.rounds - num_done)
-        planned = [sim.schedule(num_done + i) for i in range(num_ahead)]  # while the device works
-        metrics = jax.device_get(metrics)
+        with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
+            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
+            num_done, running = num_done + len(planned), planned
+            num_ahead = min(len(running), sim.config.rounds - num_done)
+            with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
+                planned = [sim.schedule(num_done + i) for i in range(num_ahead)]
+            metrics = jax.device_get(metrics)
         round_seconds = (time.perf_counter() - start) / len(running)
         records = _records(num_done - len(running), running, metrics, round_seconds)
         if _until_evaluation(sim.config, num_done - 1) == 1:
-            records[-1] |= evaluate(sim, compiled, state)
+            with jax.profiler.TraceAnnotation("evaluate"):
+                records[-1] |= evaluate(sim, compiled, state)
         yield state, records
 
 

@@ -15,6 +15,7 @@ import jax
 from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
@@ -45,6 +46,7 @@ def run_simulation(
     log: Callable[[str], None] = _log_warning,
     exit_message: Callable[[], str] | None = None,
     on_stop: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -56,6 +58,7 @@ def run_simulation(
         exit_message: see `stop_signals.watch`.
         on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
             run.
+        on_start: called when the run folder is open, before anything is compiled.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -72,7 +75,10 @@ def run_simulation(
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
     with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+        if config.export_partition:
+            to_rows.write(config.export_partition, sim.partition, config.export_form)
         start = recorder.start
+        on_start()
         if start.records:
             on_records(start.records)
         if len(start.records) == config.rounds and start.resumed_from is not None:
@@ -232,7 +238,7 @@ def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
     """Traces to `folder` until the yielded function is called, or to the end."""
     with contextlib.ExitStack() as tracing:
         if folder is not None:
-            tracing.enter_context(jax.profiler.trace(folder))
+            tracing.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
         yield tracing.close
 
 

@@ -28,6 +28,9 @@ RESUMABLE_CHANGES = frozenset(
         "data_dir",
         "config",
         "nonfinite",
+        "track",
+        "export_partition",
+        "export_form",
     }
 )
 """Settings that may differ when a run is resumed, because they change no result.

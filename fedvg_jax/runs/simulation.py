@@ -33,6 +33,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
@@ -257,8 +258,15 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
+        columns=columns(config),
         progress=reading,
     )
+
+
+def columns(config: Config) -> Columns:
+    """Returns the columns of a set hf:FOLDER; those of groups are read for partition group only."""
+    group = config.group_column if config.partition == "group" else ""
+    return Columns(config.image_column, config.label_column, group) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(

@@ -52,6 +52,8 @@ class Observers(NamedTuple):
     log: Callable[[str], None] = lambda line: None
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
+    run: Callable[..., History] = loop.run_simulation
+    """runs a simulation; gets the arguments of `loop.run_simulation`"""
 
 
 def program_key(config: Config) -> tuple:
@@ -61,7 +63,10 @@ def program_key(config: Config) -> tuple:
 
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
-    return config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir
+    return (
+        *(config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir),
+        simulation.columns(config),
+    )
 
 
 def by_program(points: Sequence[Point]) -> list[list[Point]]:
@@ -95,7 +100,7 @@ def compute(
     results: dict[str, History | Failure] = {}
     data, stops = _DataStore({}), []
     listeners = {"log": observers.log, "exit_message": observers.exit_message, "on_stop": stops.append}
-    listeners["on_records"] = observers.on_records
+    listeners |= {"on_records": observers.on_records, "run": observers.run}
     pending = list(points)
     while pending:
         busy = []
@@ -169,7 +174,7 @@ def _compute_point(
         out: folder of the sweep.
         data: the data set that was read last.
         replacements: arguments of `simulation.simulation`.
-        listeners: arguments of `loop.run_simulation`.
+        listeners: arguments of `loop.run_simulation`, and `run`, which gets them.
     """
     folder = sweep_folder.point_folder(out, point.name) if out else None
     num_done = 0
@@ -185,7 +190,8 @@ def _compute_point(
         if arguments.get("data") is None:
             arguments["data"] = data.read(config)
         sim = simulation.simulation(config, **arguments)
-        history = loop.run_simulation(sim, **{**listeners, "on_records": count})
+        run, arguments = listeners["run"], {name: f for name, f in listeners.items() if name != "run"}
+        history = run(sim, **{**arguments, "on_records": count})
         return history if folder else _on_host(history)
     except DivergedError as error:
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +19,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
+from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
 
@@ -123,13 +123,18 @@ def _partition_text(config: Config, partition: str) -> str:
 def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish; yields a function that takes the new records.
 
-    In a terminal: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per evaluation.
+    In a terminal and in a notebook: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per
+    evaluation.
 
     Args:
         console: where to print.
         total: number of rounds.
     """
-    if not _shows_bar(console):
+    if console.is_jupyter:
+        with notebook.round_progress(total, metric_text) as show:
+            yield show
+        return
+    if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
@@ -144,11 +149,6 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
-
-
-def _shows_bar(console: Console) -> bool:
-    """Returns whether a progress bar can be drawn: on a terminal, or in a notebook that has ipywidgets."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files
+from fedvg_jax.core import files, processes
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -177,9 +177,9 @@ def simulation(
         partition=parts,
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
-        state=jax.device_put(state, placement),
-        data=jax.device_put(tables, placement),
-        hyper=values,
+        state=processes.place(state, placement),
+        data=processes.place(tables, placement),
+        hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
         chunk=program.chunk,
         evaluate=program.evaluate,

@@ -160,7 +160,7 @@ def logs(folder):
     return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
 
 
-RUN = ["--clients", "7", "--alpha", "1.0", "--model", "logistic", "--rounds", "400", "--eval-every", "40"]
+RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "400", "--eval-every", "40"]
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--lr", "0.05"]
 
 

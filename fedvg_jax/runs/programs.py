@@ -151,7 +151,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
         optimiser,
         jax.jit(task.init),
         jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
-        jax.jit(evaluate.make_evaluate(task, executor)),
+        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
     )
 
 

@@ -17,6 +17,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views import notebook
@@ -60,7 +61,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     hardware = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
-    sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [

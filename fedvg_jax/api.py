@@ -139,6 +139,7 @@ def run_sweep(
     weighting: programs.WeightingOrFactory | None = None,
     hyper: Mapping[str, float] | None = None,
     progress: bool = False,
+    vectorize: str | int = "auto",
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -151,6 +152,8 @@ def run_sweep(
             Functions are compared by name only: after a change of one, name another folder.
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
+        vectorize: how many runs of one program are computed side by side; "off" for one after another, "auto" for side
+            by side where it is faster.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -179,12 +182,13 @@ def run_sweep(
     if data is None:
         sweep_folder.check_sources(made.points)
     sweep_objects.check(made.points, replacements)
+    share = sweeps.sharing(sweep_points.check_vectorize(str(vectorize), made.points))
     if folder:
         given = sweep_objects.describe(replacements)
         sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
     ordered = [point for group in sweeps.by_program(made.points) for point in group]
     with _sweep_observers(ordered, folder, progress) as observers:
-        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
+        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements, share=share)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
     if stopped_by is not None:

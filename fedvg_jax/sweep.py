@@ -55,6 +55,8 @@ Options of the sweep:
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores
+  --vectorize N          N points of one program side by side; off: one after
+                         another; auto: side by side where it is faster
   --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
@@ -245,7 +247,7 @@ def _compute(
             return _share_out(command, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        return sweeps.compute(mine, out, observers)[1]
+        return sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))[1]
 
 
 def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[Point]]:
@@ -272,7 +274,7 @@ def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observ
         for point in [point for point in pending if _is_done(out, point)]:
             pending.remove(point)
             observers.on_start(point)
-            observers.on_records([{"round": point.config.rounds}])
+            observers.on_records(point, [{"round": point.config.rounds}])
             observers.on_end(point, sweeps.load([point], out)[0].result)
 
     if not pending:
@@ -299,8 +301,9 @@ def _work(command: CommandLine, share: Share) -> int:
     sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
 
+    mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(_mine(command, points, command.phase), phase_folder(command, command.phase))
+        _, stopped_by = sweeps.compute(mine, out, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

@@ -20,7 +20,7 @@ from fedvg_jax.runs.sweep_workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "vectorize")
 """Flags of the sweep itself with one value, or none."""
 
 HIDDEN = ("worker", "phase")
@@ -66,6 +66,8 @@ class CommandLine(NamedTuple):
     """which process of another one's `jobs` this is"""
     phase: str = ""
     """of a worker: the part of the sweep that it computes"""
+    vectorize: str = "auto"
+    """see `sweep_points.check_vectorize`"""
     words: tuple[str, ...] = ()
     """the command line of a worker, without its share and phase"""
 
@@ -105,6 +107,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
         phase=own.get("phase", ""),
+        vectorize=sweep_points.check_vectorize(own.get("vectorize", "auto"), points.points),
         words=(*words, f"--out={out}"),
     )
 

@@ -20,7 +20,20 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    GradientSupport,
+    Hyper,
+    RoundStep,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts
@@ -129,18 +142,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor, optimiser = make_executor(config), make_optimiser(config)
-    step = federated_round.make_round(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        config.clients,
-        **make_hooks(config, task),
-        support=live,
-        stats_too=config.server_stats == "official",
-        weigh_untrained=config.untrained == "weighed",
-    )
+    step = make_step(config, task, algorithm, weighting, executor, optimiser, live)
     return Program(
         task,
         algorithm,
@@ -154,6 +156,30 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
 
 
 _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+
+
+def make_step(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    executor: Executor,
+    optimiser: Optimiser,
+    support: GradientSupport,
+) -> RoundStep:
+    """Returns the round of a run, with the hooks that the config names."""
+    return federated_round.make_round(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        config.clients,
+        **make_hooks(config, task),
+        support=support,
+        stats_too=config.server_stats == "official",
+        weigh_untrained=config.untrained == "weighed",
+    )
 
 
 def compile_for(

@@ -134,7 +134,9 @@ def compute(name: str, way: Way, share: int) -> dict[str, float]:
     seeds = list(range(share, net.points, way.processes))
     vectorize = len(seeds) if way.side_by_side else "off"
     axes: dict[Any, Any] = {("seed", "partition_seed"): [(seed, seed) for seed in seeds]}
-    summaries = [r.result.summary for r in fedvg_jax.run_sweep(config, axes, data=data, vectorize=vectorize)]
+    results = [each.result for each in fedvg_jax.run_sweep(config, axes, data=data, vectorize=vectorize)]
+    summaries = [result.summary for result in results if isinstance(result, fedvg_jax.History)]
+    assert len(summaries) == len(seeds), results
     return {
         "seconds": sum(summary["run_seconds"] for summary in summaries),
         "compile_seconds": sum(summary["compile_seconds"] for summary in summaries),

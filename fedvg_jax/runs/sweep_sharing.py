@@ -60,10 +60,11 @@ def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list
     busy: list[Point] = []
     while group and not work.stops:
         deferred: list[Point] = []
+        unseen = iter(group)
         num_waves = -(-len(group) // share.num_places)
         num_places = -(-len(group) // num_waves)  # so that the last wave has few empty places
         with contextlib.ExitStack() as claims:
-            candidates = _candidates(work, iter(group), claims, busy, deferred)
+            candidates = _candidates(work, unseen, claims, busy, deferred)
             first = list(itertools.islice(candidates, num_places))
             joint = _joint_program([candidate.sim for candidate in first], share)
             if joint:
@@ -72,22 +73,26 @@ def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list
                 members += itertools.islice(waiting, num_places - len(members))
                 joint_points.compute(joint, members, waiting, work.observers.exit_message, work.stops.append)
         if joint is None:
-            return busy + compute_alone(work, [point for point in group if point not in busy])
+            busy += compute_alone(work, [*(candidate.point for candidate in first), *unseen])
         group = deferred
     return busy
 
 
 def _joint_program(sims: Sequence[simulation.Simulation], share: Sharing) -> joint_points.Joint | None:
-    """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay."""
+    """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay.
+
+    Raises:
+        UsageError: the program needs more memory than there is, and sharing was asked for.
+    """
     if len(sims) < 2:
         return None
     try:
         joint = joint_points.compile_joint(sims)
+        return joint if not share.is_measured or joint_points.pays(joint, sims) else None
     except UsageError:
         if share.is_measured:
             return None
         raise
-    return joint if not share.is_measured or joint_points.pays(joint, sims) else None
 
 
 def _candidates(

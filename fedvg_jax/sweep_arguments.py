@@ -56,8 +56,8 @@ class CommandLine(NamedTuple):
     grid: Grid | None = None
     """None without tuning"""
     dry_run: bool = False
-    jobs: int = 1
-    """processes"""
+    jobs: int | None = None
+    """processes; None: as `sweep_workers.auto_jobs`"""
     shard: Share | None = None
     """the part of the points to compute; None for all"""
     slurm: dict[str, Any] | None = None
@@ -102,7 +102,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=out,
         grid=grid,
         dry_run="dry_run" in own,
-        jobs=_number("jobs", own.get("jobs", "1")),
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"]),
         shard=sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,

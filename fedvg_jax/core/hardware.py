@@ -13,6 +13,7 @@ jax is imported by `current` only, so packages without jax may import this modul
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -207,6 +208,15 @@ def current() -> Hardware:
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
     return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory)
+
+
+def without_jax() -> Hardware | None:
+    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if platforms != "cpu" and (platforms or has_plugin):
+        return None
+    return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
 
 
 def num_cores() -> int:

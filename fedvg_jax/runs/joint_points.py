@@ -93,7 +93,7 @@ def compile_joint(sims: Sequence[Simulation]) -> Joint:
     assert sim.algorithm is not None and sim.weighting is not None and sim.optimiser is not None
     support = FULL_SUPPORT if "algorithm" in sim.given else make_live(config, sim.task)
     parts = (sim.task, sim.algorithm, sim.weighting, joint_runs.pooled(executor), sim.optimiser, support)
-    step = joint_runs.joint_round(programs.make_step(config, *parts))
+    step = joint_runs.joint_round(programs.make_round(config, *parts))
     chunk = jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement)
     evaluate = jax.jit(joint_runs.joint_evaluate(sim.task, executor))
     rounds = _stack([[s.schedule(0)] for s in sims], executor, num_places)

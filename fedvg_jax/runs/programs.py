@@ -19,12 +19,11 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
     Executor,
-    GradientSupport,
     Hyper,
     RoundStep,
     Schedule,
@@ -142,7 +141,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor, optimiser = make_executor(config), make_optimiser(config)
-    step = make_step(config, task, algorithm, weighting, executor, optimiser, live)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live)
     return Program(
         task,
         algorithm,
@@ -158,16 +157,16 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
 _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
-def make_step(
+def make_round(
     config: Config,
     task: Task,
     algorithm: Algorithm,
     weighting: Weighting,
     executor: Executor,
     optimiser: Optimiser,
-    support: GradientSupport,
+    live: GradientSupport,
 ) -> RoundStep:
-    """Returns the round of a run, with the hooks that the config names."""
+    """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
     return federated_round.make_round(
         task,
         algorithm,
@@ -176,7 +175,7 @@ def make_step(
         optimiser,
         config.clients,
         **make_hooks(config, task),
-        support=support,
+        support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
     )

@@ -93,6 +93,29 @@ def catch_signals() -> Iterator[Requests]:
         yield requests
 
 
+def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]]) -> Requests:
+    """Returns the requests of all processes of a run, so that all stop or save after the same round.
+
+    Args:
+        requests: of this process; those that are returned are removed, except to stop.
+        largest: numbers -> the largest over all processes, position by position.
+    """
+    own = Requests(list(requests.stop), list(requests.save))
+    del requests.save[: len(own.save)]
+    stop, save = (int(number) for number in largest([_number(names) for names in own]))
+    return Requests(own.stop or _names(stop), own.save or _names(save))
+
+
+def _names(number: int) -> list[str]:
+    """Returns the name of a signal; none for 0."""
+    return [signal.Signals(number).name] if number else []
+
+
+def _number(names: Sequence[str]) -> int:
+    """Returns the number of the first signal, 0 without any."""
+    return signal.Signals[names[0]] if names else 0
+
+
 def _caught_stops() -> list[signal.Signals]:
     """Returns the stop signals to catch: the others are ignored, or handled by other code."""
     return [number for number in STOPPING if number in ALWAYS_CAUGHT or _has_default_handler(number)]
@@ -229,7 +252,8 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
 def _following(follow: Callable[[int], None]) -> Iterator[None]:
     """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
+        os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=follow, args=(reading,), daemon=True)
     thread.start()

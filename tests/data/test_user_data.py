@@ -1,9 +1,6 @@
 """Data and partitions from Python: any rank and dtype is accepted, unusable ones are refused in one line."""
 
 import dataclasses
-import importlib.util
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -115,17 +112,6 @@ def test_run_without_accuracy_shows_its_loss(capsys):
         "round 3/4  test loss 1.500, validation loss 0.500",
         "round 4/4  test loss not finite, validation loss not finite",
     ]
-
-
-def test_progress_in_a_notebook_without_widgets_is_one_changing_line(monkeypatch):
-    cell = []
-    handle = types.SimpleNamespace(display=lambda data, raw: None, update=lambda data, raw: cell.append(*data.values()))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(DisplayHandle=lambda: handle))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with display.round_progress(Console(force_jupyter=True), 4) as show:
-        for record in RECORDS:
-            show([record])
-    assert [line.split("  ")[0] for line in cell] == ["round 1/4", "round 3/4", "round 4/4"]
 
 
 def test_run_without_accuracy_plots_its_loss(tmp_path):

@@ -1,7 +1,7 @@
 """`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the images per class and the sizes of the clients. Draws a contact sheet (images.png) and the classes of every
-client (clients.png) into --out DIR (default: runs/data-NAME).
+Prints the rows per class and the sizes of the clients. Draws a contact sheet of images (images.png) and the classes of
+every client (clients.png) into --out DIR (default: runs/data-NAME).
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. All options of a run may follow: --alpha, --clients,
 --partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows.
@@ -115,28 +115,32 @@ def prepare(config: Config, downloads: bool) -> int:
 
 
 def headline(arrays: Arrays) -> list[str]:
-    """Returns a line on the images, and one that compares their number with the paper's where it has the set."""
-    shape, in_paper = " x ".join(map(str, arrays.x.shape[1:])), presets.NUM_IMAGES.get(arrays.name)
-    lines = [f"{arrays.name}: {len(arrays.y):,} images {shape}, {len(arrays.class_names)} classes"]
+    """Returns a line on the rows, and one that compares their number with the paper's where it has the set."""
+    from fedvg_jax.views import display
+
+    in_paper = presets.NUM_IMAGES.get(arrays.name)
+    lines = [f"{arrays.name}: {display.data_text(arrays)}"]
     if in_paper:
         lines.append("as many as the paper" if in_paper == len(arrays.y) else f"the paper counts {in_paper:,}")
     return lines
 
 
 def class_table(arrays: Arrays) -> Table:
-    """Returns the images per class and official split."""
+    """Returns the images, rows or characters per class and official split."""
     import numpy as np
     from rich.table import Table
 
+    from fedvg_jax.views import labels
+
     num_classes, first = len(arrays.class_names), arrays.num_train
-    train, others = (np.bincount(y, minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
+    train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     order = np.arange(num_classes)
     if num_classes > MAX_CLASSES:
         order = np.argsort(-(train + others), kind="stable")
     half = MAX_CLASSES // 2
     table = Table(show_footer=True)
-    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{len(arrays.y):,}", "")
-    for column, total in zip(("class", "training", "other splits", "images", "share"), totals, strict=True):
+    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{arrays.y.size:,}", "")
+    for column, total in zip(("class", "training", "other splits", labels.unit(arrays), "share"), totals, strict=True):
         is_name = column == "class"
         width = None if is_name else max(len(column), len(total))
         table.add_column(
@@ -148,7 +152,7 @@ def class_table(arrays: Arrays) -> Table:
                 table.add_row(f"... {num_classes - 2 * half} more", "", "", "", "")
             continue
         count = train[c] + others[c]
-        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / len(arrays.y):.1%}")
+        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
         table.add_row(arrays.class_names[c], *row)
     return table
 
@@ -157,13 +161,13 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
-    from fedvg_jax.views import pictures
+    from fedvg_jax.views import labels, pictures
 
     counts = np.sum(list(pictures.counts_by_part(arrays, partition).values()), axis=0)
     size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
-        f"images of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
+        f"{labels.unit(arrays)} of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
         f" its classes: {num.min()} to {num.max()}, mean {num.mean():.1f}",
         f"{parts['train']:,} to train, {parts['val']:,} to validate, {parts['test']:,} to test",
     ]

@@ -82,9 +82,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     slurm = sweep_workers.parse_options(flags.pop("slurm", []))
     tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
-    if tuned and flags.get("select") == ["val"]:
-        del flags["select"]
     file = _read_file(own)
+    if (tuned or file.tune) and flags.get("select") == ["val"]:
+        del flags["select"]
     sweep = make_sweep(flags, file, str(own.get("config")))
     points = sweep_points.make_points(sweep)
     tuning = tuning_grid.make_tuning(

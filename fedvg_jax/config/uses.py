@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.allowed import BUILT_IN
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import Config
 from fedvg_jax.config.population import DRAWN_SIZES
@@ -81,7 +82,9 @@ _GENERALISED = _weighting("generalised")
 _DIRICHLET = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity")
 
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
-    "data_dir": (_is_not("dataset", "digits", "every other data set"),),
+    "data_dir": (
+        Condition("dataset", lambda c: c.dataset not in BUILT_IN, f"every other data set than {', '.join(BUILT_IN)}"),
+    ),
     "image_size": (
         Condition(
             "dataset",

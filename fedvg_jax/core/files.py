@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import stat
 import warnings
 import zlib
@@ -104,9 +105,15 @@ def append(path: Path, text: str, is_first: bool) -> None:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Waits until the content of files, and the entries of folders, are on the disk."""
+    """Waits until the content of files, and the entries of folders, are on the disk.
+
+    Windows opens no folders, whose entries it writes itself, and flushes only files that are open for writing.
+    """
+    opens_folders = hasattr(os, "O_DIRECTORY")
     for path in paths:
-        number = os.open(path, os.O_RDONLY)
+        if path.is_dir() and not opens_folders:
+            continue
+        number = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
         try:
             os.fsync(number)
         finally:
@@ -154,7 +161,7 @@ def held(folder: Path) -> Iterator[None]:
         except OSError as error:
             warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
         yield
 

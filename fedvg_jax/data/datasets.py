@@ -10,7 +10,21 @@ from typing import Any, NamedTuple
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, hf, medmnist, npz, stl10, tfds, tinyimagenet
+from fedvg_jax.data.readers import (
+    cifar,
+    covid19,
+    digits,
+    encoded,
+    folder,
+    hf,
+    medmnist,
+    npz,
+    stl10,
+    tables,
+    text,
+    tfds,
+    tinyimagenet,
+)
 
 
 class Source(NamedTuple):
@@ -42,9 +56,17 @@ SOURCES = {
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
     "folder": Source(folder.load, folder.LAYOUT, _IMAGES),
+    "text": Source(text.load, text.LAYOUT),
 }
 
-NAMES = ("digits", *SOURCES)
+BUILT_IN: dict[str, Callable[[], Arrays]] = {
+    "digits": digits.load,
+    **{name: partial(tables.load, name) for name in tables.LOADERS},
+    "literature": text.literature,
+}
+"""Data set that needs no files -> its reader."""
+
+NAMES = (*BUILT_IN, *SOURCES)
 
 
 def load(
@@ -60,7 +82,7 @@ def load(
     """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". "digits" comes with scikit-learn and needs no folder.
+        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Those of `BUILT_IN` need no folder.
         data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
@@ -76,8 +98,8 @@ def load(
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
     source, options = check(name, data_dir, size=size, splits=splits, columns=columns)
-    if name == "digits":
-        return digits.load()
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if "progress" in source.takes:
         options["progress"] = progress
     try:
@@ -106,7 +128,7 @@ def check(
     """
     source = _source(name)
     options = _options(name, source, size, splits, columns)
-    if name != "digits":
+    if name not in BUILT_IN:
         if name.startswith(hf.PREFIX):
             hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
             return source, options
@@ -138,7 +160,7 @@ def _source(name: str) -> Source:
         raise UsageError(
             f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}"
         )
-    return SOURCES.get(name, Source(digits.load, ""))
+    return SOURCES[name] if name in SOURCES else Source(BUILT_IN[name], "")
 
 
 def _printable(arrays: Arrays) -> Arrays:

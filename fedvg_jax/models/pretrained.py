@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 from jax import Array
 
-from fedvg_jax.core import files, tree
+from fedvg_jax.core import checks, files, tree
 from fedvg_jax.core.types import UsageError, Variables
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
@@ -97,24 +97,43 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     if path.is_dir():
         path = find(path)
         _refuse_other_architecture(path.with_name("config.json"), architecture)
-    tensors = read(path)
+    return from_tensors(read(path), variables, architecture, head=head, source=str(path))
+
+
+def from_tensors(
+    tensors: Mapping[str, np.ndarray],
+    variables: Variables,
+    architecture: str,
+    *,
+    head: bool = False,
+    source: str = "the state dict",
+) -> Variables:
+    """Returns `variables` with tensors of torchvision's or timm's names; `load` of tensors in memory.
+
+    Args:
+        tensors: name -> array.
+        variables, architecture, head: as in `load`.
+        source: where the tensors come from, for messages.
+
+    Raises:
+        UsageError: as `load`.
+    """
     renames = _head_names(architecture, tensors) if head else _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
     names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in tensors:
-            raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
+            raise UsageError(f"{source} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
         if tensors[name].shape != shape:
             raise UsageError(
-                f"{path}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
+                f"{source}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
             )
     for name, tensor in tensors.items():
         is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
         if name not in names.values() and not (_COUNTER.match(name) or (is_head and not head)):
-            raise UsageError(
-                f"{path} has a tensor {name}, {list(tensor.shape)}, that {architecture} lacks; is it of another model?"
-            )
+            described = f"{name}, {list(tensor.shape)}"
+            raise UsageError(f"{source} has a tensor {described}, that {architecture} lacks; is it of another model?")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
 
@@ -134,14 +153,30 @@ def save(path: Path, variables: Variables, architecture: str) -> None:
     Raises:
         UsageError: the file cannot be written, or two tensors would have the same name.
     """
-    renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else set())
+    tensors = to_tensors(variables, architecture)
+    if tensors is None:
+        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
+    write(path, tensors)
+
+
+def to_tensors(variables: Variables, architecture: str, library: str | None = None) -> dict[str, np.ndarray] | None:
+    """Returns a model with its head as arrays with torch's names and shapes; None if two would have the same name.
+
+    Args:
+        variables: the model's variables.
+        architecture: name of the model.
+        library: "torchvision" or "timm", whose names a ViT gets; by default torchvision's for `vit_b16` only.
+    """
+    names = {"torchvision": {"class_token"}, "timm": set()}
+    library = library or ("torchvision" if architecture == "vit_b16" else "timm")
+    renames = _head_names(architecture, checks.named(names, library, "library"))
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]
     tensors = dict(pairs)
     if len(tensors) < len(pairs):
-        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
+        return None
     counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
-    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)))
+    return tensors | dict.fromkeys(counters, np.zeros((), np.int64))
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:

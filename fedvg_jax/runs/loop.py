@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
+from fedvg_jax.core import files, processes
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.data.partitions import to_rows
-from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
+from fedvg_jax.runs import (
+    chunks,
+    divergence,
+    history,
+    provenance,
+    shared_start,
+    simulation,
+    stop_signals,
+    verification,
+)
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
@@ -74,8 +83,9 @@ def run_simulation(
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
-    with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
-        if config.export_partition:
+    shared_start.refuse_different_data(sim)
+    with shared_start.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+        if config.export_partition and processes.is_first():
             to_rows.write(config.export_partition, sim.partition, config.export_form)
         start = recorder.start
         on_start()
@@ -89,7 +99,15 @@ def run_simulation(
 def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
     """Returns the history of a run whose rounds are all done, after checking its folder."""
     start, folder = recorder.start, recorder.folder
-    assert folder is not None, "only a run with a folder is resumed"
+    if folder is None:  # of another process than the first
+        return History(
+            start.records,
+            _summary(config, start.records, start, start.seconds, None),
+            start.state.variables,
+            None,
+            recorder.best.variables if recorder.best else None,
+            config,
+        )
     summary = recording.read_summary(folder)
     if start.is_repaired or not (folder / "summary.json").exists():
         results = history.summarise(start.records)
@@ -139,30 +157,35 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run = _Run(sim, recorder, observers, clock, list(start.records))
-    has_warned = False
+    has_warned, agreed = False, stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests:
-        with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
+        traced = config.profile if processes.is_first() else None
+        with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
-                _record_chunk(run, state, new)
-                if len(run.records) > len(new):  # the first chunk is one round
-                    stop_tracing()
-                for callback in observers.callbacks:
-                    callback(new[-1], state)
-                _raise_on_divergence(run, state, new)
-                has_warned = has_warned or _warn_of_no_client(run, new)
-                if requests.stop:
+                with processes.together():
+                    _record_chunk(run, state, new)
+                    if len(run.records) > len(new):  # the first chunk is one round
+                        stop_tracing()
+                    for callback in observers.callbacks:
+                        callback(new[-1], state)
+                    _raise_on_divergence(run, state, new)
+                    has_warned = has_warned or _warn_of_no_client(run, new)
+                agreed = stop_signals.agree(requests, processes.largest)
+                if agreed.stop:
                     break
-                recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(requests.save))
-                _answer_save_requests(run, requests.save)
-        is_stopped = bool(requests.stop) and len(run.records) < config.rounds
+                with processes.together():
+                    recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(agreed.save))
+                    _answer_save_requests(run, agreed.save)
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
         if has_warned:
             _log_rounds_of_no_client(run)
-        if run.records:  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
-            recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
-            recorder.wait()
-        return _history(run, state, requests.stop[0] if is_stopped else None)
+        with processes.together():
+            if run.records:  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+                recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
+                recorder.wait()
+            return _history(run, state, agreed.stop[0] if is_stopped else None)
 
 
 @contextlib.contextmanager
@@ -211,12 +234,11 @@ def _log_rounds_of_no_client(run: _Run) -> None:
 
 
 def _answer_save_requests(run: _Run, signals: list[str]) -> None:
-    """Logs which checkpoint was made for the signals that request one, and clears them."""
+    """Logs which checkpoint was made for the signals that request one."""
     if signals:
         number = len(run.records)
         answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
         run.observers.log(f"{signals[0]}: {answer}")
-        signals.clear()
 
 
 def _make_trace_folder(folder: Path | None) -> None:

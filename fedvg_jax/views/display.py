@@ -15,7 +15,9 @@ from rich.table import Table
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views import notebook
@@ -59,7 +61,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     hardware = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
-    sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
@@ -87,7 +89,9 @@ def _model_text(sim: simulation.Simulation) -> str:
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
     x, num_classes = arrays.x, len(arrays.class_names)
-    is_images = x.ndim == 4 and x.dtype == "uint8"
+    if user_data.is_sequences(arrays):
+        return f"{len(x):,} sequences of {x.shape[1]}, {num_classes} characters"
+    is_images = user_data.is_images(arrays)
     rows = f"images {' x '.join(map(str, x.shape[1:]))}" if is_images else f"rows of {x.dtype} {list(x.shape[1:])}"
     targets = f"{num_classes} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
     return f"{len(x):,} {rows}, {targets}"
@@ -232,9 +236,9 @@ def plan_table(prediction: Prediction) -> Table:
     p = prediction
     table = Table(show_header=False, title="plan")
     table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
-    table.add_row("images per round, trained on", f"{p.train_images_per_round:,.0f}")
-    table.add_row("images per round, scored", f"{p.scoring_images_per_round:,}")
-    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} images")
+    table.add_row("rows per round, trained on", f"{p.train_images_per_round:,.0f}")
+    table.add_row("rows per round, scored", f"{p.scoring_images_per_round:,}")
+    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} rows")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))

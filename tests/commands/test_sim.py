@@ -151,7 +151,7 @@ def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, caps
 
 @pytest.fixture(scope="module")
 def hung_up(shell):
-    """A run on a terminal: USR1 after the first round, and then HUP, twice as a shell sends it.
+    """A run on a terminal: USR1 after the first round, and then HUP again and again until it ends.
 
     Returns the run folder, the exit code, the text of the terminal and that of the errors.
     """
@@ -179,9 +179,9 @@ def hung_up(shell):
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: seals.newest_round(out))
-        for _ in range(2):
+        while process.poll() is None:
             process.send_signal(signal.SIGHUP)
-            time.sleep(0.05)
+            time.sleep(0.01)
         code, errors = process.wait(timeout=120), process.stderr.read()
         reader.join()
     return out, code, b"".join(said).decode(), errors

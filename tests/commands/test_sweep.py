@@ -222,6 +222,13 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
 
 
+def test_settings_tuned_by_a_file_are_chosen_on_validation_by_the_same_flag(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text("[axes]\nseed = [0]\n[tune]\nlr = [0.1, 0.2]\n")
+    words = ["--config", str(file), "--tune-seeds", "7"]
+    assert read(*words, "--select", "val").grid == read(*words).grid
+
+
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
     names = [p.name for p in read(*words, "--tune-seeds", "7").grid.points.points]

@@ -11,6 +11,7 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
+from fedvg_jax.data.partitions.client_rows import pack
 from fedvg_jax.data.partitions.split import Partition, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 
@@ -109,7 +110,7 @@ def check(
                 f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
             )
     _refuse_overlap(parts, num_samples, source)
-    parts = Partition(*([rows.astype(np.int32) for rows in part] for part in parts))
+    parts = Partition(*map(pack, parts))
     if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)

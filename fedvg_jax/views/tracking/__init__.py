@@ -72,9 +72,10 @@ def run_simulation(sim: Simulation, **listeners: Any) -> History:
     Raises:
         UsageError: as `require`; or as `loop.run_simulation`.
     """
+    from fedvg_jax.core import processes
     from fedvg_jax.runs import loop
 
-    if not tracker_names(sim.config):
+    if not tracker_names(sim.config) or not processes.is_first():
         return loop.run_simulation(sim, **listeners)
     require(sim.config, sim.config.out is not None)
     trackers = Trackers(sim.config, listeners.get("log", _log_warning))

@@ -92,7 +92,8 @@ def _frame(metric: str, limits: tuple[float, float], ends: tuple[float, float], 
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     suffix = " %" if metric == "accuracy" else ""
     shown = [value for i, value in enumerate(ends) if not i or value > ends[0]]
-    texts = [(LEFT - 4, _y(value, low, high) + 4, "end", f"{value:.3g}{suffix}") for value in shown]
+    texts: list[tuple[float, float, str, str]] = []
+    texts += [(LEFT - 4, _y(value, low, high) + 4, "end", f"{value:.3g}{suffix}") for value in shown]
     texts += [(LEFT, HEIGHT - 8, "middle", "0"), (right, HEIGHT - 8, "middle", str(last))]
     texts.append(((LEFT + right) / 2, HEIGHT - 8, "middle", f"round; {metric}"))
     lines = f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity="0.5"/>'

@@ -204,7 +204,7 @@ def apply_flags(config: Config, argv: Sequence[str], prog: str = PROG) -> Config
         prog: the command as it is typed, for messages.
 
     Raises:
-        UsageError: a flag is unknown, or its value is no value of the setting.
+        UsageError: a flag is unknown, or its value is not one of the setting's.
     """
     import tyro
 

@@ -28,6 +28,7 @@ def pieces() -> dict[str, str]:
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
+        "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
         "hypergradient_memory": result_tables.hypergradient_memory(),

@@ -25,6 +25,9 @@ DATASETS = (
     "folder",
     "text",
 )
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names in `track`."""
+
 MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16", "gru")
 SEQUENCE_MODELS = ("gru",)
 """Models that give a label to every place of a row, [T, L], and not one to each row."""
@@ -112,6 +115,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "validation.classes": ("paper", "all"),
     "validation.imbalance": ("corrected", "official"),
     "corrupt.kind": CORRUPTIONS,
+    "export_form": ("parts", "clients"),
 }
 """Setting -> its allowed names."""
 

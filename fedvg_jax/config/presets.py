@@ -42,6 +42,9 @@ DATASETS: dict[str, dict] = {
 """Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on
 CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
 
+OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
+"""Prefix of data sets that other libraries prepare -> how such a name is written."""
+
 NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
 """Number of images of each set in the paper."""
 
@@ -78,4 +81,4 @@ def of_dataset(name: str) -> dict:
     >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
     (20, 'lenet5', {})
     """
-    return _OWN if name.startswith("tfds:") else DATASETS.get(name, {})
+    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})

@@ -16,6 +16,7 @@ from fedvg_jax.config.allowed import BUILT_IN
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import Config
 from fedvg_jax.config.population import DRAWN_SIZES
+from fedvg_jax.config.presets import OUTSIDE
 from fedvg_jax.core.types import UsageError
 
 
@@ -68,6 +69,7 @@ _CONVOLUTIONS = Condition(
 _RUNNING_STATISTICS = Condition(
     "model", _has_running_statistics, "models with BatchNorm: lenet5, ResNets of norm batch"
 )
+_HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
 _FEDVG = _weighting("fedvg", "generalised")
 _NOT_DELTA = _is_not("fedvg.norm", "delta", "every other norm")
@@ -85,11 +87,14 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     ),
     "image_size": (
         Condition(
-            "dataset", lambda c: c.dataset in _SIZED or c.dataset.startswith("tfds:"), ", ".join((*_SIZED, "tfds:NAME"))
+            "dataset",
+            lambda c: c.dataset in _SIZED or c.dataset.startswith(tuple(OUTSIDE)),
+            ", ".join((*_SIZED, *OUTSIDE.values())),
         ),
     ),
     "splits": (_is("dataset", "dermamnist"),),
-    "pretrained": (Condition("model", lambda c: c.model.startswith(("resnet", "vit")), "ResNets and ViTs"),),
+    **dict.fromkeys(("image_column", "label_column"), (_HUB_SET,)),
+    "group_column": (_HUB_SET, _is("partition", "group")),
     "stem": (_RESNET,),
     "norm": (_RESNET,),
     "conv": (_CONVOLUTIONS,),
@@ -98,6 +103,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "shards_per_client": (_is("partition", "shards"),),
     "classes_per_client": (_is("partition", "classes"),),
     "partition_file": (_is("partition", "file"),),
+    "export_form": (Condition("export_partition", lambda c: c.export_partition is not None, "a FILE"),),
     "min_samples_rule": (_is("partition", *DRAWN_SIZES),),
     "momentum": (_is("optimiser", "sgd"),),
     "optimiser_state": (
@@ -160,7 +166,7 @@ UNCONDITIONAL = frozenset(
         *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
         *("eval_every", "lanes", "hold", "devices", "precision", "export", "dry_run", "force", "profile", "out"),
         *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "single_rows"),
-        *("select", "record"),
+        *("select", "record", "pretrained", "export_partition", "track"),
         *("robust.rule", "attack.kind", "tuning.steps"),
         *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
         *("validation.label_noise", "corrupt.kind"),

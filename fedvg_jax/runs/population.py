@@ -12,6 +12,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import from_rows, statistics
+from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.registry import corrupt_clients
@@ -172,6 +173,6 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
     )
     needed = {"training": parts.train, "test": parts.test}
     for name, part in needed.items():
-        if not any(map(len, part)):
+        if not sizes(part).any():
             raise UsageError(f"{source}: leaves no {name} row; add at least one")
     return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,8 +17,10 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
+from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
 
@@ -60,7 +61,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     hardware = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
-    sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
@@ -123,13 +124,18 @@ def _partition_text(config: Config, partition: str) -> str:
 def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish; yields a function that takes the new records.
 
-    In a terminal: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per evaluation.
+    In a terminal and in a notebook: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per
+    evaluation.
 
     Args:
         console: where to print.
         total: number of rounds.
     """
-    if not _shows_bar(console):
+    if console.is_jupyter:
+        with notebook.round_progress(total, metric_text) as show:
+            yield show
+        return
+    if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
@@ -144,11 +150,6 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
-
-
-def _shows_bar(console: Console) -> bool:
-    """Returns whether a progress bar can be drawn: on a terminal, or in a notebook that has ipywidgets."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager

@@ -128,6 +128,7 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
 ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",
+    "runs/launch": "compares the processes' numbers of devices",
     "runs/loop": "records the device in summary.json",
     "runs/provenance": "records the device in manifest.json",
     "sim": "starts jax, to report a missing device in one line",

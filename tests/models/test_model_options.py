@@ -127,7 +127,6 @@ def test_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, messag
     [
         ({"stem": "cifar"}, "--stem cifar is for ResNets, and model mlp"),
         ({"model": "vit_s16", "norm": "group"}, "--norm group is for ResNets, and model vit_s16"),
-        ({"model": "lenet5", "pretrained": "x"}, "no pretrained weights exist for model lenet5; .*resnet18, .*vit_b16"),
         ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
         ({"model": "resnet18", "norm": "layer"}, "unknown norm"),
         ({"normalise": "imagnet"}, "did you mean 'imagenet'"),

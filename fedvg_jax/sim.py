@@ -28,8 +28,8 @@ from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
-from fedvg_jax.runs import history, launch, resume, seals, stop_signals
-from fedvg_jax.views import output
+from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
+from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -261,6 +261,7 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     from fedvg_jax.core import processes
     from fedvg_jax.runs import shared_start
 
+    _check_outputs(config)
     if config.dry_run:
         return _show_plan(config, Console(), unused)
     console = Console(quiet=not processes.is_first())
@@ -273,10 +274,17 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
         return _train(config, console, log, unused)
 
 
+def _check_outputs(config: Config) -> None:
+    """Raises UsageError if what a run writes outside its folder cannot be written."""
+    if config.export:
+        hub_folder.check_target(config.export)
+    tracking.require(config, has_folder=True)
+    if config.export_partition:
+        files.export_target(config.export_partition, "export_partition")
+
+
 def _choose_folder(config: Config, log: Callable[[str], None]) -> Config:
     """Returns the settings with the folder of a new run, or of the run to resume."""
-    if config.export:
-        files.export_target(config.export)
     wants_resume, config = config.resume, resume.resolve(config)
     if config.resume:
         log(f"resuming {config.out}")
@@ -333,11 +341,10 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
 
     with processes.together():
         sim, out = _prepare(config, console, unused), _run_folder(config)
-    from fedvg_jax.runs import loop
     from fedvg_jax.views import display
 
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
+        finished = tracking.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
     if not processes.is_first():
         return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     if importlib.util.find_spec("matplotlib"):
@@ -346,9 +353,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         plots.write(out, finished.records, config)
     display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.models import pretrained
-
-        pretrained.save(config.export, finished.variables, config.model)
+        hub_folder.export(config.export, sim, finished)
         log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0

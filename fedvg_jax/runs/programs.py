@@ -19,8 +19,20 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    Hyper,
+    RoundStep,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts
@@ -37,7 +49,8 @@ VALUES = (
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
-    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
+    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
+    *("image_column", "label_column", "group_column"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
     *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
@@ -129,18 +142,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor, optimiser = make_executor(config), make_optimiser(config)
-    step = federated_round.make_round(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        config.clients,
-        **make_hooks(config, task),
-        support=live,
-        stats_too=config.server_stats == "official",
-        weigh_untrained=config.untrained == "weighed",
-    )
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live)
     return Program(
         task,
         algorithm,
@@ -154,6 +156,30 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
 
 
 _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+
+
+def make_round(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    executor: Executor,
+    optimiser: Optimiser,
+    live: GradientSupport,
+) -> RoundStep:
+    """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
+    return federated_round.make_round(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        config.clients,
+        **make_hooks(config, task),
+        support=live,
+        stats_too=config.server_stats == "official",
+        weigh_untrained=config.untrained == "weighed",
+    )
 
 
 def compile_for(

@@ -28,6 +28,9 @@ RESUMABLE_CHANGES = frozenset(
         "data_dir",
         "config",
         "nonfinite",
+        "track",
+        "export_partition",
+        "export_form",
         "devices",
     }
 )

@@ -34,6 +34,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
@@ -222,9 +223,9 @@ def _check_weighting(
         if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
-        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+        user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
     if "client_accuracy" in recorded_names(config):
-        user_data.class_labels(arrays, "record client_accuracy", "use client_val_loss")
+        user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
 def make_state(
@@ -258,8 +259,15 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
+        columns=columns(config),
         progress=reading,
     )
+
+
+def columns(config: Config) -> Columns:
+    """Returns the columns of a set hf:FOLDER; those of groups are read for partition group only."""
+    group = config.group_column if config.partition == "group" else ""
+    return Columns(config.image_column, config.label_column, group) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(

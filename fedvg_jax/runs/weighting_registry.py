@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,38 +27,61 @@ FACTORS: dict[str, Callable[[int], float]] = {
 """Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
 
 
-def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
-    """The weighting that `config.weighting` names."""
+def make_weighting(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    gradient: Signal | None = None,
+    others: Mapping[str, Callable[[], Weighting]] = {},
+) -> Weighting:
+    """The weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces FedVG's signal before norms, `make_signal`.
+        others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
+    """
     named = {
         "samples": basic.samples,
         "uniform": basic.uniform,
-        "fedvg": lambda: make_fedvg(config, task),
+        "fedvg": lambda: make_fedvg(config, task, gradient),
         "inverse_samples": baselines.inverse_samples,
         "val_loss": lambda: baselines.val_loss(task),
         "val_accuracy": lambda: baselines.val_accuracy(task),
         "fltrust": lambda: baselines.fltrust(task),
-        "generalised": lambda: make_generalised(config, task),
+        "generalised": lambda: make_generalised(config, task, gradient),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
+        **others,
     }
     return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
 
-def make_fedvg(config: Config, task: Task) -> Weighting:
+def make_fedvg(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
     """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        gradient: replaces the config's signal before norms.
 
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _build_fedvg(config, task, fedvg)
+    return _build_fedvg(config, task, fedvg, gradient)
 
 
-def make_generalised(config: Config, task: Task) -> Weighting:
+def make_generalised(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
     """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
+
+    Args:
+        config, task, gradient: as in `make_fedvg`.
 
     Raises:
         UsageError: see `make_fedvg`.
     """
-    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link))
+    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link), gradient)
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
@@ -78,11 +101,13 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
     return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
 
 
-def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Weighting:
+def _build_fedvg(
+    config: Config, task: Task, rule: Callable[..., Weighting], gradient: Signal | None = None
+) -> Weighting:
     """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
     weighting = rule(
-        signals.normed(make_signal(config, task), norms.BY_NAME[norm]),
+        signals.normed(gradient or make_signal(config, task), norms.BY_NAME[norm]),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),

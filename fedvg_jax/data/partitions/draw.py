@@ -72,7 +72,8 @@ def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
 def _deal_groups(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     if inputs.groups is None:
         raise UsageError(
-            "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz"
+            "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz,"
+            " or name the column of a set hf:FOLDER with --group-column"
         )
     return by_group.by_group(inputs.groups, s.num_clients, inputs.generator)
 
@@ -223,13 +224,14 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
 
 
 def save(partition: Partition, file: Path) -> None:
-    """Writes the rows of all clients, concatenated, and each client's number of rows; `from_rows.read` reads them."""
-    members: dict[str, np.ndarray] = {}
-    for name, rows in partition._asdict().items():
-        members[name] = joined(rows)
-    for name, rows in partition._asdict().items():
-        members[f"{name}_sizes"] = sizes(rows)
-    np.savez(file, **members)  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them for allow_pickle
+    """Writes `as_members` to an .npz file, which `from_rows.read` reads."""
+    np.savez(file, **as_members(partition))  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them
+
+
+def as_members(partition: Partition) -> dict[str, np.ndarray]:
+    """Returns the rows of all clients, concatenated, and each client's number of rows, by the name of the part."""
+    rows = {name: joined(part) for name, part in partition._asdict().items()}
+    return rows | {f"{name}_sizes": sizes(part) for name, part in partition._asdict().items()}
 
 
 def _load(file: Path, num_samples: int) -> Partition | None:

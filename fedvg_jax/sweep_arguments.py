@@ -20,7 +20,7 @@ from fedvg_jax.runs.sweep_workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "vectorize")
 """Flags of the sweep itself with one value, or none."""
 
 HIDDEN = ("worker", "phase")
@@ -56,8 +56,8 @@ class CommandLine(NamedTuple):
     grid: Grid | None = None
     """None without tuning"""
     dry_run: bool = False
-    jobs: int = 1
-    """processes"""
+    jobs: int | None = None
+    """processes; None: as `sweep_workers.auto_jobs`"""
     shard: Share | None = None
     """the part of the points to compute; None for all"""
     slurm: dict[str, Any] | None = None
@@ -66,6 +66,8 @@ class CommandLine(NamedTuple):
     """which process of another one's `jobs` this is"""
     phase: str = ""
     """of a worker: the part of the sweep that it computes"""
+    vectorize: str = "auto"
+    """see `sweep_points.check_vectorize`"""
     words: tuple[str, ...] = ()
     """the command line of a worker, without its share and phase"""
 
@@ -100,11 +102,12 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=out,
         grid=grid,
         dry_run="dry_run" in own,
-        jobs=_number("jobs", own.get("jobs", "1")),
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"]),
         shard=sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
         phase=own.get("phase", ""),
+        vectorize=sweep_points.check_vectorize(own.get("vectorize", "auto"), points.points),
         words=(*words, f"--out={out}"),
     )
 
@@ -206,7 +209,7 @@ def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]
     """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
 
     Raises:
-        UsageError: a flag is unknown, or a value is no value of its setting.
+        UsageError: a flag is unknown, or a value is not one of its setting's.
     """
     texts = {name: [str(v) for word in words for v in axes.seeds(name, word)] for name, words in flags.items()}
     columns: dict[str, list[Any]] = {name: [] for name in texts}

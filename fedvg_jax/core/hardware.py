@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,17 @@ class Choices(NamedTuple):
 
     One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
     lanes share the launches."""
+    max_joint_lanes: int
+    """The same for the clients of several runs that train as one program (`--vectorize`).
+
+    The largest client of a run bounds its useful lanes: 3.2 at alpha 0.05 (sum of all clients' steps over the longest).
+    The clients of several runs fill more lanes."""
+    runs_together: int
+    """Runs of one program that `--vectorize auto` computes side by side; 1 computes them one after another.
+
+    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.8 with 8;
+    tinycnn 0.9 with 1 lane, 0.7 with 4 (digits, alpha 0.05). On an accelerator lanes share the launches, but no time
+    was measured, so there `auto` times both ways for every program first."""
     bytes_per_client: Mapping[str, int] | None
     """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
 
@@ -105,6 +117,8 @@ CPU = Choices(
     contiguous_patches=True,
     fusion_barriers=True,
     max_lanes=1,
+    max_joint_lanes=1,
+    runs_together=1,
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
     memory_share=0.5,
     is_float64_safe_on_many_devices=False,
@@ -121,6 +135,8 @@ ACCELERATOR = Choices(
     contiguous_patches=False,
     fusion_barriers=False,
     max_lanes=4,
+    max_joint_lanes=16,
+    runs_together=8,
     bytes_per_client=None,
     memory_share=1.0,
     is_float64_safe_on_many_devices=True,
@@ -197,6 +213,15 @@ def current() -> Hardware:
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+
+
+def without_jax() -> Hardware | None:
+    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if platforms != "cpu" and (platforms or has_plugin):
+        return None
+    return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
 
 
 def num_cores() -> int:

@@ -10,18 +10,22 @@ from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
 
 
-def make_executor(config: Config, hardware: hw.Hardware | None = None) -> Executor:
+def make_executor(config: Config, hardware: hw.Hardware | None = None, num_runs: int = 1) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
-        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
+        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`, or for several
+            runs `max_joint_lanes`.
         hardware: defaults to `hardware.current()`.
+        num_runs: runs whose clients the lanes train.
     """
     devices = num_devices(config, hardware)
     if config.lanes == "all":
         return executors.vmapped()
-    max_lanes = hw.choices(hardware).max_lanes if config.lanes == "auto" else int(config.lanes)
-    num_lanes = min(max_lanes, -(-block_size(config) // devices))
+    chosen = hw.choices(hardware)
+    auto_lanes = chosen.max_lanes if num_runs == 1 else chosen.max_joint_lanes
+    max_lanes = auto_lanes if config.lanes == "auto" else int(config.lanes)
+    num_lanes = min(max_lanes, -(-num_runs * block_size(config) // devices))
     return executors.sharded(devices, num_lanes) if devices > 1 else executors.lanes(num_lanes)
 
 

@@ -24,6 +24,7 @@ from fedvg_jax.runs.history import History
 from fedvg_jax.views import dry_run, report
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
+SHORT += ["--jobs", "1"]
 
 
 def read(*words):
@@ -106,6 +107,10 @@ REFUSED = {
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
     "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
     "no jobs": (["--jobs", "0"], "--jobs must be a number >= 1; got 0"),
+    "no points side by side": (
+        ["--vectorize", "0"],
+        "vectorize must be off, auto or a number of points from 1 to 9999",
+    ),
     "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
@@ -261,10 +266,11 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
     start = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out"), "--jobs", "2"]
     with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
         while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
+            assert process.poll() is None
             time.sleep(0.1)
         process.kill()
     claims = list((tmp_path / "out").glob("points/*/.claim"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not all(map(is_free, claims)):  # the workers end after their present chunks
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import joint_points, loop, simulation
+from fedvg_jax.runs import joint_points, loop, simulation, tracked
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.sweep_work import Work, claim, compute_alone, on_host, record_failure, simulation_of, store_result
 
@@ -133,8 +133,10 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
     point, sim, stack = candidate
     seconds, records, opened = [0.0, 0.0], [], stack.enter_context(contextlib.ExitStack())
     work.observers.on_start(point)
+    tracking = work.observers.track(sim.config, work.observers.log)
 
     def end(result: History | Exception) -> None:
+        tracked.close(tracking, result)
         try:
             opened.close()
         except Exception as error:  # of the last write to the run folder
@@ -147,10 +149,12 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
 
     def on_records(new: list[Record]) -> None:
         work.observers.on_records(point, new)
+        tracking.add(new)
 
     observers = loop.Observers((), on_records, work.observers.log, None, lambda name: None)
     try:
         recorder = opened.enter_context(loop.open_recorder(sim, work.observers.log))
+        tracking.open()
         finished = loop.finished_before(sim, recorder, observers)
     except Exception as error:
         end(error)

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -103,6 +105,23 @@ def test_devices_exchange_only_finished_clients_and_no_gradient():
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
     assert used & COLLECTIVES == {"reduce_scatter"} and "shard_map" in used
+
+
+CORES = """
+import sys
+from fedvg_jax import sim
+from fedvg_jax.core import hardware
+hardware.num_cores = lambda: 3
+sim._train = lambda *_: sys.exit(len(sys.modules["jax"].devices()))
+sim.main(["--out", sys.argv[1]])
+"""
+
+
+def test_a_process_alone_has_its_cores_as_devices(tmp_path):
+    """Its number is asked for before jax starts, which must not import jax too early."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    command = [sys.executable, "-c", CORES, str(tmp_path / "run")]
+    assert subprocess.run(command, env=environment, check=False).returncode == 3
 
 
 # --- what processes agree on

@@ -21,6 +21,7 @@ from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_worke
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweep_workers import Share
 from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,6 +94,7 @@ def run(command: CommandLine) -> int:
     for line in opening_lines(command):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     sweep_folder.check_sources(command.points.points)
+    tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
 
@@ -250,7 +252,8 @@ def _compute(
             return _share_out(command, jobs, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        return sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))[1]
+        tracked = observers._replace(run=tracking.run_simulation)
+        return sweeps.compute(mine, out, tracked, share=sweeps.sharing(command.vectorize))[1]
 
 
 def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
@@ -317,8 +320,9 @@ def _work(command: CommandLine, share: Share) -> int:
     from fedvg_jax.runs import sweeps
 
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
+    observers = sweeps.Observers(run=tracking.run_simulation)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(mine, out, share=sweeps.sharing(command.vectorize))
+        _, stopped_by = sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

@@ -12,6 +12,7 @@ jax is imported by `current` only, so packages without jax may import this modul
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -33,6 +34,8 @@ class Hardware(NamedTuple):
     """CPU cores that this process may use."""
     memory_bytes: int | None
     """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
+    num_processes: int = 1
+    """Processes that share the run; each has an equal part of the devices."""
 
     @property
     def is_cpu(self) -> bool:
@@ -165,7 +168,9 @@ def auto_conv(num_pixels: int, hardware: Hardware | None = None) -> str:
 
 
 def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> int:
-    """Returns how many devices `--devices auto` shares a cohort among, before the cohort's size limits them.
+    """Returns how many devices of a process `--devices auto` shares a cohort among.
+
+    The size of the cohort may limit them further.
 
     Args:
         model: name of the model.
@@ -177,7 +182,7 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     [8, 6, 1]
     """
     hardware = hardware or current()
-    chosen, num_devices = choices(hardware), hardware.num_devices
+    chosen, num_devices = choices(hardware), hardware.num_devices // hardware.num_processes
     if double and not chosen.is_float64_safe_on_many_devices:
         return 1
     if chosen.bytes_per_client is None:
@@ -206,8 +211,8 @@ def current() -> Hardware:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()
-    memory = host_memory() if platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
-    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory)
+    memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
 
 
 def without_jax() -> Hardware | None:
@@ -227,8 +232,9 @@ def num_cores() -> int:
 def host_memory() -> int | None:
     """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
     limits = []
-    if hasattr(os, "sysconf"):
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if hasattr(os, "sysconf"):  # not on Windows
+        with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cgroup = Path("/sys/fs/cgroup/memory.max")
     text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
     if text != "max":

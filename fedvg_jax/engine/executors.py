@@ -57,10 +57,12 @@ def vmapped() -> Executor:
 def sharded(num_devices: int, num_lanes: int) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
+    Several processes have equal numbers of the devices; D is then a multiple of their number.
+
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
     the devices, where a device contributes zeros for clients that it did not train.
     """
-    mesh = Mesh(jax.devices()[:num_devices], ("devices",))
+    mesh = Mesh(_devices_of_all_processes(num_devices), ("devices",))
     inner, by_device = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
@@ -92,6 +94,13 @@ def sharded(num_devices: int, num_lanes: int) -> Executor:
 
     placement = NamedSharding(mesh, P())
     return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
+
+
+def _devices_of_all_processes(num_devices: int) -> list[Any]:
+    """Returns the first devices of every process, equally many of each, process by process."""
+    used, available = num_devices // jax.process_count(), jax.local_device_count()
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    return [device for i, device in enumerate(devices) if i % available < used]
 
 
 def looped() -> Executor:

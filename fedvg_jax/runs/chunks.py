@@ -17,6 +17,7 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
+from fedvg_jax.core import processes
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import history, memory, programs, simulation
@@ -44,9 +45,10 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         UsageError: the compiled program needs more memory than there is, and `force` is not set.
     """
     start = time.perf_counter()
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
-    memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
+    with processes.together():
+        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
+        memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
     return Programs(compiled.chunk, compiled.evaluate, time.perf_counter() - start)
 
 
@@ -68,15 +70,18 @@ def run_chunks(
         planned = plan_chunk(sim, planned, num_done, min(num_rounds, until_pause(sim.config, num_done)))
         start = time.perf_counter()
         rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-        state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
-        num_done, running = num_done + len(planned), planned
-        num_ahead = min(len(running), sim.config.rounds - num_done)
-        planned = [sim.schedule(num_done + i) for i in range(num_ahead)]  # while the device works
-        metrics = jax.device_get(metrics)
-        round_seconds = (time.perf_counter() - start) / len(running)
+        with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
+            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
+            num_done, running = num_done + len(planned), planned
+            num_ahead = min(len(running), sim.config.rounds - num_done)
+            with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
+                planned = [sim.schedule(num_done + i) for i in range(num_ahead)]
+            metrics = jax.device_get(metrics)
+        (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
         records = chunk_records(num_done - len(running), running, metrics, round_seconds)
         if until_evaluation(sim.config, num_done - 1) == 1:
-            records[-1] |= evaluate(sim, compiled, state)
+            with jax.profiler.TraceAnnotation("evaluate"):
+                records[-1] |= evaluate(sim, compiled, state)
         yield state, records
 
 

@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
+from fedvg_jax.core import files, processes
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
+from fedvg_jax.data.partitions import to_rows
+from fedvg_jax.runs import (
+    chunks,
+    divergence,
+    history,
+    provenance,
+    shared_start,
+    simulation,
+    stop_signals,
+    verification,
+)
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
@@ -45,6 +55,7 @@ def run_simulation(
     log: Callable[[str], None] = _log_warning,
     exit_message: Callable[[], str] | None = None,
     on_stop: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -56,6 +67,7 @@ def run_simulation(
         exit_message: see `stop_signals.watch`.
         on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
             run.
+        on_start: called when the run folder is open, before anything is compiled.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -68,6 +80,7 @@ def run_simulation(
     _make_trace_folder(sim.config.profile)
     observers = Observers(callbacks, on_records, log, exit_message, on_stop)
     with open_recorder(sim, log) as recorder:
+        on_start()
         return finished_before(sim, recorder, observers) or _run_rounds(sim, recorder, observers)
 
 
@@ -79,7 +92,10 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
-    with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+    shared_start.refuse_different_data(sim)
+    with shared_start.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+        if config.export_partition and processes.is_first():
+            to_rows.write(config.export_partition, sim.partition, config.export_form)
         yield recorder
 
 
@@ -96,7 +112,15 @@ def finished_before(sim: simulation.Simulation, recorder: recording.Recorder, ob
 def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
     """Returns the history of a run whose rounds are all done, after checking its folder."""
     start, folder = recorder.start, recorder.folder
-    assert folder is not None, "only a run with a folder is resumed"
+    if folder is None:  # of another process than the first
+        return History(
+            start.records,
+            _summary(config, start.records, start, start.seconds, None),
+            start.state.variables,
+            None,
+            recorder.best.variables if recorder.best else None,
+            config,
+        )
     summary = recording.read_summary(folder)
     if start.is_repaired or not (folder / "summary.json").exists():
         results = history.summarise(start.records)
@@ -148,22 +172,26 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     state, num_done = start.state, len(start.records)
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
-    run = Run(sim, recorder, observers, clock.read, list(start.records), [])
+    run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests:
-        with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
+        traced = config.profile if processes.is_first() else None
+        with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
-                add_chunk(run, state, new)
-                if len(run.records) > len(new):  # the first chunk is one round
-                    stop_tracing()
-                if requests.stop:
+                with processes.together():
+                    add_chunk(run, state, new)
+                    if len(run.records) > len(new):  # the first chunk is one round
+                        stop_tracing()
+                agreed = stop_signals.agree(requests, processes.largest)
+                if agreed.stop:
                     break
-                recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(requests.save))
-                _answer_save_requests(run, requests.save)
-        is_stopped = bool(requests.stop) and len(run.records) < config.rounds
-        # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
-        return finish(run, state, requests.stop[0] if is_stopped else None)
+                with processes.together():
+                    recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(agreed.save))
+                    _answer_save_requests(run, agreed.save)
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
+        with processes.together():  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+            return finish(run, state, agreed.stop[0] if is_stopped else None)
 
 
 def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
@@ -236,12 +264,11 @@ def _log_rounds_of_no_client(run: Run) -> None:
 
 
 def _answer_save_requests(run: Run, signals: list[str]) -> None:
-    """Logs which checkpoint was made for the signals that request one, and clears them."""
+    """Logs which checkpoint was made for the signals that request one."""
     if signals:
         number = len(run.records)
         answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
         run.observers.log(f"{signals[0]}: {answer}")
-        signals.clear()
 
 
 def _make_trace_folder(folder: Path | None) -> None:
@@ -263,7 +290,7 @@ def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
     """Traces to `folder` until the yielded function is called, or to the end."""
     with contextlib.ExitStack() as tracing:
         if folder is not None:
-            tracing.enter_context(jax.profiler.trace(folder))
+            tracing.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
         yield tracing.close
 
 

@@ -49,7 +49,8 @@ VALUES = (
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
-    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
+    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
+    *("image_column", "label_column", "group_column"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
     *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
@@ -150,7 +151,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, is_
         optimiser,
         jax.jit(task.init),
         jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
-        jax.jit(evaluate.make_evaluate(task, executor)),
+        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
     )
 
 

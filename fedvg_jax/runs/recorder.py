@@ -113,13 +113,17 @@ class Recorder:
     """
 
     def __init__(self, config: Config, start: Start, destination: Destination | None):
-        self.folder, self.start, self.best = config.out, start, start.best
-        self._config, self._destination, self._history = config, destination, start.history
-        self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
+        self.folder, self._config, self._destination = config.out, config, destination
         self._pending: Future | None = None
-        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
+        self.follow(start)
         if destination and self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
             destination.pool.submit(importlib.import_module, "orbax.checkpoint")
+
+    def follow(self, start: Start) -> None:
+        """Begins at another start."""
+        self.start, self.best, self._history = start, start.best, start.history
+        self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
+        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -15,7 +15,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files
+from fedvg_jax.core import files, processes
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -32,7 +32,9 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
@@ -169,7 +171,7 @@ def simulation(
             num_clients=config.clients,
             stats_too=config.server_stats == "official",
         )
-    state = make_state(config, program, values, len(arrays.y), tables, max(map(len, parts.train)))
+    state = make_state(config, program, values, len(arrays.y), tables, int(client_rows.sizes(parts.train).max()))
     placement = program.executor.placement
     return Simulation(
         config=config,
@@ -177,9 +179,9 @@ def simulation(
         partition=parts,
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
-        state=jax.device_put(state, placement),
-        data=jax.device_put(tables, placement),
-        hyper=values,
+        state=processes.place(state, placement),
+        data=processes.place(tables, placement),
+        hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
         chunk=program.chunk,
         evaluate=program.evaluate,
@@ -221,9 +223,9 @@ def _check_weighting(
         if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
-        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+        user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
     if "client_accuracy" in recorded_names(config):
-        user_data.class_labels(arrays, "record client_accuracy", "use client_val_loss")
+        user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
 def make_state(
@@ -244,7 +246,7 @@ def make_state(
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     start = (jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables)
     shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)
+    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor, largest)
     memory.refuse_unfitting(config, parts)
     return init(*start)
 
@@ -257,8 +259,15 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
+        columns=columns(config),
         progress=reading,
     )
+
+
+def columns(config: Config) -> Columns:
+    """Returns the columns of a set hf:FOLDER; those of groups are read for partition group only."""
+    group = config.group_column if config.partition == "group" else ""
+    return Columns(config.image_column, config.label_column, group) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(
@@ -296,7 +305,7 @@ def make_data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored, EVAL_BATCH, keep_single=True),
-        table(np.concatenate(parts.test), max_test, EVAL_BATCH, keep_single=True),
+        table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),
         table(selected, max_selected, EVAL_BATCH, keep_single=True) if is_split else None,
     )
 
@@ -315,7 +324,7 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def keeps_single_rows(config: Config, arrays: Arrays, sizes: Sequence[int], task: Task | None = None) -> bool:
+def keeps_single_rows(config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
     They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
@@ -330,7 +339,7 @@ def keeps_single_rows(config: Config, arrays: Arrays, sizes: Sequence[int], task
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = config.algorithm == "elastic" or any(size % config.batch_size == 1 for size in sizes)
+    is_possible = config.algorithm == "elastic" or bool((np.asarray(sizes) % config.batch_size == 1).any())
     if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
         return False
     is_undefined = norm.lone_row_is_undefined((task or make_task(config, arrays)).init)
@@ -356,12 +365,16 @@ def make_schedule(
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
     """
-    keep_single = keeps_single_rows(config, arrays, [len(rows) for rows in parts.train], task)
+    sizes = client_rows.sizes(parts.train)
+    keep_single = keeps_single_rows(config, arrays, sizes, task)
     size, epochs = cohort_size(config), epochs_range(config)
-    batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
+    batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
     cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
+
+    most_epochs = epochs[1] + (probe_ratio > 0)
+    capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
     def schedule_of(number: int) -> Schedule:
         return schedule.make(
@@ -373,7 +386,7 @@ def make_schedule(
             batch_size=batch_size,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
-            capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), batch_size),
+            capacity=capacity,
             probe_ratio=probe_ratio,
             keep_single=keep_single,
             probe_apart=config.elastic.rows == "rest",

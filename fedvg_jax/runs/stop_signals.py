@@ -34,7 +34,7 @@ ALWAYS_CAUGHT = _existing("SIGINT", "SIGTERM")
 """Other signals keep a handler that is not the default: nohup ignores SIGHUP, and a caller may use SIGUSR1."""
 
 REPEATED = _existing("SIGHUP")
-"""Shells and the kernel both send it when a terminal closes, so a second one is no request to stop at once."""
+"""Shells and the kernel both send it when a terminal closes, so a second one is not a request to stop at once."""
 
 
 MERGED = 0.02
@@ -91,6 +91,29 @@ def catch_signals() -> Iterator[Requests]:
     saving = [number for number in SAVING if _has_default_handler(number)]
     with _handlers(dict.fromkeys([*_caught_stops(), *saving], handle)):
         yield requests
+
+
+def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]]) -> Requests:
+    """Returns the requests of all processes of a run, so that all stop or save after the same round.
+
+    Args:
+        requests: of this process; those that are returned are removed, except to stop.
+        largest: numbers -> the largest over all processes, position by position.
+    """
+    own = Requests(list(requests.stop), list(requests.save))
+    del requests.save[: len(own.save)]
+    stop, save = (int(number) for number in largest([_number(names) for names in own]))
+    return Requests(own.stop or _names(stop), own.save or _names(save))
+
+
+def _names(number: int) -> list[str]:
+    """Returns the name of a signal; none for 0."""
+    return [signal.Signals(number).name] if number else []
+
+
+def _number(names: Sequence[str]) -> int:
+    """Returns the number of the first signal, 0 without any."""
+    return signal.Signals[names[0]] if names else 0
 
 
 def _caught_stops() -> list[signal.Signals]:
@@ -229,7 +252,8 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
 def _following(follow: Callable[[int], None]) -> Iterator[None]:
     """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
+        os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=follow, args=(reading,), daemon=True)
     thread.start()

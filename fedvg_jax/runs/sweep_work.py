@@ -29,11 +29,16 @@ class Observers(NamedTuple):
     log: Callable[[str], None] = lambda line: None
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
+    run: Callable[..., History] = loop.run_simulation
+    """runs a simulation; gets the arguments of `loop.run_simulation`"""
 
 
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
-    return config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir
+    return (
+        *(config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir),
+        simulation.columns(config),
+    )
 
 
 class DataStore(NamedTuple):
@@ -111,7 +116,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
     listeners = {"log": work.observers.log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
     try:
         sim = simulation_of(work, point)
-        history = loop.run_simulation(sim, **listeners, on_records=count)
+        history = work.observers.run(sim, **listeners, on_records=count)
         return history if work.out else on_host(history)
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)

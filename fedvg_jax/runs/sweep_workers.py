@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +173,12 @@ def worker_environment(count: int) -> dict[str, str]:
 
 
 def _send(worker: subprocess.Popen, name: str) -> None:
-    if worker.poll() is None:
+    """Forwards a signal to a worker that still runs; Windows can only end it."""
+    if worker.poll() is not None:
+        return
+    if sys.platform == "win32":
+        worker.terminate()
+    else:
         worker.send_signal(signal.Signals[name])
 
 

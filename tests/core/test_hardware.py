@@ -22,9 +22,9 @@ accelerators = pytest.mark.parametrize("hardware", [GPU, TPU], ids=lambda h: h.p
 
 
 def test_current_hardware_is_what_jax_computes_on():
-    found = hw.current()
-    assert (found.platform, found.num_devices) == (jax.default_backend(), len(jax.devices()))
-    assert found.kind == jax.devices()[0].device_kind and found.cores >= 1
+    hardware = hw.current()
+    assert (hardware.platform, hardware.num_devices) == (jax.default_backend(), len(jax.devices()))
+    assert hardware.kind == jax.devices()[0].device_kind and hardware.cores >= 1
 
 
 def test_choices_default_to_the_current_hardware():
@@ -128,6 +128,7 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
 ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",
+    "runs/launch": "compares the processes' numbers of devices",
     "runs/loop": "records the device in summary.json",
     "runs/provenance": "records the device in manifest.json",
     "sim": "starts jax, to report a missing device in one line",

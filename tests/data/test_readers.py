@@ -189,7 +189,7 @@ def test_classes_with_the_same_word_get_distinct_names(tmp_path):
     [
         ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
         ("wnids.txt", b"", ["wnids.txt", "empty"]),
-        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "no text file"]),
+        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
         ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
         ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
         ("train/n01/images/n01_2.JPEG", b"half", ["n01_2.JPEG", "not a complete image"]),
@@ -210,7 +210,7 @@ def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts
 # --- all of them
 
 
-FROM_FILES = [name for name in data.NAMES if name != "digits"]
+FROM_FILES = list(data.SOURCES)
 
 
 @pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
@@ -237,7 +237,7 @@ PAGES = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_error_of_a_public_data_set_names_its_source(tmp_path, name):
-    assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder"}
+    assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder", "text"}
     for where in (None, tmp_path / "none", tmp_path):
         with says(PAGES[name]):
             data.load(name, where)
@@ -246,7 +246,7 @@ def test_error_of_a_public_data_set_names_its_source(tmp_path, name):
 @pytest.mark.parametrize("name", data.NAMES)
 def test_option_that_a_data_set_lacks_is_refused(tmp_path, name):
     options = {"size": (8, 8), "splits": "official"}
-    lacking = set(options) - set(data.SOURCES[name].takes if name != "digits" else ())
+    lacking = set(options) - set(data.SOURCES[name].takes if name in data.SOURCES else ())
     assert lacking or name == "dermamnist"
     for option in lacking:
         with says(f"dataset {name} has no --", "leave it out"):

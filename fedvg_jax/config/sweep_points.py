@@ -146,6 +146,8 @@ def sharing_refusal(config: Config) -> str:
     if config.profile is not None:
         return f"profile {config.profile}, which traces a single run; leave it out"
     if config.track:
+        return f"track {config.track}, which follows one run at a time; leave it out"
+    if config.track:
         return f"track {config.track}, which follows runs one after another; leave it out"
     return ""
 

@@ -31,15 +31,18 @@ def sharing(vectorize: str, chosen: hw.Choices | None = None) -> Sharing:
         vectorize: "off", "auto" or a number of points; see `sweep_points.check_vectorize`.
         chosen: defaults to the choices for this machine.
 
+    Raises:
+        UsageError: for a number of points, where several processes share a run.
+
     >>> [sharing(value, hw.ACCELERATOR).num_places for value in ("off", "auto", "4")]
     [1, 8, 4]
     """
+    is_one_process = chosen is not None or hw.current().num_processes == 1
     if vectorize == "auto":
-        return Sharing((chosen or hw.choices()).runs_together, is_measured=True)
+        return Sharing((chosen or hw.choices()).runs_together if is_one_process else 1, is_measured=True)
+    if vectorize != "off" and not is_one_process:
+        raise UsageError(f"vectorize {vectorize} in several processes that share a run; use --vectorize off")
     return Sharing(1 if vectorize == "off" else int(vectorize))
-
-
-# --- points side by side
 
 
 class _Candidate(NamedTuple):

@@ -180,7 +180,7 @@ def logs(folder):
 
 
 RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", "--eval-every", "20"]
-RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--lr", "0.05"]
+RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
 def together(folder, *words):
@@ -212,7 +212,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, uninterrupted):
+def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, request):
     """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds with exit code 3."""
     stream = random.Random(0)
     for number in range(20):
@@ -225,11 +225,12 @@ def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_p
             start = time.monotonic()
             code = started[1 - victim].wait(60)
             line = (tmp_path / f"process{1 - victim}.log").read_text().splitlines()[-1]
-            print(f"{number}: process {victim} lost, the other ended with {code} in {time.monotonic() - start:.1f} s")
+            waited = time.monotonic() - start
+            print(f"{number}: process {victim} lost, the other ended with {code} in {waited:.1f} s", flush=True)
             assert code == launch.LOST and "another process of the run was lost" in line, logs(tmp_path)
     with together(tmp_path, "--resume", "auto") as started:
         assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
-    assert history_of(tmp_path) == uninterrupted
+    assert history_of(tmp_path) == request.getfixturevalue("uninterrupted")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,13 +55,18 @@ def vmapped() -> Executor:
     return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
 
 
-def sharded(num_devices: int, num_lanes: int) -> Executor:
+def sharded(num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
     the devices, where a device contributes zeros for clients that it did not train.
+
+    Args:
+        num_devices: D.
+        num_lanes: L.
+        devices: jax's devices, of which the first D are used; defaults to those of this process.
     """
-    mesh = Mesh(jax.devices()[:num_devices], ("devices",))
+    mesh = Mesh((devices or jax.devices())[:num_devices], ("devices",))
     inner, by_device = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 
 from fedvg_jax.config import Config, block_size, cohort_size
@@ -10,19 +13,22 @@ from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
 
 
-def make_executor(config: Config, hardware: hw.Hardware | None = None) -> Executor:
+def make_executor(
+    config: Config, hardware: hw.Hardware | None = None, devices: Sequence[Any] | None = None
+) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
         config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
         hardware: defaults to `hardware.current()`.
+        devices: jax's devices of that hardware; defaults to those of this process.
     """
     if config.lanes == "all":
         return executors.vmapped()
-    devices = num_devices(config, hardware)
+    count = num_devices(config, hardware)
     max_lanes = hw.choices(hardware).max_lanes if config.lanes == "auto" else int(config.lanes)
-    num_lanes = min(max_lanes, -(-block_size(config) // devices))
-    return executors.sharded(devices, num_lanes) if devices > 1 else executors.lanes(num_lanes)
+    num_lanes = min(max_lanes, -(-block_size(config) // count))
+    return executors.sharded(count, num_lanes, devices) if count > 1 else executors.lanes(num_lanes)
 
 
 def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:

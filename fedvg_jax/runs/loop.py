@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
+from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
 from fedvg_jax.runs import recorder as recording
@@ -257,7 +257,7 @@ def _summary(
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
         "rounds_per_second": round(len(records) / max(running, 1e-9), 3),
-        "backend": jax.default_backend(),
-        "device": jax.devices()[0].device_kind,
+        "backend": hardware.current().platform,
+        "device": hardware.current().kind,
         "versions": provenance.versions(),
     }

@@ -16,6 +16,7 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -154,7 +155,7 @@ def simulation(
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    program = programs.make_program(config, images, task, algorithm, weighting)
+    program = programs.make_program(config, images, task, algorithm, weighting, programs.Machine(hw.current()))
     tables = make_data(config, arrays, parts, population.shared, program.task)
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)

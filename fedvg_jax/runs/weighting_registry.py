@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import FedVG
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
-from fedvg_jax.core import groups, hardware, norms, tree
+from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Algorithm, Grouping, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.weightings import baselines, basic, family, signals
 from fedvg_jax.weightings.fedvg import FLOOR, fedvg
@@ -27,38 +28,38 @@ FACTORS: dict[str, Callable[[int], float]] = {
 """Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
 
 
-def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
-    """The weighting that `config.weighting` names."""
+def make_weighting(config: Config, task: Task, algorithm: Algorithm, hardware: hw.Hardware | None = None) -> Weighting:
+    """The weighting that `config.weighting` names, for `hardware`, by default `hardware.current()`."""
     named = {
         "samples": basic.samples,
         "uniform": basic.uniform,
-        "fedvg": lambda: make_fedvg(config, task),
+        "fedvg": lambda: make_fedvg(config, task, hardware),
         "inverse_samples": baselines.inverse_samples,
         "val_loss": lambda: baselines.val_loss(task),
         "val_accuracy": lambda: baselines.val_accuracy(task),
         "fltrust": lambda: baselines.fltrust(task),
-        "generalised": lambda: make_generalised(config, task),
+        "generalised": lambda: make_generalised(config, task, hardware),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
     }
     return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
 
-def make_fedvg(config: Config, task: Task) -> Weighting:
+def make_fedvg(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Weighting:
     """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
 
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _build_fedvg(config, task, fedvg)
+    return _build_fedvg(config, task, fedvg, hardware)
 
 
-def make_generalised(config: Config, task: Task) -> Weighting:
+def make_generalised(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Weighting:
     """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
 
     Raises:
         UsageError: see `make_fedvg`.
     """
-    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link))
+    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link), hardware)
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
@@ -78,11 +79,11 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
     return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
 
 
-def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> Weighting:
+def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting], hardware: hw.Hardware | None) -> Weighting:
     """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
     weighting = rule(
-        signals.normed(make_signal(config, task), norms.BY_NAME[norm]),
+        signals.normed(make_signal(config, task, hardware), norms.BY_NAME[norm]),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),
@@ -93,10 +94,10 @@ def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting]) -> 
     return {"uniform": weighting, "layer": basic.with_own_statistics(weighting)}[options.stats]
 
 
-def make_signal(config: Config, task: Task) -> Signal:
+def make_signal(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Signal:
     """The signal before norms: tensors like the client's parameters."""
     options = config.fedvg
-    groups_per_pass = hardware.groups_per_scoring_pass(config.batch_size)
+    groups_per_pass = hw.groups_per_scoring_pass(config.batch_size, hardware)
     named = {
         "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
         "delta": signals.delta,

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.core import tree
+from fedvg_jax.core import hardware, tree
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
@@ -55,15 +55,15 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         sim: the simulation that is about to start.
         unused: settings of the TOML file that the run does not use, for a line of their own.
     """
-    config, device = sim.config, jax.devices()[0]
-    hardware = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
+    config, found = sim.config, hardware.current()
+    devices = f"{os.cpu_count()} cores" if found.is_cpu else f"{found.num_devices} x {found.kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
-        f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({hardware}{shared}), jax {jax.__version__}",
+        f"fedvg_jax {fedvg_jax.__version__} on {found.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
         f"clients {config.clients}, {partition}; {cohort_size(config)} a round,"

@@ -5,6 +5,8 @@ XLA's compilers for GPUs and TPUs need a description of a device, not the device
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from typing import NamedTuple
 
@@ -19,6 +21,18 @@ CHIPS_PER_HOST = 4
 
 TPU_TOPOLOGIES = {1: "2x2", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 """Number of chips -> topology of a slice of TPU v5e or v6e; libtpu describes no slice of one chip."""
+
+PACKAGES = {"gpu": ("jax_cuda12_plugin", "'jax[cuda12]'"), "tpu": ("libtpu", "libtpu")}
+"""Platform -> module with its compiler, and how pip names the package."""
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+"""Environment variables with which jax computes on the CPU and its plugins describe devices that do not exist."""
 
 
 class Target(NamedTuple):
@@ -58,6 +72,23 @@ def parse_target(text: str) -> Target:
         model.platform, model.kind, total, 0, model.memory_bytes, model.processors, model.bandwidth, hosts
     )
     return Target(text, model, hardware)
+
+
+def require_compiler(target: Target) -> None:
+    """Raises UsageError with what to install, if the package with the target's compiler is missing."""
+    module, package = PACKAGES[target.hardware.platform]
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"target {target.name} needs a compiler that is not installed: pip install {package}")
+
+
+def prepare_environment(target: Target) -> None:
+    """Sets the environment in which jax computes on the CPU and compiles for the target; before jax is imported.
+
+    Raises:
+        UsageError: the package with the target's compiler is missing.
+    """
+    require_compiler(target)
+    os.environ.update(ENVIRONMENT)
 
 
 def gpu_target_config(model: DeviceModel) -> str:

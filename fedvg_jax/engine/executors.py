@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import tree
+from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
 
 
@@ -132,13 +133,15 @@ def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
         loaded = tree.where(first_step == 0, over_lanes(client.init)(k), tree.take(stored, k))
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
         begin = first_step + schedule.start[k]
-        on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+        with jax.named_scope(LOCAL_STEPS):
+            on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
         # writes to an index past the end are dropped
         return on_lanes, tree.put(stored, jnp.where(plan.finish[s], k, len(schedule.clients)), on_lanes)
 
     idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
     empty = tree.zeros_like(jax.eval_shape(lambda: _untrained(client, schedule)))
-    return lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
+    with jax.named_scope(SEGMENTS):
+        return lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
 
 
 def _untrained(client: Client, schedule: Schedule) -> Tree:

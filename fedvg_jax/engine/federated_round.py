@@ -23,6 +23,7 @@ from jax import Array, lax
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.hardware import Hardware
+from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
@@ -482,6 +483,7 @@ def make_chunk(round_step: RoundStep) -> Chunk:
         # a round returns a state like the one it takes; chex names the leaf that differs, fori_loop would not
         chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda: state))
         empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), metrics)
-        return lax.fori_loop(0, num_rounds, next_round, (state, empty))
+        with jax.named_scope(ROUNDS):
+            return lax.fori_loop(0, num_rounds, next_round, (state, empty))
 
     return chunk

@@ -37,7 +37,19 @@ VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
-    *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
+    *(
+        "val_ratio",
+        "eval_every",
+        "export",
+        "dry_run",
+        "target",
+        "force",
+        "profile",
+        "out",
+        "resume",
+        "checkpoint_every",
+        "keep",
+    ),
     *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
@@ -123,15 +135,15 @@ def make_program(
             may also be a function of the task.
         machine: what it will run on; defaults to the devices of this process.
     """
-    machine = machine or Machine(hw.current())
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, machine, is_double)
+    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
     return _stored(*key) if _is_hashable(key) else _make(*key)
 
 
 def _make(
-    config: Config, images: Images | None, task, algorithm, weighting, machine: Machine, is_double: bool
+    config: Config, images: Images | None, task, algorithm, weighting, is_double: bool, machine: Machine | None = None
 ) -> Program:
+    machine = machine or Machine(hw.current())
     hardware = machine.hardware
     if task is None:
         assert images is not None, "a named model needs the shape of its images"

@@ -14,6 +14,7 @@ from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
 
@@ -236,7 +237,8 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
         return tree.add(total, lax.cond((rows >= 0).any(), lambda: recomputed(rows), lambda: empty)), None
 
     empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
-    total, _ = lax.scan(add_pass, empty, passes)
+    with jax.named_scope(SCORING_PASSES):
+        total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedvg_jax.runs.sweep_folder import Failure
     from fedvg_jax.runs.sweeps import SweepResult
     from fedvg_jax.runs.verification import MisfitError
+    from fedvg_jax.views.target_plan import TargetPlan, plan_for_target
     from fedvg_jax.weightings import (
         aggregate,
         fisher_trace,

@@ -250,6 +250,9 @@ def _kernel(module: Module, instruction: Instruction, shapes: Mapping[str, str])
         size = 2 * num_bytes(instruction.shape)
     elif instruction.opcode == "dynamic-update-slice":
         size = 2 * num_bytes(operands[1])
+    elif instruction.opcode == "custom-call":  # a library's workspace is a tuple's last member
+        results = arrays(instruction.shape)
+        size = sum(map(num_bytes, results[:-1] if len(results) > 1 else results)) + sum(map(num_bytes, operands))
     else:
         size = num_bytes(instruction.shape) + sum(map(num_bytes, operands))
     flops, arithmetic = _matmuls(module, instruction, operands)

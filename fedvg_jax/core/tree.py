@@ -24,6 +24,11 @@ def take(tree: Tree, index) -> Tree:
     return jax.tree.map(lambda x: x[index], tree)
 
 
+def entry_shapes(tree: Tree) -> Tree:
+    """Returns the shapes of one entry of every leaf's leading axis."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+
+
 def put(tree: Tree, index, entry: Tree) -> Tree:
     """Returns `tree` with `entry` at `index` of every leaf's leading axis; writes past the end are dropped."""
     return jax.tree.map(lambda x, e: x.at[index].set(e, mode="drop"), tree, entry)

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.hardware import Hardware
+from fedvg_jax.core.hardware import Hardware, choices
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
@@ -354,7 +355,12 @@ def score_clients(parts: RoundParts, block: RoundInputs, clients: Variables) -> 
         return parts.weighting.signal(hyper, report, data)
 
     shared = (block.hyper, block.data, block.state.variables.params)
-    return parts.executor.map(measure, shared, (clients, block.schedule.num_samples))
+    entries = (clients, block.schedule.num_samples)
+    if not choices(parts.hardware).is_packed:
+        return parts.executor.map(measure, shared, entries)
+    packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
+    packed = parts.executor.map(lambda shared, returned: packing.pack(measure(shared, returned)), shared, entries)
+    return jax.vmap(packing.unpack)(packed)
 
 
 def weigh_clients(

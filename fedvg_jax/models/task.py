@@ -26,7 +26,8 @@ def classification(
     """Returns the task of classifying images with `module` by cross-entropy.
 
     Args:
-        module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D] and mask [B] bool.
+        module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D] and mask bool [B], or [G, B] for G
+            groups of rows with batch statistics of their own, as `norm.BatchNorm` takes it.
         num_classes: C.
         image_shape: (H, W, D). uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
@@ -49,7 +50,7 @@ def classification(
     def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
         _check_image_shape(batch.x.shape[1:], tuple(image_shape))
         logits, stats = apply(params, stats, batch.x, mask, train)
-        losses = _cross_entropies(logits, batch, mask)
+        losses = _cross_entropies(logits, batch, mask.reshape(-1))
         return losses.sum() / jnp.maximum(mask.sum(), 1).astype(logits.dtype), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
@@ -63,7 +64,7 @@ def classification(
 
     recording_init, live_boxes = live_taps.record_live_taps(init)
     support = gradient_support.from_boxes(live_boxes)
-    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support)
+    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support, True)
 
 
 def _check_image_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

@@ -28,7 +28,10 @@ def make_executor(
     count = num_devices(config, hardware)
     max_lanes = hw.choices(hardware).max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
-    return executors.sharded(count, num_lanes, devices) if count > 1 else executors.lanes(num_lanes)
+    is_packed = hw.choices(hardware).is_packed
+    if count > 1:
+        return executors.sharded(count, num_lanes, devices, is_packed)
+    return executors.lanes(num_lanes, is_packed)
 
 
 def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:

@@ -78,7 +78,6 @@ def simulate_for(config: Config, target: Target, replacements: Mapping[str, Any]
 def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:
     """Returns the programs of a run of `simulate_for`, compiled."""
     start = time.perf_counter()
-    options = OPTIONS[target.hardware.platform]
     placement = jax.tree.leaves(sim.state.variables)[0].sharding
 
     def shapes(tree: Any) -> Any:
@@ -88,8 +87,19 @@ def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:
     lowered = sim.chunk.lower(sim.state, *shapes((np.int32(0), rounds)), sim.data, shapes(dict(sim.hyper)))
     evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.test)
     with _cached_with_names():
-        compiled = lowered.compile(compiler_options=options), evaluate.compile(compiler_options=options)
+        compiled = [_compile(program, target.hardware.platform) for program in (lowered, evaluate)]
     return TargetPrograms(*compiled, time.perf_counter() - start)
+
+
+def _compile(lowered: Any, platform: str) -> Any:
+    """Returns a program compiled for a platform, with cuBLAS's matmuls where XLA finds no untuned tiles for its own."""
+    options = OPTIONS[platform]
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+        return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False})
 
 
 @contextlib.contextmanager

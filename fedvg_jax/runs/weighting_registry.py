@@ -83,7 +83,7 @@ def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting], har
     """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
     weighting = rule(
-        signals.normed(make_signal(config, task, hardware), norms.BY_NAME[norm]),
+        signals.normed(make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),
@@ -97,7 +97,7 @@ def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting], har
 def make_signal(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Signal:
     """The signal before norms: tensors like the client's parameters."""
     options = config.fedvg
-    groups_per_pass = hw.groups_per_scoring_pass(config.batch_size, hardware)
+    groups_per_pass = functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware)
     named = {
         "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
         "delta": signals.delta,

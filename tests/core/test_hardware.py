@@ -84,7 +84,7 @@ def test_only_a_cpu_trains_vision_transformers_by_microbatches():
     ("hardware", "batch_size", "groups"), [(CPU, 1, 1), (CPU, 64, 1), (GPU, 64, 16), (GPU, 1000, 1), (GPU, 2048, 1)]
 )
 def test_scoring_takes_about_1024_rows_at_once_on_an_accelerator_and_one_group_on_a_cpu(hardware, batch_size, groups):
-    assert hw.groups_per_scoring_pass(batch_size, hardware) == groups
+    assert hw.groups_per_scoring_pass(batch_size, hardware=hardware) == groups
 
 
 @pytest.mark.parametrize(

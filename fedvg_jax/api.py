@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation, 
 from fedvg_jax.runs.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.runs.sweeps import SweepResult
+from fedvg_jax.views import tracking
 
 EVAL_ROWS = 64
 """Rows of one step of `evaluate`."""
@@ -52,6 +54,7 @@ def run(
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     progress: bool = False,
+    track: str | Sequence[str] | None = None,
 ) -> History:
     """Returns the history of one federated run.
 
@@ -67,6 +70,8 @@ def run(
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
+        track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
+            config.
 
     Returns:
         The history; it is also written to `config.out` if that is set.
@@ -82,7 +87,8 @@ def run(
         ...
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
-    config = resume.resolve(configs.check(Config() if config is None else config))
+    config = resume.resolve(configs.check(_with_trackers(Config() if config is None else config, track)))
+    tracking.require(config, config.out is not None)
     functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
         raise UsageError("callbacks and metrics must be functions; see the arguments of run")
@@ -99,13 +105,20 @@ def run(
         finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
     else:
         sim = simulation.simulation(config, **replacements)
-        finished = loop.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
+        finished = tracking.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
     if stopped_by is not None:  # all files are written; the signal now has its usual effect
         signal.raise_signal(signal.Signals[stopped_by])
     return finished
+
+
+def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
+    """Returns the settings with the trackers that a call names."""
+    if track is None:
+        return config
+    return dataclasses.replace(config, track=track if isinstance(track, str) else ",".join(map(str, track)))
 
 
 def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:
@@ -120,7 +133,7 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
     console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)
     print_line = functools.partial(console.print, highlight=False, soft_wrap=True, markup=False)
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.run_simulation(
+        finished = tracking.run_simulation(
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
     display.print_results(console, finished, sim.given)
@@ -139,6 +152,8 @@ def run_sweep(
     weighting: programs.WeightingOrFactory | None = None,
     hyper: Mapping[str, float] | None = None,
     progress: bool = False,
+    track: str | Sequence[str] | None = None,
+    vectorize: str | int = "auto",
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -151,6 +166,9 @@ def run_sweep(
             Functions are compared by name only: after a change of one, name another folder.
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
+        track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
+        vectorize: how many runs of one program are computed side by side; "off" for one after another, "auto" for side
+            by side where it is faster.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -166,7 +184,8 @@ def run_sweep(
     >>> results[3].values, results[3].result.summary["rounds"]
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
-    start = configs.check(Config() if config is None else config)
+    start = configs.check(_with_trackers(Config() if config is None else config, track))
+    tracking.require(start, out is not None)
     refuse_set(start)
     settings, own = sweep_objects.split_hyper(axes)
     plan = sweep_points.Sweep(parse_axes(settings), start=start)
@@ -179,12 +198,13 @@ def run_sweep(
     if data is None:
         sweep_folder.check_sources(made.points)
     sweep_objects.check(made.points, replacements)
+    share = sweeps.sharing(sweep_points.check_vectorize(str(vectorize), made.points))
     if folder:
         given = sweep_objects.describe(replacements)
         sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
     ordered = [point for group in sweeps.by_program(made.points) for point in group]
     with _sweep_observers(ordered, folder, progress) as observers:
-        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
+        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements, share=share)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
     if stopped_by is not None:
@@ -198,7 +218,7 @@ def run_sweep(
 def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progress: bool) -> Iterator[sweeps.Observers]:
     """Yields what a sweep reports to: standard output, or nothing."""
     if not progress:
-        yield sweeps.Observers()
+        yield sweeps.Observers(run=tracking.run_simulation)
         return
     from rich.console import Console
 
@@ -210,7 +230,7 @@ def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progres
     }
     ordered = sorted(points, key=lambda point: not is_done[point.name])
     with sweep_progress.sweep_progress(Console(), ordered, sum(is_done.values())) as observers:
-        yield observers
+        yield observers._replace(run=tracking.run_simulation)
 
 
 def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:

@@ -1,11 +1,13 @@
 """`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the images per class and the sizes of the clients. Draws a contact sheet (images.png) and the classes of every
-client (clients.png) into --out DIR (default: runs/data-NAME).
+Prints the rows per class and the sizes of the clients. Draws a contact sheet of images (images.png) and the classes of
+every client (clients.png) into --out DIR (default: runs/data-NAME).
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. All options of a run may follow: --alpha, --clients,
---partition, --image-size, --config FILE, ... `--download` makes tensorflow-datasets fetch and prepare a set called
-tfds:NAME in --data-dir; without it, nothing is ever downloaded.
+--partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows.
+
+`--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
+saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
         return 0
     if {"-h", "--help"} & set(words):
-        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME\nAll options: {PROG} --help-all")
+        print(
+            f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER\nAll options: {PROG} --help-all"
+        )
         return 0
     return sim.guarded(lambda: prepare(*parse(words)), stopped="interrupted")
 
@@ -61,15 +65,17 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
-            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, or tfds:NAME;"
+            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER;"
             f" {PROG} --help tells more"
         )
     name, *others = argv
     config = sim.parse(["--dataset", name, *(flag for flag in others if flag != "--download")])
     if "--download" not in others:
         return config, False
-    if not name.startswith("tfds:") or config.data_dir is None:
-        raise UsageError(f"--download is for tfds:NAME with a --data-dir DIR, got {name}; other sets are never fetched")
+    if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
+        raise UsageError(
+            f"--download is for tfds:NAME and hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched"
+        )
     return config, True
 
 
@@ -78,24 +84,29 @@ def prepare(config: Config, downloads: bool) -> int:
 
     Args:
         config: names the data set and the partition.
-        downloads: whether tensorflow-datasets fetches the set first.
+        downloads: whether the library of the set fetches it first.
     """
     from rich.console import Console
 
-    from fedvg_jax.data.readers import tfds
+    from fedvg_jax.data.partitions import to_rows
+    from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import display, labels
 
     console = Console()
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     if downloads and config.data_dir:
-        tfds.download(config.dataset.removeprefix(tfds.PREFIX), config.data_dir)
+        prefix, _, name = config.dataset.partition(":")
+        {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
     with display.decoding_progress(console) as reading:
         arrays = simulation.load_data(config, reading)
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
     console.print(class_table(arrays))
     with display.partition_progress(console) as progress:
         partition = simulation.make_partition(config, arrays, progress)
+    if config.export_partition:
+        to_rows.write(config.export_partition, partition, config.export_form)
+        console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)
     title = f"{config.clients} clients, partition {labels.partition_label(config)}"
     console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
@@ -104,28 +115,32 @@ def prepare(config: Config, downloads: bool) -> int:
 
 
 def headline(arrays: Arrays) -> list[str]:
-    """Returns a line on the images, and one that compares their number with the paper's where it has the set."""
-    shape, in_paper = " x ".join(map(str, arrays.x.shape[1:])), presets.NUM_IMAGES.get(arrays.name)
-    lines = [f"{arrays.name}: {len(arrays.y):,} images {shape}, {len(arrays.class_names)} classes"]
+    """Returns a line on the rows, and one that compares their number with the paper's where it has the set."""
+    from fedvg_jax.views import display
+
+    in_paper = presets.NUM_IMAGES.get(arrays.name)
+    lines = [f"{arrays.name}: {display.data_text(arrays)}"]
     if in_paper:
         lines.append("as many as the paper" if in_paper == len(arrays.y) else f"the paper counts {in_paper:,}")
     return lines
 
 
 def class_table(arrays: Arrays) -> Table:
-    """Returns the images per class and official split."""
+    """Returns the images, rows or characters per class and official split."""
     import numpy as np
     from rich.table import Table
 
+    from fedvg_jax.views import labels
+
     num_classes, first = len(arrays.class_names), arrays.num_train
-    train, others = (np.bincount(y, minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
+    train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     order = np.arange(num_classes)
     if num_classes > MAX_CLASSES:
         order = np.argsort(-(train + others), kind="stable")
     half = MAX_CLASSES // 2
     table = Table(show_footer=True)
-    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{len(arrays.y):,}", "")
-    for column, total in zip(("class", "training", "other splits", "images", "share"), totals, strict=True):
+    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{arrays.y.size:,}", "")
+    for column, total in zip(("class", "training", "other splits", labels.unit(arrays), "share"), totals, strict=True):
         is_name = column == "class"
         width = None if is_name else max(len(column), len(total))
         table.add_column(
@@ -137,7 +152,7 @@ def class_table(arrays: Arrays) -> Table:
                 table.add_row(f"... {num_classes - 2 * half} more", "", "", "", "")
             continue
         count = train[c] + others[c]
-        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / len(arrays.y):.1%}")
+        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
         table.add_row(arrays.class_names[c], *row)
     return table
 
@@ -146,13 +161,13 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
-    from fedvg_jax.views import pictures
+    from fedvg_jax.views import labels, pictures
 
     counts = np.sum(list(pictures.counts_by_part(arrays, partition).values()), axis=0)
     size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
-        f"images of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
+        f"{labels.unit(arrays)} of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
         f" its classes: {num.min()} to {num.max()}, mean {num.mean():.1f}",
         f"{parts['train']:,} to train, {parts['val']:,} to validate, {parts['test']:,} to test",
     ]

@@ -28,8 +28,8 @@ from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware, targets
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
-from fedvg_jax.runs import history, resume, seals, stop_signals
-from fedvg_jax.views import output
+from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
+from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if print_help(words, PROG, PURPOSE, EXAMPLES):
         return 0
-    return guarded(lambda: simulate(*read_command_line(words)))
+    return guarded(lambda: _run_command(words))
+
+
+def _run_command(words: Sequence[str]) -> int:
+    """Runs a command line in this process, or in each of several; returns the exit code."""
+    values, others = launch.split(words)
+    processes = launch.parse(values)
+    command = read_command_line(others)
+    if processes is None:
+        return simulate(*command)
+    if command.config.dry_run:
+        raise UsageError("dry_run plans the run of one process; leave out --distributed")
+    return launch.run(processes, lambda: simulate(*command), lambda: lost_message(command.config))
 
 
 def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -> bool:
@@ -244,28 +256,44 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
-    console = Console()
+    from fedvg_jax.core import processes
+    from fedvg_jax.runs import shared_start
+
+    _check_outputs(config)
+    if config.dry_run and config.target:
+        return _show_target_plan(config, Console())
+    if config.dry_run:
+        return _show_plan(config, Console(), unused)
+    console = Console(quiet=not processes.is_first())
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
+    config = shared_start.choose_folder(config, lambda settings: _choose_folder(settings, log))
+    with stop_signals.ignore_save_requests(), _explain_stop(config):
+        return _train(config, console, log, unused)
+
+
+def _check_outputs(config: Config) -> None:
+    """Raises UsageError if what a run writes outside its folder cannot be written."""
     if config.export:
-        files.export_target(config.export)
-    if config.dry_run and config.target:
-        return _show_target_plan(config, console)
-    if config.dry_run:
-        return _show_plan(config, console, unused)
+        hub_folder.check_target(config.export)
+    tracking.require(config, has_folder=True)
+    if config.export_partition:
+        files.export_target(config.export_partition, "export_partition")
+
+
+def _choose_folder(config: Config, log: Callable[[str], None]) -> Config:
+    """Returns the settings with the folder of a new run, or of the run to resume."""
     wants_resume, config = config.resume, resume.resolve(config)
     if config.resume:
         log(f"resuming {config.out}")
-    else:
-        if wants_resume:
-            log("no run with these settings to resume; starting a new one")
-        out = config.out or history.default_folder(config)
-        config = dataclasses.replace(config, out=out)
-        history.refuse_taken(out)
-    with stop_signals.ignore_save_requests(), _explain_stop(config):
-        return _train(config, console, log, unused)
+        return config
+    if wants_resume:
+        log("no run with these settings to resume; starting a new one")
+    out = config.out or history.default_folder(config)
+    history.refuse_taken(out)
+    return dataclasses.replace(config, out=out)
 
 
 @contextlib.contextmanager
@@ -292,28 +320,40 @@ def exit_message(out: Path) -> str:
     """
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
+    return f"stopped at once; {_saved_round(out)}: {PROG} --resume {out}"
+
+
+def lost_message(config: Config) -> str:
+    """Returns the line to print when another process of the run was lost."""
+    out, advice = config.out, "start all processes again with the same command and --resume auto"
+    saved = f"; {_saved_round(out)}" if out and out.is_dir() else ""
+    return f"another process of the run was lost{saved}; {advice}"
+
+
+def _saved_round(out: Path) -> str:
     last = seals.newest_round(out)
-    saved = f"round {last} is saved" if last else "no round is saved yet"
-    return f"stopped at once; {saved}: {PROG} --resume {out}"
+    return f"round {last} is saved" if last else "no round is saved yet"
 
 
 def _train(config: Config, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
     """Trains, draws and exports; returns the exit code."""
-    sim, out = _prepare(config, console, unused), _run_folder(config)
-    from fedvg_jax.runs import loop
+    from fedvg_jax.core import processes
+
+    with processes.together():
+        sim, out = _prepare(config, console, unused), _run_folder(config)
     from fedvg_jax.views import display
 
     with display.round_progress(console, config.rounds) as show:
-        finished = loop.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
+        finished = tracking.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
+    if not processes.is_first():
+        return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     if importlib.util.find_spec("matplotlib"):
         from fedvg_jax.views import plots
 
         plots.write(out, finished.records, config)
     display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.models import pretrained
-
-        pretrained.save(config.export, finished.variables, config.model)
+        hub_folder.export(config.export, sim, finished)
         log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import tuning_grid
-from fedvg_jax.core import files
+from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweep_workers import Share
 from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,10 @@ Options of the sweep:
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --tune-budget N        combinations that every method tries, at random
-  --jobs N               processes that share the points, each with its cores
+  --jobs N               processes that share the points, each with its cores;
+                         auto: one per core, where points use one core each
+  --vectorize N          N points of one program side by side; off: one after
+                         another; auto: side by side where it is faster
   --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
@@ -90,6 +94,7 @@ def run(command: CommandLine) -> int:
     for line in opening_lines(command):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     sweep_folder.check_sources(command.points.points)
+    tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
 
@@ -232,7 +237,9 @@ def _compute(
     command: CommandLine, points: Sequence[Point], phase: str, console: Console, stopped: Callable[[], str]
 ) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
-    has_workers, out = command.jobs > 1 or command.slurm is not None, phase_folder(command, phase)
+    out = phase_folder(command, phase)
+    jobs = _num_jobs(command, [point for point in points if not _is_done(out, point)])
+    has_workers = jobs > 1 or command.slurm is not None
     if not has_workers:
         sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
@@ -242,10 +249,21 @@ def _compute(
     num_done = sum(_is_done(out, point) for point in mine)
     if has_workers:
         with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
-            return _share_out(command, mine[num_done:], phase, observers)
+            return _share_out(command, jobs, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        return sweeps.compute(mine, out, observers)[1]
+        tracked = observers._replace(run=tracking.run_simulation)
+        return sweeps.compute(mine, out, tracked, share=sweeps.sharing(command.vectorize))[1]
+
+
+def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
+    """Returns the number of processes that compute the points."""
+    if command.jobs is not None:
+        return command.jobs
+    is_together = command.vectorize not in ("auto", "off")
+    num_mine = len(pending) // (command.shard.count if command.shard else 1)
+    is_one = is_together or command.slurm is not None
+    return 1 if is_one else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
 
 
 def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[Point]]:
@@ -259,7 +277,9 @@ def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], li
     return ended
 
 
-def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observers: Observers) -> str | None:
+def _share_out(
+    command: CommandLine, count: int, points: Sequence[Point], phase: str, observers: Observers
+) -> str | None:
     """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
     out, pending = phase_folder(command, phase), list(points)
     words = [*command.words, f"--phase={phase}"]
@@ -272,15 +292,15 @@ def _share_out(command: CommandLine, points: Sequence[Point], phase: str, observ
         for point in [point for point in pending if _is_done(out, point)]:
             pending.remove(point)
             observers.on_start(point)
-            observers.on_records([{"round": point.config.rounds}])
+            observers.on_records(point, [{"round": point.config.rounds}])
             observers.on_end(point, sweeps.load([point], out)[0].result)
 
     if not pending:
         return None
     if command.slurm is None:
         start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
-        return sweep_workers.run_local(start, command.jobs, report_finished)
-    jobs = [[*words, f"--worker={i + 1}/{command.jobs}"] for i in range(command.jobs)]
+        return sweep_workers.run_local(start, count, report_finished)
+    jobs = [[*words, f"--worker={i + 1}/{count}"] for i in range(count)]
     logs = command.out / "submitit"
     return sweep_workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
 
@@ -299,8 +319,10 @@ def _work(command: CommandLine, share: Share) -> int:
     sim.start_jax(points[0].config)
     from fedvg_jax.runs import sweeps
 
+    mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
+    observers = sweeps.Observers(run=tracking.run_simulation)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(_mine(command, points, command.phase), phase_folder(command, command.phase))
+        _, stopped_by = sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

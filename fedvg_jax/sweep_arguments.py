@@ -20,7 +20,7 @@ from fedvg_jax.runs.sweep_workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "vectorize")
 """Flags of the sweep itself with one value, or none."""
 
 HIDDEN = ("worker", "phase")
@@ -34,7 +34,7 @@ EXECUTORS = ("processes", "submitit")
 PHASES = ("tuning", "final")
 """Parts of a sweep with tuned settings, one after the other."""
 
-SHARED = ("cache_dir", "trust_cache", "deterministic")
+SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
 """Settings of the process, which all points share."""
 
 
@@ -56,8 +56,8 @@ class CommandLine(NamedTuple):
     grid: Grid | None = None
     """None without tuning"""
     dry_run: bool = False
-    jobs: int = 1
-    """processes"""
+    jobs: int | None = None
+    """processes; None: as `sweep_workers.auto_jobs`"""
     shard: Share | None = None
     """the part of the points to compute; None for all"""
     slurm: dict[str, Any] | None = None
@@ -66,6 +66,8 @@ class CommandLine(NamedTuple):
     """which process of another one's `jobs` this is"""
     phase: str = ""
     """of a worker: the part of the sweep that it computes"""
+    vectorize: str = "auto"
+    """see `sweep_points.check_vectorize`"""
     words: tuple[str, ...] = ()
     """the command line of a worker, without its share and phase"""
 
@@ -82,9 +84,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     slurm = sweep_workers.parse_options(flags.pop("slurm", []))
     tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
-    if tuned and flags.get("select") == ["val"]:
-        del flags["select"]
     file = _read_file(own)
+    if (tuned or file.tune) and flags.get("select") == ["val"]:
+        del flags["select"]
     sweep = make_sweep(flags, file, str(own.get("config")))
     points = sweep_points.make_points(sweep)
     tuning = tuning_grid.make_tuning(
@@ -100,11 +102,12 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=out,
         grid=grid,
         dry_run="dry_run" in own,
-        jobs=_number("jobs", own.get("jobs", "1")),
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"]),
         shard=sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
         phase=own.get("phase", ""),
+        vectorize=sweep_points.check_vectorize(own.get("vectorize", "auto"), points.points),
         words=(*words, f"--out={out}"),
     )
 

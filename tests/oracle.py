@@ -83,8 +83,8 @@ def backpropagate(backwards, upstream) -> Tree:
 
 
 def loss_and_gradients(params: Tree, stats: Tree, batch, train: bool):
-    """Mean loss, its gradients, the new running statistics."""
-    x, y = batch
+    """Mean loss over rows, or over the places of all rows, its gradients, the new running statistics."""
+    x, y = batch[0], np.ravel(batch[1])
     outputs, backwards, stats = logits(params, stats, x, train)
     losses, upstream = cross_entropy(outputs, y)
     return losses.mean(), backpropagate(backwards, upstream / len(y)), stats

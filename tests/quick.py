@@ -5,6 +5,7 @@ QUICK = (
     "config/test_config.py::test_every_shipped_config_is_read_and_in_range",
     "config/test_uses.py::test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it",
     "core/test_norms.py::test_the_spectral_norm_is_the_largest_singular_value",
+    "data/test_text.py::test_labels_are_the_next_characters",
     "data/test_partition_rules.py::test_top_up_takes_from_the_largest_client_only",
     "engine/test_schedule.py::test_every_row_is_used_once_per_epoch_except_a_last_single_row",
     "models/test_norm.py::test_evaluation_uses_the_running_statistics_and_keeps_them",

@@ -10,10 +10,28 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
-ORDER = ("core", "paper", "config", "data", "models", "algorithms", "weightings", "engine", "runs", "views")
+ORDER = (
+    "core",
+    "paper",
+    "config",
+    "data",
+    "models",
+    "algorithms",
+    "weightings",
+    "engine",
+    "runs",
+    "views",
+    "integrations",
+)
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
-ONLY_IN = {"flax": {"models"}, "matplotlib": {"views"}, "tyro": {"sim", "prepare"}}
+ONLY_IN = {
+    "flax": {"models"},
+    "flwr": {"integrations"},
+    "torch": {"integrations"},
+    "matplotlib": {"views"},
+    "tyro": {"sim", "prepare"},
+}
 WITHOUT_JAX = {
     "config",
     "paper",

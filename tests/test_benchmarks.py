@@ -2,13 +2,15 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, cases, contest, costs, demo, gpu, machine, ours, parity, rounds, table
+import fedvg_jax as fv
+from benchmarks import accuracy, cases, client_values, contest, costs, demo, gpu, machine, ours, parity, rounds, table
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection
@@ -359,3 +361,34 @@ def test_the_demonstration_is_measured_and_written(tmp_path, monkeypatch):
     written = json.loads(out.read_text())
     assert written["settings"]["seeds"] == 2 and str(tmp_path) not in out.read_text()
     assert all(len(runs[choice]) == 2 for runs in written["accuracy"].values() for choice in demo.CHOICES)
+
+
+# --- values of clients
+
+
+@pytest.mark.slow
+def test_rounds_under_given_weights_average_the_clients_with_them():
+    """A weight for one client only gives its model, at the distance of its drift from the global one."""
+    config = fv.Config(clients=4, join_ratio=0.75, local_epochs=1, devices=1, weighting="fedvg")
+    sim = fv.simulation(replace(config, record=client_values.RECORD))
+    schedule = sim.schedule(0)
+    weights = np.array([[1, 1, 1], [1, 0, 3], *np.eye(3)], np.float32)
+    states, sums, (scores, details) = client_values.rounds_under(sim)(sim.state, schedule, weights)
+    distances = np.zeros(3)
+    for before, (uniform, some, *alone) in zip(*map(jax.tree.leaves, (sim.state, states)), strict=True):
+        if not jax.dtypes.issubdtype(before.dtype, np.floating):
+            continue
+        np.testing.assert_allclose(uniform, np.mean(alone, 0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(some, (alone[0] + 3 * alone[2]) / 4, rtol=1e-4, atol=1e-6)
+        distances += [np.square(np.asarray(client) - np.asarray(before)).sum() for client in alone]
+    measured = client_values.measurements(sim, schedule, scores, details)
+    assert measured.keys() == client_values.MEASUREMENTS.keys()
+    assert measured["samples"].tolist() == [len(sim.partition.train[k]) for k in schedule.clients]
+    assert measured["drift"].tolist() == pytest.approx(np.sqrt(distances), rel=1e-4)
+    assert client_values.judged(sim, sums)[2:, 1].tolist() == pytest.approx(measured["accuracy"].tolist())
+
+
+def test_rank_correlation_is_spearman_s():
+    """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
+    assert client_values.rank_correlation(np.array([1, 2, 3, 9]), np.array([0, 5, 4, 6])) == pytest.approx(1 - 12 / 60)
+    assert np.isnan(client_values.rank_correlation(np.ones(3), np.arange(3)))

@@ -197,8 +197,7 @@ def supported(*options: dict) -> dict:
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PLAIN_KERNELS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 HASTE = supported(CHEAP | PLAIN_KERNELS, CHEAP)
-"""Compiler options for programs that run once: they compile in a quarter of the default's processor time. Not for
-gradients of LeNet-5, which are NaN without XLA's optimisation."""
+"""Compiler options for programs that run once: they compile in a quarter of the default's processor time."""
 
 jit = functools.partial(jax.jit, compiler_options=HASTE)
 """`jax.jit` with these options."""

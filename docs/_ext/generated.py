@@ -13,6 +13,8 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
+CONTROLS = ("digits",)
+"""Data sets on which FedVG was compared with its controls."""
 
 
 def pieces() -> dict[str, str]:
@@ -25,7 +27,8 @@ def pieces() -> dict[str, str]:
         "fidelity": result_tables.fidelity(),
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
-        "controls_digits": result_tables.controls("controls_digits"),
+        **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
+        "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
         "hypergradient_memory": result_tables.hypergradient_memory(),

@@ -77,7 +77,10 @@ def official() -> str:
 
 def presets_of_data_sets() -> str:
     """`--dataset NAME` -> the settings that differ from the defaults."""
-    names = ("model", "clients", "join_ratio", "rounds", "local_epochs", "batch_size", "lr", "momentum", "eval_every")
+    names = (
+        *("model", "partition", "clients", "join_ratio", "rounds", "local_epochs", "batch_size", "lr", "momentum"),
+        "eval_every",
+    )
     default = Config()
     rows = [
         [f"`{name}`", *(f"`{settings.get(key, getattr(default, key))}`" for key in names)]

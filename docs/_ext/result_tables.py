@@ -97,17 +97,25 @@ def parity() -> str:
 def controls(name: str) -> str:
     """Accuracy of FedVG and its controls, and the difference of every control to FedVG, from a report's tables."""
     accuracy, effects = (_rows(RESULTS / name / f"{part}.csv") for part in ("accuracy", "effects"))
-    against = {(row["method"], row["setting"]): row for row in effects}
+    settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
+    has_settings = "setting" in effects[0]
+    against = {(row["method"], row["setting"] if has_settings else settings[0]): row for row in effects}
     rows = []
-    for setting in [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]:
+    for setting in settings:
         for row in (row for row in accuracy if row[f"{setting} n"]):  # not the line of the largest class
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             shown = [setting, row["method"], f"{float(mean):.2f} ± {float(std):.2f}", count]
             if effect := against.get((row["method"], setting)):
                 gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
                 shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
-            rows.append(shown + [""] * (6 - len(shown)))
-    head = ["setting", "weights", "test accuracy, %", "runs", "minus FedVG, points (95 % interval)", "p, Holm"]
+            rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
+    head = ["setting"] * has_settings + [
+        "weights",
+        "test accuracy, %",
+        "runs",
+        "minus FedVG, points (95 % interval)",
+        "p, Holm",
+    ]
     run = load(f"{name}/run")
     source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
     return f"{table(head, rows)}\n\n{source}\n"

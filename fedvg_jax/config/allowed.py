@@ -9,8 +9,10 @@ from typing import Any
 from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, SPLITS, VALIDATION_SOURCES
 from fedvg_jax.config.weighting_grammar import GRANULARITIES, LINKS, NORMS, SCORING_MODES, SIGNALS
 
+BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
+"""Data sets that need no files."""
 DATASETS = (
-    "digits",
+    *BUILT_IN,
     "cifar10",
     "cifar100",
     "stl10",
@@ -21,8 +23,14 @@ DATASETS = (
     "npz",
     "encoded",
     "folder",
+    "text",
 )
-MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names in `track`."""
+
+MODELS = ("mlp", "tinycnn", "cnn", "lenet5", "resnet18", "resnet34", "resnet50", "vit_s16", "vit_b16", "gru")
+SEQUENCE_MODELS = ("gru",)
+"""Models that give a label to every place of a row, [T, L], and not one to each row."""
 STEMS = ("imagenet", "cifar")
 NORMALISERS = ("batch", "group")
 PIXEL_STATISTICS = ("none", "imagenet", "half")
@@ -107,6 +115,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "validation.classes": ("paper", "all"),
     "validation.imbalance": ("corrected", "official"),
     "corrupt.kind": CORRUPTIONS,
+    "export_form": ("parts", "clients"),
 }
 """Setting -> its allowed names."""
 

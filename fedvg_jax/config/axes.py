@@ -40,6 +40,7 @@ NO_AXES = {
     "resume": "a sweep continues when its command is given again",
     "export": "the points would overwrite one file; export a model from its point's folder",
     "profile": "the points would write into one folder; profile a run of its own",
+    "export_partition": "the points would write into one file; export the partition of a run of its own",
     "config": "the file of a sweep is read once",
     "dry_run": "it is a flag of the whole sweep",
 }

@@ -8,9 +8,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedvg_jax.config import population_checks
-from fedvg_jax.config.allowed import DATASETS, FLOAT32, MODELS, NAMES, PLANES_MODELS, RANGES, RECORDS, SINGLE_PRECISION
+from fedvg_jax.config.allowed import (
+    DATASETS,
+    FLOAT32,
+    NAMES,
+    PLANES_MODELS,
+    RANGES,
+    RECORDS,
+    SINGLE_PRECISION,
+    TRACKERS,
+)
 from fedvg_jax.config.io import flatten, typed
-from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_names
+from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_names, tracker_names
+from fedvg_jax.config.presets import OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import STREAMED, check_weighting, streams
 from fedvg_jax.core.targets import parse_target
@@ -63,13 +73,15 @@ def epochs_range(config: Config) -> tuple[int, int]:
 
 def _check_names(config: Config) -> None:
     """Raises UsageError for a value that is not among the allowed names of its setting."""
-    if not config.dataset.startswith("tfds:"):
-        _require_name("dataset", config.dataset, (*DATASETS, "tfds:NAME"))
+    if not config.dataset.startswith(tuple(OUTSIDE)):
+        _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
     settings = flatten(config)
     for name, allowed in NAMES.items():
         _require_name(name, settings[name], allowed)
     for name in recorded_names(config):
         _require_name("record", name, RECORDS)
+    for name in tracker_names(config):
+        _require_name("track", name, TRACKERS)
 
 
 def _check_text_and_size(config: Config) -> None:
@@ -177,11 +189,6 @@ def _check_model(config: Config) -> None:
             raise UsageError(
                 f"--{name} {value} is for ResNets, and model {config.model} has no choice of {name}; leave it out"
             )
-    if config.pretrained and not (is_resnet or config.model.startswith("vit")):
-        raise UsageError(
-            f"no pretrained weights exist for model {config.model}; leave out --pretrained, or use --model"
-            f" {', '.join(name for name in MODELS if name.startswith(('resnet', 'vit')))}"
-        )
     if config.conv == "planes" and config.model not in PLANES_MODELS:
         raise UsageError(
             f"conv planes is for {', '.join(PLANES_MODELS)}; got model {config.model}; use --conv gemm or auto"

@@ -30,13 +30,17 @@ COMMON = {
 """Group -> options that `--help` shows."""
 
 TOPICS = {
-    "Data set": ("dataset", "data_dir", "image_size", "splits", "normalise", "augment"),
+    "Data set": (
+        *("dataset", "data_dir", "image_size", "splits", "image_column", "label_column", "group_column"),
+        *("normalise", "augment"),
+    ),
     "Model": ("model", "pretrained", "stem", "norm"),
     "Method": ("method", "fidelity", "algorithm", "weighting", "server_stats"),
     "Clients and partition": (
         *("clients", "join_ratio", "cohorts", "dropout", "untrained", "nonfinite", "partition", "alpha"),
-        *("partition_seed", "shards_per_client", "classes_per_client", "partition_file", "min_samples"),
-        *("min_samples_rule", "split", "test_ratio", "val_ratio", "select"),
+        *("partition_seed", "shards_per_client", "classes_per_client", "partition_file"),
+        *("export_partition", "export_form", "min_samples", "min_samples_rule", "split", "test_ratio", "val_ratio"),
+        "select",
     ),
     "Training": (
         *("rounds", "local_epochs", "batch_size", "single_rows", "lr", "optimiser", "momentum", "optimiser_state"),
@@ -45,8 +49,8 @@ TOPICS = {
     ),
     "Hardware": ("devices", "lanes", "hold", "conv", "precision", "deterministic", "force"),
     "Files, stopping and resuming": (
-        *("config", "out", "resume", "checkpoint_every", "keep", "cache_dir", "trust_cache", "export", "profile"),
-        *("dry_run", "target"),
+        *("config", "out", "resume", "checkpoint_every", "keep", "cache_dir", "trust_cache", "export"),
+        *("track", "profile", "dry_run", "target"),
     ),
 }
 """Group -> top-level options, as `--help-all` and the option reference list them."""
@@ -76,8 +80,10 @@ VALUE_WORDS = {
     **{"local_epochs": "INT|MIN:MAX", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
     **{
         "partition_file": "FILE",
-        "pretrained": "FILE",
-        "export": "FILE",
+        "export_partition": "FILE",
+        "pretrained": "FILE|DIR",
+        "export": "FILE|DIR",
+        "track": "NAME,...",
         "record": "NAME,...",
         "validation.data_dir": "DIR",
     },
@@ -86,7 +92,7 @@ VALUE_WORDS = {
 """Option -> word for its value, where the type says too little."""
 
 OPEN_CHOICES = {
-    "dataset": (*DATASETS, "tfds:NAME"),
+    "dataset": (*DATASETS, *presets.OUTSIDE.values()),
     "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
     "method": (*(name for name in presets.METHODS if "+" not in name), "NAME+fedvg"),
     "fidelity": tuple(presets.FIDELITY),

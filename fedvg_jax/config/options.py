@@ -162,7 +162,8 @@ class Config:
 
     dataset: str = "digits"
     """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
-    per class; tfds:NAME is a set prepared by tensorflow-datasets."""
+    per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
+    save_to_disk or as parquet files, below data_dir if that is set."""
     data_dir: Path | None = None
     """Folder or file with the raw data set."""
     image_size: str = ""
@@ -171,11 +172,18 @@ class Config:
     splits: str = "all"
     """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
     code)."""
+    image_column: str = ""
+    """Column of the images of a set hf:FOLDER. Default: the only column of images, or the one with a usual name."""
+    label_column: str = ""
+    """Column of the labels of a set hf:FOLDER. Default: the only column of class labels, or the one with a usual
+    name."""
+    group_column: str = ""
+    """Column of a set hf:FOLDER that partition group divides the rows by, such as writer."""
     model: str = "mlp"
     """Network. tinycnn is for 8x8 images."""
     pretrained: Path | None = None
-    """Safetensors file of ImageNet weights for a ResNet or ViT, in torchvision's or timm's names. The head is
-    initialised at random."""
+    """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
+    has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
     stem: str = "imagenet"
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
     norm: str = "batch"
@@ -240,6 +248,11 @@ class Config:
     """Number of different classes that every client has (partition classes)."""
     partition_file: Path | None = None
     """File of every client's rows, .npz or .json (partition file)."""
+    export_partition: Path | None = None
+    """File for the rows of every client, .npz or .json, which partition file reads."""
+    export_form: str = "parts"
+    """Form of --export-partition. parts: training, validation and test rows of every client, so that the same run
+    follows from the file; clients: all rows of every client by its number, as flwr-datasets and FedLab have them."""
     split: str = "client"
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
@@ -283,7 +296,8 @@ class Config:
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
     export: Path | None = None
-    """File for the final model, .safetensors. ResNets and ViTs have torch's names, for `load_state_dict`."""
+    """File for the final model, .safetensors, or a new folder for it with a model card, as on the Hugging Face hub.
+    ResNets and ViTs have torch's names, for `load_state_dict`."""
     dry_run: bool = False
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
     target: str | None = None
@@ -292,7 +306,10 @@ class Config:
     force: bool = False
     """Start even if the estimate of memory exceeds the memory of this machine."""
     profile: Path | None = None
-    """Folder for a trace of the first chunks of rounds, for TensorBoard or Perfetto."""
+    """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
+    track: str = ""
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
+    goes on in the same tracked run; a tracker that fails does not end the run."""
     out: Path | None = None
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = None
@@ -360,6 +377,15 @@ def recorded_names(config: Config) -> list[str]:
     ['client_accuracy', 'client_drift']
     """
     return [name.strip() for name in config.record.split(",") if name.strip()]
+
+
+def tracker_names(config: Config) -> list[str]:
+    """Returns the names in `track`, each once.
+
+    >>> tracker_names(Config(track="wandb, tensorboard,wandb"))
+    ['wandb', 'tensorboard']
+    """
+    return list(dict.fromkeys(name.strip() for name in config.track.split(",") if name.strip()))
 
 
 def cohort_size(config: Config) -> int:

@@ -23,6 +23,13 @@ def _partition_problems(config: Config) -> dict[str, bool]:
         f"partition_file {config.partition_file} is for --partition file; got {config.partition}": (
             not is_file and config.partition_file is not None
         ),
+        f"export_partition must end in .npz or .json; got {config.export_partition}": (
+            config.export_partition is not None and config.export_partition.suffix not in (".npz", ".json")
+        ),
+        f"export_form clients writes the rows of every client, and split {config.split} holds rows out of all clients;"
+        " use --export-form parts": (
+            config.export_partition is not None and config.export_form == "clients" and is_held_out_first
+        ),
         f"split {config.split} holds rows out before the partition, and partition {config.partition} assigns all rows;"
         " use --split client": is_held_out_first and config.partition in ("file", "official"),
         f"min_samples_rule top_up is for partitions that draw sizes at random ({', '.join(DRAWN_SIZES)});"

@@ -18,8 +18,15 @@ _PAPER: dict = {
 _OWN: dict = {"model": "lenet5", "clients": 20, "join_ratio": 0.25, "rounds": 200, "lr": 0.01, "eval_every": 20}
 """Settings for a user's own images."""
 
+_TEXT: dict = {"model": "gru", "partition": "group", "rounds": 30, "local_epochs": 2, "batch_size": 16, "lr": 4.0}
+"""Settings for texts, whose clients are their authors."""
+
 DATASETS: dict[str, dict] = {
     "digits": {},
+    "breast_cancer": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50},
+    "wine": {"clients": 5, "rounds": 50, "alpha": 0.5},
+    "iris": {"clients": 5, "rounds": 50, "alpha": 0.5},
+    "literature": _TEXT,
     "cifar10": _PAPER | {"model": "resnet18"},
     "cifar100": _PAPER | {"model": "resnet18"},
     "stl10": _PAPER | {"model": "resnet18"},
@@ -30,9 +37,13 @@ DATASETS: dict[str, dict] = {
     "npz": _OWN,
     "encoded": _OWN,
     "folder": _OWN,
+    "text": _TEXT,
 }
-"""Data set -> its preset: the paper's table of hyperparameters. The paper does not train on CIFAR-100 and STL-10, which
-have the settings of CIFAR-10."""
+"""Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on
+CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
+
+OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
+"""Prefix of data sets that other libraries prepare -> how such a name is written."""
 
 NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
 """Number of images of each set in the paper."""
@@ -70,4 +81,4 @@ def of_dataset(name: str) -> dict:
     >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
     (20, 'lenet5', {})
     """
-    return _OWN if name.startswith("tfds:") else DATASETS.get(name, {})
+    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.allowed import BUILT_IN
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import Config
 from fedvg_jax.config.population import DRAWN_SIZES
+from fedvg_jax.config.presets import OUTSIDE
 from fedvg_jax.core.types import UsageError
 
 
@@ -67,6 +69,7 @@ _CONVOLUTIONS = Condition(
 _RUNNING_STATISTICS = Condition(
     "model", _has_running_statistics, "models with BatchNorm: lenet5, ResNets of norm batch"
 )
+_HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
 _FEDVG = _weighting("fedvg", "generalised")
 _NOT_DELTA = _is_not("fedvg.norm", "delta", "every other norm")
@@ -79,14 +82,19 @@ _GENERALISED = _weighting("generalised")
 _DIRICHLET = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity")
 
 CONDITIONS: dict[str, tuple[Condition, ...]] = {
-    "data_dir": (_is_not("dataset", "digits", "every other data set"),),
+    "data_dir": (
+        Condition("dataset", lambda c: c.dataset not in BUILT_IN, f"every other data set than {', '.join(BUILT_IN)}"),
+    ),
     "image_size": (
         Condition(
-            "dataset", lambda c: c.dataset in _SIZED or c.dataset.startswith("tfds:"), ", ".join((*_SIZED, "tfds:NAME"))
+            "dataset",
+            lambda c: c.dataset in _SIZED or c.dataset.startswith(tuple(OUTSIDE)),
+            ", ".join((*_SIZED, *OUTSIDE.values())),
         ),
     ),
     "splits": (_is("dataset", "dermamnist"),),
-    "pretrained": (Condition("model", lambda c: c.model.startswith(("resnet", "vit")), "ResNets and ViTs"),),
+    **dict.fromkeys(("image_column", "label_column"), (_HUB_SET,)),
+    "group_column": (_HUB_SET, _is("partition", "group")),
     "stem": (_RESNET,),
     "norm": (_RESNET,),
     "conv": (_CONVOLUTIONS,),
@@ -95,6 +103,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "shards_per_client": (_is("partition", "shards"),),
     "classes_per_client": (_is("partition", "classes"),),
     "partition_file": (_is("partition", "file"),),
+    "export_form": (Condition("export_partition", lambda c: c.export_partition is not None, "a FILE"),),
     "min_samples_rule": (_is("partition", *DRAWN_SIZES),),
     "momentum": (_is("optimiser", "sgd"),),
     "optimiser_state": (
@@ -158,7 +167,7 @@ UNCONDITIONAL = frozenset(
         *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
         *("eval_every", "lanes", "hold", "devices", "precision", "export", "dry_run", "force", "profile", "out"),
         *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "single_rows"),
-        *("select", "record"),
+        *("select", "record", "pretrained", "export_partition", "track"),
         *("robust.rule", "attack.kind", "tuning.steps"),
         *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
         *("validation.label_noise", "corrupt.kind"),

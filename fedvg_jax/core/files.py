@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import stat
 import warnings
 import zlib
@@ -23,8 +24,12 @@ def replace(path: Path, text: str) -> None:
     replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
 
 
-def export_target(path: Path) -> Path:
+def export_target(path: Path, setting: str = "export") -> Path:
     """Returns the file that an export to `path` writes: the target of a link, otherwise `path` itself.
+
+    Args:
+        path: the file.
+        setting: that names it, for messages.
 
     Raises:
         UsageError: `path` exists and is no regular file (but a folder, a device, a pipe or a broken link), or its
@@ -35,17 +40,17 @@ def export_target(path: Path) -> Path:
         target = Path(os.path.realpath(path))
         has_folder = target.parent.is_dir()
     except FileNotFoundError:
-        raise UsageError(f"export {path}: it is a link to a missing file; name another file") from None
+        raise UsageError(f"{setting} {path}: it is a link to a missing file; name another file") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"export {path}: {reason(error)}; name another file") from None
+        raise UsageError(f"{setting} {path}: {reason(error)}; name another file") from None
     if not has_folder:
-        raise UsageError(f"export {path}: no such folder; make it, or name another file")
+        raise UsageError(f"{setting} {path}: no such folder; make it, or name another file")
     if kind not in (None, stat.S_IFREG):
         raise UsageError(
-            f"export {path}: it is {_KINDS.get(kind or 0, 'no regular file')}; name a regular file or a new file"
+            f"{setting} {path}: it is {_KINDS.get(kind or 0, 'no regular file')}; name a regular file or a new file"
         )
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"export {path}: no permission to write to {target.parent}; name another file")
+        raise UsageError(f"{setting} {path}: no permission to write to {target.parent}; name another file")
     return target
 
 
@@ -100,9 +105,15 @@ def append(path: Path, text: str, is_first: bool) -> None:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Waits until the content of files, and the entries of folders, are on the disk."""
+    """Waits until the content of files, and the entries of folders, are on the disk.
+
+    Windows opens no folders, whose entries it writes itself, and flushes only files that are open for writing.
+    """
+    opens_folders = hasattr(os, "O_DIRECTORY")
     for path in paths:
-        number = os.open(path, os.O_RDONLY)
+        if path.is_dir() and not opens_folders:
+            continue
+        number = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
         try:
             os.fsync(number)
         finally:
@@ -150,7 +161,7 @@ def held(folder: Path) -> Iterator[None]:
         except OSError as error:
             warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
         yield
 
@@ -193,15 +204,19 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, unique_keys: bool = False) -> Any:
     """Returns the value in a JSON file.
+
+    Args:
+        path: the file.
+        unique_keys: whether an object that names a key twice is damaged; otherwise the last value counts.
 
     Raises:
         UsageError: if the file cannot be read, or is not complete JSON.
     """
     refuse_special(path)
     try:
-        return parse_json(path.read_bytes(), path)
+        return parse_json(path.read_bytes(), path, unique_keys)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
 
@@ -223,22 +238,32 @@ def read_regular(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def parse_json(text: bytes, source: object) -> Any:
+def parse_json(text: bytes, source: object, unique_keys: bool = False) -> Any:
     """Returns the value of a JSON text.
 
     Args:
         text: bytes of the JSON.
         source: its name in errors.
+        unique_keys: see `read_json`.
 
     Raises:
         UsageError: it is no JSON (not UTF-8, cut short, nested too deeply).
     """
     try:
-        return json.loads(text.decode("utf-8"))
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_distinct if unique_keys else None)
     except RecursionError:
         raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{source} is damaged: no complete JSON ({reason(error)})") from None
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of (key, value) pairs; ValueError if a key occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)[:50]!r} occurs twice")
+    return values
 
 
 _JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}

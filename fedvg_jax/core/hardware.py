@@ -13,7 +13,9 @@ jax is imported by `current` only, so packages without jax may import this modul
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
 import math
 import os
 from collections.abc import Mapping
@@ -36,12 +38,12 @@ class Hardware(NamedTuple):
     """CPU cores that this process may use."""
     memory_bytes: int | None
     """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
+    num_processes: int = 1
+    """Processes that share the run, one on each host; each has an equal part of the devices."""
     processors: int | None = None
     """Multiprocessors of one GPU, or cores of one TPU chip; None where they are unknown, and on a CPU."""
     bandwidth: float | None = None
     """Bytes a second that one accelerator's memory delivers, by its data sheet; None where it is unknown."""
-    num_hosts: int = 1
-    """Hosts, with equally many devices each."""
 
     @property
     def is_cpu(self) -> bool:
@@ -81,6 +83,17 @@ class Choices(NamedTuple):
 
     One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
     lanes share the launches."""
+    max_joint_lanes: int
+    """The same for the clients of several runs that train as one program (`--vectorize`).
+
+    The largest client of a run bounds its useful lanes: 3.2 at alpha 0.05 (sum of all clients' steps over the longest).
+    The clients of several runs fill more lanes."""
+    runs_together: int
+    """Runs of one program that `--vectorize auto` computes side by side; 1 computes them one after another.
+
+    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.8 with 8;
+    tinycnn 0.9 with 1 lane, 0.7 with 4 (digits, alpha 0.05). On an accelerator lanes share the launches, but no time
+    was measured, so there `auto` times both ways for every program first."""
     bytes_per_client: Mapping[str, int] | None
     """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
 
@@ -130,6 +143,8 @@ CPU = Choices(
     contiguous_patches=True,
     fusion_barriers=True,
     max_lanes=1,
+    max_joint_lanes=1,
+    runs_together=1,
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
     memory_share=0.5,
     is_float64_safe_on_many_devices=False,
@@ -150,6 +165,8 @@ ACCELERATOR = Choices(
     contiguous_patches=False,
     fusion_barriers=False,
     max_lanes=4,
+    max_joint_lanes=16,
+    runs_together=8,
     bytes_per_client=None,
     memory_share=1.0,
     is_float64_safe_on_many_devices=True,
@@ -185,7 +202,9 @@ def auto_conv(num_pixels: int, hardware: Hardware | None = None) -> str:
 
 
 def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> int:
-    """Returns how many devices `--devices auto` shares a cohort among, before the cohort's size limits them.
+    """Returns how many devices of a process `--devices auto` shares a cohort among.
+
+    The size of the cohort may limit them further.
 
     Args:
         model: name of the model.
@@ -197,7 +216,7 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     [8, 6, 1]
     """
     hardware = hardware or current()
-    chosen, num_devices = choices(hardware), hardware.num_devices
+    chosen, num_devices = choices(hardware), hardware.num_devices // hardware.num_processes
     if double and not chosen.is_float64_safe_on_many_devices:
         return 1
     if chosen.bytes_per_client is None:
@@ -236,12 +255,19 @@ def current() -> Hardware:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()
-    memory = host_memory() if platform == "cpu" else (devices[0].memory_stats() or {}).get("bytes_limit")
+    memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     known = device_models.by_kind(devices[0].device_kind)
-    figures = {"processors": known.processors, "bandwidth": known.bandwidth} if known else {}
-    return Hardware(
-        platform, devices[0].device_kind, len(devices), num_cores(), memory, num_hosts=jax.process_count(), **figures
-    )
+    figures = (known.processors, known.bandwidth) if known else ()
+    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count(), *figures)
+
+
+def without_jax() -> Hardware | None:
+    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if platforms != "cpu" and (platforms or has_plugin):
+        return None
+    return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
 
 
 def num_cores() -> int:
@@ -252,8 +278,9 @@ def num_cores() -> int:
 def host_memory() -> int | None:
     """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
     limits = []
-    if hasattr(os, "sysconf"):
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if hasattr(os, "sysconf"):  # not on Windows
+        with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cgroup = Path("/sys/fs/cgroup/memory.max")
     text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
     if text != "max":

@@ -29,7 +29,8 @@ _BYTES = {"pred": 1, "token": 0, "opaque": 0, "c64": 8, "c128": 16}
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.-]+) = (.*)$")
-_TRANSPARENT = ("bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose", "broadcast")
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
+"""Operation that updates its first operand in place -> position of the operand that it writes."""
 
 
 class Instruction(NamedTuple):
@@ -272,10 +273,11 @@ def _fusion_bytes(body: tuple[Instruction, ...], fusion: Instruction, operands: 
         parameter = parameters.get(position)
         size += num_bytes(shape) if parameter is None else _bytes_read(parameter, users, num_bytes(shape))
     by_name = {i.name: i for i in body}
-    updates = [i for i in body if i.opcode == "dynamic-update-slice"]
+    updates = [i for i in body if i.opcode in _IN_PLACE]
     if not updates:
         return size + num_bytes(fusion.shape)
-    written = sum(num_bytes(by_name[i.operands[1]].shape) for i in updates if i.operands[1] in by_name)
+    values = [i.operands[_IN_PLACE[i.opcode]] for i in updates]
+    written = sum(num_bytes(by_name[name].shape) for name in values if name in by_name)
     return size + written + max(0, num_bytes(fusion.shape) - sum(num_bytes(i.shape) for i in updates))
 
 
@@ -284,13 +286,15 @@ def _position(parameter: Instruction) -> int:
 
 
 def _bytes_read(value: Instruction, users: Mapping[str, list[Instruction]], most: int) -> int:
-    """Returns the bytes that a fusion reads of one operand."""
+    """Returns the bytes that a fusion reads of one of its values."""
     size = 0
+    if not users.get(value.name):
+        return most
     for user in users.get(value.name, []):
         is_source = user.operands[0] == value.name
         if user.opcode in ("dynamic-slice", "slice", "gather") and is_source:
-            size += num_bytes(user.shape)
-        elif user.opcode == "dynamic-update-slice" and is_source:
+            size += _bytes_read(user, users, num_bytes(user.shape))  # of a slice of a slice only that
+        elif user.opcode in _IN_PLACE and is_source:
             continue  # in place
         elif user.opcode in ("bitcast", "reshape"):
             size += _bytes_read(user, users, most)

@@ -45,8 +45,12 @@ def spectral_l2(x: Array) -> Array:
 
 
 def largest(x: Array) -> Array:
-    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from those of its blocks."""
-    return jnp.max(x)
+    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from those of its blocks.
+
+    The first of equal values takes the gradient. By its index: the gradient of `jnp.max` is 0 / 0 where a compiler
+    computes x again in the backward pass and rounds it otherwise, so that no entry equals the maximum.
+    """
+    return x.reshape(-1)[jnp.argmax(x)]
 
 
 BY_NAME = {"l1": l1, "l2": l2, "spectral": spectral, "spectral_l2": spectral_l2}
@@ -109,7 +113,7 @@ def _top(a: Array) -> tuple[Array, Array, Array]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
     # the Gram matrix squares the entries, whose squares must not underflow
-    scale = jnp.max(jnp.abs(a))
+    scale = lax.stop_gradient(jnp.max(jnp.abs(a)))  # cancels in the results, and so in their derivatives
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]
     w = jnp.matmul(b, v, precision=lax.Precision.HIGHEST)

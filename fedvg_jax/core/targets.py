@@ -54,7 +54,7 @@ def parse_target(text: str) -> Target:
         UsageError: there is no such target.
 
     >>> target = parse_target("h100:2x8")
-    >>> target.hardware.num_devices, target.hardware.num_hosts, target.hardware.processors
+    >>> target.hardware.num_devices, target.hardware.num_processes, target.hardware.processors
     (16, 2, 132)
     """
     match = re.fullmatch(r"([\w-]+)(?::(?:([1-9]\d{0,3})x)?([1-9]\d{0,3}))?", text)
@@ -69,7 +69,7 @@ def parse_target(text: str) -> Target:
             raise UsageError(f"target {text}: a slice of {match[1]} has {sizes} chips, {CHIPS_PER_HOST} a host")
         hosts = max(1, total // CHIPS_PER_HOST)
     hardware = Hardware(
-        model.platform, model.kind, total, 0, model.memory_bytes, model.processors, model.bandwidth, hosts
+        model.platform, model.kind, total, 0, model.memory_bytes, hosts, model.processors, model.bandwidth
     )
     return Target(text, model, hardware)
 

@@ -24,11 +24,11 @@ class Arrays(NamedTuple):
 
     name: str
     x: np.ndarray
-    """uint8 [T, H, W, D] images."""
+    """uint8 [T, H, W, D] images, float32 [T, D] rows of a table, or int32 [T, L] sequences of characters."""
     y: np.ndarray
-    """int32 [T] labels, 0..C-1."""
+    """int32 [T] labels, 0..C-1, or [T, L] next characters."""
     class_names: tuple[str, ...]
-    """Names of the C classes."""
+    """Names of the C classes or characters."""
     num_train: int
     """Rows of the official training set, which are the first."""
     groups: np.ndarray | None = None

@@ -29,7 +29,7 @@ def apply(
     Args:
         kind: one of `LABELS` or `IMAGES`; otherwise nothing changes.
         x: [T, ...] images.
-        y: [T] labels.
+        y: [T] labels, or [T, L] of sequences.
         clients: training rows of every client.
         ids: int [m], ascending; client ids[i] has the relative feature shift (i + 1) / m.
         strength: in (0, 1]; its meaning depends on the kind.
@@ -75,7 +75,7 @@ def label_flip(y: np.ndarray, share: float, num_classes: int, stream: np.random.
 def label_noise(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
     """Replaces labels by uniformly random other ones in floor(share n) random rows."""
     rows = stream.permutation(len(y))[: int(share * len(y))]
-    return rewritten(y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), len(rows))) % num_classes)
+    return rewritten(y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), y[rows].shape)) % num_classes)
 
 
 def pixel_noise(x: np.ndarray, deviation: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:

@@ -10,7 +10,21 @@ from typing import Any, NamedTuple
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar, covid19, digits, encoded, folder, medmnist, npz, stl10, tfds, tinyimagenet
+from fedvg_jax.data.readers import (
+    cifar,
+    covid19,
+    digits,
+    encoded,
+    folder,
+    hf,
+    medmnist,
+    npz,
+    stl10,
+    tables,
+    text,
+    tfds,
+    tinyimagenet,
+)
 
 
 class Source(NamedTuple):
@@ -21,7 +35,7 @@ class Source(NamedTuple):
     holds: str
     """What `--data-dir` must hold, and where to download it."""
     takes: tuple[str, ...] = ()
-    """Its options, a subset of size, splits and progress."""
+    """Its options, a subset of size, splits, columns and progress."""
 
 
 _IMAGES = ("size", "progress")
@@ -42,9 +56,17 @@ SOURCES = {
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
     "folder": Source(folder.load, folder.LAYOUT, _IMAGES),
+    "text": Source(text.load, text.LAYOUT),
 }
 
-NAMES = ("digits", *SOURCES)
+BUILT_IN: dict[str, Callable[[], Arrays]] = {
+    "digits": digits.load,
+    **{name: partial(tables.load, name) for name in tables.LOADERS},
+    "literature": text.literature,
+}
+"""Data set that needs no files -> its reader."""
+
+NAMES = (*BUILT_IN, *SOURCES)
 
 
 def load(
@@ -54,16 +76,18 @@ def load(
     *,
     size: Size | None = None,
     splits: str = "all",
+    columns: hf.Columns = hf.Columns(),  # noqa: B008  a named tuple of texts, never changed
     progress: Progress | None = None,
 ) -> Arrays:
     """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, or "tfds:NAME". "digits" comes with scikit-learn and needs no folder.
-        data_dir: the folder (or file) of the data.
+        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Those of `BUILT_IN` need no folder.
+        data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
         splits: "all", or "official": the splits that the published code pools.
+        columns: of images, labels and groups, for "hf:FOLDER".
         progress: called with (decoded images, all images) if there are files to decode.
 
     Raises:
@@ -73,9 +97,9 @@ def load(
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
-    source, options = check(name, data_dir, size=size, splits=splits)
-    if name == "digits":
-        return digits.load()
+    source, options = check(name, data_dir, size=size, splits=splits, columns=columns)
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if "progress" in source.takes:
         options["progress"] = progress
     try:
@@ -87,32 +111,41 @@ def load(
 
 
 def check(
-    name: str, data_dir: Path | None, *, size: Size | None = None, splits: str = "all"
+    name: str,
+    data_dir: Path | None,
+    *,
+    size: Size | None = None,
+    splits: str = "all",
+    columns: hf.Columns = hf.Columns(),  # noqa: B008  a named tuple of texts, never changed
 ) -> tuple[Source, dict[str, Any]]:
     """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
 
     Args:
-        name, data_dir, size, splits: as those of `load`.
+        name, data_dir, size, splits, columns: as those of `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = _options(name, source, size, splits)
-    if name != "digits":
+    options = _options(name, source, size, splits, columns)
+    if name not in BUILT_IN:
+        if name.startswith(hf.PREFIX):
+            hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
+            return source, options
         if data_dir is None:
             raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
         _existing(Path(data_dir), source.holds)
     return source, options
 
 
-def _options(name: str, source: Source, size: Size | None, splits: str) -> dict[str, Any]:
+def _options(name: str, source: Source, size: Size | None, splits: str, columns: hf.Columns) -> dict[str, Any]:
     """Returns the options that differ from their defaults; a UsageError if the data set does not have one of them."""
     values = {"size": size, "splits": None if splits == "all" else splits}
+    values["columns"] = columns if any(columns) else None
     options = {option: value for option, value in values.items() if value is not None}
     if unknown := [option for option in options if option not in source.takes]:
-        flag = {"size": "--image-size", "splits": "--splits official"}[unknown[0]]
-        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes)
+        flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
+        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{hf.PREFIX}FOLDER"
         raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {names}")
     return options
 
@@ -120,9 +153,14 @@ def _options(name: str, source: Source, size: Size | None, splits: str) -> dict[
 def _source(name: str) -> Source:
     if name.startswith(tfds.PREFIX):
         return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
+    if name.startswith(hf.PREFIX):
+        options = (*_IMAGES, "columns")
+        return Source(partial(hf.load, name=name.removeprefix(hf.PREFIX)), hf.LAYOUT, options)
     if name not in NAMES:
-        raise UsageError(f"dataset must be one of {', '.join(NAMES)}, or {tfds.PREFIX}NAME, got {name!r}")
-    return SOURCES.get(name, Source(digits.load, ""))
+        raise UsageError(
+            f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}"
+        )
+    return SOURCES[name] if name in SOURCES else Source(BUILT_IN[name], "")
 
 
 def _printable(arrays: Arrays) -> Arrays:

@@ -68,6 +68,16 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 
 
+def is_grey(data: bytes, source: object) -> bool:
+    """Returns whether an image has no colours: Pillow's modes 1, L and LA. A damaged image is none; see `decode`."""
+    pillow = _pillow()
+    try:
+        with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.mode in ("1", "L", "LA")
+    except Exception as error:  # as in `decode`
+        raise UsageError(f"{source}: not a complete image ({reason(error)}); fetch it again, or remove it") from error
+
+
 def stack(
     num: int,
     read: Callable[[int], tuple[bytes, object]],

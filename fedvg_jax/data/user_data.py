@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.allowed import SEQUENCE_MODELS
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 
@@ -16,7 +17,8 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
 
     Args:
         data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and any boolean, integer
-            or floating dtype. Integers y [T] >= 0 are class labels, and so are those of `Arrays` with `class_names`.
+            or floating dtype. Integers y [T] >= 0 are class labels. Those of `Arrays` with `class_names` are labels of
+            any rank, such as the next characters [T, L] of sequences.
 
     Raises:
         UsageError: no such pair, no rows, different numbers of rows, or values that no device dtype can hold.
@@ -33,7 +35,7 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     if len(data.x) != len(data.y) or not len(data.x):
         raise UsageError(f"data: x has {len(data.x)} rows and y {len(data.y)}; both need the same number, 1 or more")
     if data.class_names:
-        labels = class_labels(data, "class_names", "leave class_names empty")
+        labels = integer_labels(data, "class_names", "leave class_names empty")
         if labels.min() < 0 or labels.max() >= len(data.class_names):
             last = len(data.class_names) - 1
             raise UsageError(f"data: labels must be 0..{last}, as many as names; got {labels.min()}..{labels.max()}")
@@ -52,19 +54,42 @@ def class_labels(arrays: Arrays, consumer: str, instead: str) -> np.ndarray:
     Raises:
         UsageError: the data set has no class labels.
     """
+    if arrays.y.ndim != 1:
+        raise _no_labels(arrays, consumer, "integers [T] from 0", instead)
+    return integer_labels(arrays, consumer, instead, "integers [T] from 0")
+
+
+def integer_labels(arrays: Arrays, consumer: str, instead: str, needed: str = "integers [T, ...] from 0") -> np.ndarray:
+    """Returns int32 labels [T], or [T, L] of sequences.
+
+    Args:
+        arrays: the data set.
+        consumer: what needs the labels, for the error.
+        instead: what to use without labels, for the error.
+        needed: shape and dtype, for the error.
+
+    Raises:
+        UsageError: y has no integers, or there are no names of classes.
+    """
+    if not np.issubdtype(arrays.y.dtype, np.integer) or not arrays.class_names:
+        raise _no_labels(arrays, consumer, needed, instead)
+    return arrays.y.astype(np.int32)
+
+
+def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> UsageError:
     y = arrays.y
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not arrays.class_names:
-        values = f" with values from {y.min()}" if np.issubdtype(y.dtype, np.integer) and y.size and y.min() < 0 else ""
-        raise UsageError(
-            f"{consumer} needs class labels, integers [T] from 0; y of {arrays.name} is {_shape(y)}{values}; {instead}"
-        )
-    return y.astype(np.int32)
+    values = f" with values from {y.min()}" if np.issubdtype(y.dtype, np.integer) and y.size and y.min() < 0 else ""
+    return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {instead}")
 
 
 def check_model_fits(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model cannot take these data."""
     own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
-    class_labels(arrays, f"model {config.model}", own)
+    if config.model in SEQUENCE_MODELS:
+        _check_sequences(arrays, config)
+        return
+    named = f"model {config.model}"
+    class_labels(arrays, named, f"use --model {', '.join(SEQUENCE_MODELS)}" if is_sequences(arrays) else own)
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
     if config.model != "mlp" and not images:
@@ -73,6 +98,41 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         raise UsageError(
             f"normalise imagenet is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use none or half"
         )
+
+
+def is_images(arrays: Arrays) -> bool:
+    """Returns whether the rows are images, uint8 [T, H, W, D]."""
+    return arrays.x.ndim == 4 and arrays.x.dtype == np.uint8
+
+
+def is_sequences(arrays: Arrays) -> bool:
+    """Returns whether the rows are sequences of characters with a label at every place, both integers [T, L]."""
+    has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
+    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape and bool(arrays.class_names)
+
+
+def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
+    """Raises a UsageError if a setting changes pixels and there are none."""
+    if not is_images(arrays):
+        raise UsageError(
+            f"{setting} is for images, uint8 [T, H, W, D]; x of {arrays.name} is {_shape(arrays.x)}; {instead}"
+        )
+
+
+def _check_sequences(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config's model needs sequences of characters and the data have none."""
+    if not is_sequences(arrays):
+        raise UsageError(
+            f"model {config.model} takes sequences, integers x and y [T, L]; x of {arrays.name} is {_shape(arrays.x)}"
+            f" and y {_shape(arrays.y)}; use --model mlp"
+        )
+    num_classes = len(arrays.class_names)
+    if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
+        raise UsageError(
+            f"data: characters must be 0..{num_classes - 1}, as many as names; got {arrays.x.min()}..{arrays.x.max()}"
+        )
+    if config.normalise != "none":
+        raise UsageError(f"normalise {config.normalise} is for pixels, x is {_shape(arrays.x)}; use none")
 
 
 def check_augmentation_fits(arrays: Arrays, config: Config) -> None:

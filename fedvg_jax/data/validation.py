@@ -9,6 +9,7 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.client_rows import joined
 from fedvg_jax.data.partitions.split import Partition
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
@@ -50,7 +51,7 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
             raise UsageError("validation.clients must be 1 if validation rows belong to no client")
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
-    rows = np.concatenate([parts.val[k] for k in (range(len(parts.val)) if chosen is None else chosen)])
+    rows = joined(parts.val) if chosen is None else np.concatenate([parts.val[k] for k in chosen])
     if not len(rows):
         owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
         raise UsageError(f"{owners} left no validation row; use a larger --val-ratio or more --validation.clients")

@@ -66,6 +66,8 @@ def sharded(
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
+    Several processes have equal numbers of the devices; D is then a multiple of their number.
+
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
     the devices, where a device contributes zeros for clients that it did not train.
 
@@ -75,7 +77,7 @@ def sharded(
         devices: jax's devices, of which the first D are used; defaults to those of this process.
         is_packed: as in `lanes`.
     """
-    mesh = Mesh((devices or jax.devices())[:num_devices], ("devices",))
+    mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), ("devices",))
     inner, by_device = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
@@ -107,6 +109,14 @@ def sharded(
 
     placement = NamedSharding(mesh, P())
     return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
+
+
+def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:
+    """Returns the first devices of every process, equally many of each, process by process."""
+    num_processes = len({device.process_index for device in devices})
+    used, available = num_devices // num_processes, len(devices) // num_processes
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return [device for i, device in enumerate(ordered) if i % available < used]
 
 
 def looped() -> Executor:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import norms, tree
 from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Hyper, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
@@ -157,7 +157,7 @@ def clipped_mean(
     factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
     averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware)
-    std = hyper["noise"] * most * jnp.stack(jax.tree.leaves(weights.params)).max()
+    std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
 

@@ -124,7 +124,7 @@ def official_cohorts(seed: int, num_clients: int, cohort_size: int) -> Callable[
     needed and kept.
     """
     stream, cohorts = random.Random(seed), []
-    ids = list(range(num_clients))
+    ids = range(num_clients)
 
     def cohort_of_round(number: int) -> np.ndarray:
         while len(cohorts) <= number:
@@ -174,15 +174,28 @@ def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = 
     return np.concatenate([batches, np.full((capacity - len(batches), batch_size), -1, np.int32)])
 
 
-def capacity(pool_size: int, cohort_size: int, local_epochs: int, batch_size: int) -> int:
+def capacity(pool_size: int, cohort_size: int, local_epochs: int, batch_size: int, largest: int | None = None) -> int:
     """Returns F, a bound on the minibatches of any cohort of any partition.
 
         E sum_k ceil(n_k / B) <= E (T / B + K)
 
     F is at least 2^18 / B (1 MiB of rows), so that several rounds of a small data set share one table. A probe counts
-    as one more epoch.
+    as one more epoch. Where the table would take more than 2^24 rows (64 MiB), as in a federation of a million clients,
+    E K ceil(n / B) with the n rows of the largest client bounds it too, rounded up to a power of two: F then depends on
+    the partition.
+
+    Args:
+        pool_size: T.
+        cohort_size: K.
+        local_epochs: E.
+        batch_size: B.
+        largest: n, training rows of the largest client; None if it is unknown.
     """
-    return max(local_epochs * (pool_size // batch_size + cohort_size + 1), 2**18 // batch_size)
+    least, of_any = 2**18 // batch_size, local_epochs * (pool_size // batch_size + cohort_size + 1)
+    if largest is not None and of_any * batch_size > 2**24:
+        of_this = local_epochs * cohort_size * -(-largest // batch_size)
+        of_any = min(of_any, 1 << max(0, of_this - 1).bit_length())
+    return max(of_any, least)
 
 
 def pack(
@@ -228,13 +241,18 @@ def pack(
     )
 
 
-def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
+def stack(rounds: Sequence[Schedule], max_rounds: int, capacity: int | None = None) -> Schedule:
     """Returns the schedules of a chunk as one, padded to `max_rounds` with copies of the first.
 
     All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches.
+
+    Args:
+        rounds: the schedules, in order.
+        max_rounds: R.
+        capacity: F, the minibatches that the table can hold; by default as many as that of the first round.
     """
     used = [num_minibatches(s) for s in rounds]
-    rows = np.full_like(rounds[0].rows, -1)
+    rows = np.full((capacity or len(rounds[0].rows), *rounds[0].rows.shape[1:]), -1, np.int32)
     rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
     offsets = np.cumsum(used) - used
     moved = [s._replace(start=s.start + np.int32(o), rows=()) for s, o in zip(rounds, offsets, strict=True)]

@@ -2,21 +2,24 @@
 
 from fedvg_jax.models.adapt import linen_task, nnx_task
 from fedvg_jax.models.cnn import CNN, TinyCNN
+from fedvg_jax.models.gru import GRU
 from fedvg_jax.models.lenet import LeNet5
 from fedvg_jax.models.mlp import MLP
 from fedvg_jax.models.resnet import resnet18, resnet34, resnet50
-from fedvg_jax.models.task import classification
+from fedvg_jax.models.task import classification, next_character
 from fedvg_jax.models.task import metrics as classification_metrics
 from fedvg_jax.models.vit import vit_b16, vit_s16
 
 __all__ = [
     "CNN",
+    "GRU",
     "MLP",
     "LeNet5",
     "TinyCNN",
     "classification",
     "classification_metrics",
     "linen_task",
+    "next_character",
     "nnx_task",
     "resnet18",
     "resnet34",

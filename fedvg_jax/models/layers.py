@@ -34,7 +34,7 @@ class Conv(nn.Module):
         """Returns the convolution of x, of the layout's axes, plus the bias."""
         shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
         kernel = self.param("kernel", _kernel_init, shape, jnp.float32)
-        bias = self.param("bias", _uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
+        bias = self.param("bias", uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
         convolve = self.layout.convolve_pooled if self.pooled else self.layout.convolve
         y = convolve(x, kernel, self.padding)
         return y + self.layout.per_channel(bias, y)
@@ -50,7 +50,7 @@ def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bia
         kernel_init: defaults to torch's.
         bias_init: defaults to torch's.
     """
-    bias_init = bias_init or _uniform(x.shape[-1])
+    bias_init = bias_init or uniform(x.shape[-1])
     return nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, name=name)(x)
 
 
@@ -77,7 +77,7 @@ def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
     return lax.cond(is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
 
 
-def _uniform(fan_in: int) -> Callable:
+def uniform(fan_in: int) -> Callable:
     """Returns the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = fan_in**-0.5
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)

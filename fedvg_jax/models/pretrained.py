@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 from jax import Array
 
-from fedvg_jax.core import files, tree
+from fedvg_jax.core import checks, files, tree
 from fedvg_jax.core.types import UsageError, Variables
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
@@ -66,6 +66,15 @@ _MAKE = (
 
 _FILE_HEAD = re.compile(r"(fc|head|heads)\.")
 
+FILE = "model.safetensors"
+"""Name of the weights in a folder of the Hugging Face hub."""
+
+OWN = "fedvg_jax"
+"""Value of `library_name` in config.json of the folders that `--export` writes."""
+
+_TIMM_MODELS = {"vit_small_patch16_224": "vit_s16", "vit_base_patch16_224": "vit_b16"}
+"""timm's name of an architecture -> the name of the model here; ResNets have one name."""
+
 
 def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
     """Returns `variables` with the tensors of a file.
@@ -74,32 +83,57 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     values are read. Position embeddings are not resampled.
 
     Args:
-        path: a safetensors file.
+        path: a safetensors file, or a folder of the Hugging Face hub that holds one; see `find`.
         variables: the model's variables, for structure, shapes and dtypes.
-        architecture: name of the model, "resnet.." or "vit..". A ViT's file has timm's or torchvision's names.
-        head: whether to read the head, `classifier`, too, e.g. from a file of `save`, which may be of any model.
-            Otherwise the head of `variables` stays, and the head in the file is ignored.
+        architecture: name of the model. A ViT's file has timm's or torchvision's names, and that of another model than
+            a ResNet or ViT those of `save`.
+        head: whether to read the head, `classifier`, too, e.g. from a file of `save`. Otherwise the head of `variables`
+            stays, and the head in the file is ignored.
 
     Raises:
-        UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named.
+        UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named. Or the
+            folder's config.json names another model.
     """
-    tensors = read(path)
+    if path.is_dir():
+        path = find(path)
+        _refuse_other_architecture(path.with_name("config.json"), architecture)
+    return from_tensors(read(path), variables, architecture, head=head, source=str(path))
+
+
+def from_tensors(
+    tensors: Mapping[str, np.ndarray],
+    variables: Variables,
+    architecture: str,
+    *,
+    head: bool = False,
+    source: str = "the state dict",
+) -> Variables:
+    """Returns `variables` with tensors of torchvision's or timm's names; `load` of tensors in memory.
+
+    Args:
+        tensors: name -> array.
+        variables, architecture, head: as in `load`.
+        source: where the tensors come from, for messages.
+
+    Raises:
+        UsageError: as `load`.
+    """
     renames = _head_names(architecture, tensors) if head else _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
     names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in tensors:
-            raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
+            raise UsageError(f"{source} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
         if tensors[name].shape != shape:
             raise UsageError(
-                f"{path}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
+                f"{source}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
             )
     for name, tensor in tensors.items():
-        if name not in names.values() and not (_COUNTER.match(name) or (_FILE_HEAD.match(name) and not head)):
-            raise UsageError(
-                f"{path} has a tensor {name}, {list(tensor.shape)}, that {architecture} lacks; is it of another model?"
-            )
+        is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
+        if name not in names.values() and not (_COUNTER.match(name) or (is_head and not head)):
+            described = f"{name}, {list(tensor.shape)}"
+            raise UsageError(f"{source} has a tensor {described}, that {architecture} lacks; is it of another model?")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
 
@@ -119,14 +153,30 @@ def save(path: Path, variables: Variables, architecture: str) -> None:
     Raises:
         UsageError: the file cannot be written, or two tensors would have the same name.
     """
-    renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else set())
+    tensors = to_tensors(variables, architecture)
+    if tensors is None:
+        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
+    write(path, tensors)
+
+
+def to_tensors(variables: Variables, architecture: str, library: str | None = None) -> dict[str, np.ndarray] | None:
+    """Returns a model with its head as arrays with torch's names and shapes; None if two would have the same name.
+
+    Args:
+        variables: the model's variables.
+        architecture: name of the model.
+        library: "torchvision" or "timm", whose names a ViT gets; by default torchvision's for `vit_b16` only.
+    """
+    names = {"torchvision": {"class_token"}, "timm": set()}
+    library = library or ("torchvision" if architecture == "vit_b16" else "timm")
+    renames = _head_names(architecture, checks.named(names, library, "library"))
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]
     tensors = dict(pairs)
     if len(tensors) < len(pairs):
-        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
+        return None
     counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
-    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)))
+    return tensors | dict.fromkeys(counters, np.zeros((), np.int64))
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -155,12 +205,63 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
+def find(path: Path) -> Path:
+    """Returns the safetensors file of a folder of the Hugging Face hub; a path that is no folder is returned as it is.
+
+    A folder holds `model.safetensors`, or a single other file of that kind. In the hub's own cache it is a folder
+    `models--OWNER--NAME`, whose `snapshots` hold the versions; `refs/main` names the one of the branch main.
+
+    Raises:
+        UsageError: the folder holds no such file, or several.
+    """
+    if not path.is_dir():
+        return path
+    if (path / "snapshots").is_dir():
+        return find(_snapshot(path))
+    if (path / FILE).is_file():
+        return path / FILE
+    if (path / f"{FILE}.index.json").is_file():
+        raise UsageError(f"{path} holds a model in several files, which is not read; save it as one {FILE}")
+    found = sorted(path.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    listed = f"it holds {', '.join(file.name for file in found[:5])}" if found else "it holds no .safetensors file"
+    raise UsageError(f"cannot read {path}: {listed}; name a folder with {FILE}, or the file itself")
+
+
+def _snapshot(path: Path) -> Path:
+    """Returns the version in a folder of the hub's cache: that of the branch main, or the only one."""
+    versions = sorted(folder for folder in (path / "snapshots").iterdir() if folder.is_dir())
+    reference = path / "refs" / "main"
+    if reference.is_file():
+        versions = [folder for folder in versions if folder.name == reference.read_text("utf-8").strip()] or versions
+    if len(versions) != 1:
+        raise UsageError(f"cannot read {path}: its snapshots are {len(versions)} versions; name the folder of one")
+    return versions[0]
+
+
+def _refuse_other_architecture(description: Path, architecture: str) -> None:
+    """Raises UsageError if a folder's config.json, of timm or of `--export`, names another model."""
+    content = files.read_object(description) if description.is_file() else {}
+    named = content.get("architecture")
+    if not isinstance(named, str):
+        return
+    theirs = _TIMM_MODELS.get(named.partition(".")[0], named)
+    is_known = theirs.startswith("resnet") or theirs in _TIMM_MODELS.values() or content.get("library_name") == OWN
+    if is_known and theirs != architecture:
+        raise UsageError(
+            f"{description.parent} holds a {theirs} (its config.json), and the model is {architecture}; use --model"
+            f" {theirs}, or other weights"
+        )
+
+
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file by name.
+    """Returns the tensors of a safetensors file, or of a folder with one, by name.
 
     Raises:
         UsageError: the file cannot be read, has another format, holds unsupported dtypes, or is truncated.
     """
+    path = find(path)
     if not path.exists():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}")
@@ -190,12 +291,16 @@ def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
         return _RESNET
     if architecture.startswith("vit"):
         return _TORCHVISION if "class_token" in names else _TIMM
-    raise UsageError(f"no pretrained weights exist for model {architecture}; use a ResNet or a ViT")
+    return []  # the names of `save`
+
+
+def _has_published_names(architecture: str) -> bool:
+    return architecture.startswith(("resnet", "vit"))
 
 
 def _head_names(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
     """Returns `_renames` with the head's; no renames for models that are neither ResNet nor ViT."""
-    if not architecture.startswith(("resnet", "vit")):
+    if not _has_published_names(architecture):
         return []
     renames = _renames(architecture, names)
     head = "fc/" if renames is _RESNET else "heads/head/" if renames is _TORCHVISION else "head/"

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core.hardware import Hardware
+from fedvg_jax.models.conv.layout import first_max
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
@@ -148,13 +149,8 @@ def max_pool(x: Array) -> Array:
         pads = [(1, 2 * out - size, 0) if i == axis else (0, 0, 0) for i in range(4)]
         padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), pads)
         a, b, c = (lax.slice_in_dim(padded, i, i + 2 * out - 1, 2, axis) for i in range(3))
-        x = _first_max(_first_max(a, b), c)
+        x = first_max(first_max(a, b), c)
     return x
-
-
-def _first_max(a: Array, b: Array) -> Array:
-    # jnp.maximum would split the gradient between equal values; a NaN is propagated, as in torch
-    return jnp.where((b > a) | jnp.isnan(b), b, a)
 
 
 def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable, hardware: Hardware | None):

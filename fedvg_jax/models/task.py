@@ -1,8 +1,9 @@
-"""A Linen module as a `Task`: image classification by cross-entropy."""
+"""A Linen module as a `Task`: one label for each row, or for each place of a sequence, by cross-entropy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -23,13 +24,13 @@ def classification(
     block_of: Callable[[str], str] | None = None,
     normalise: str = "none",
 ) -> Task:
-    """Returns the task of classifying images with `module` by cross-entropy.
+    """Returns the task of classifying images, or rows of a table, with `module` by cross-entropy.
 
     Args:
-        module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D] and mask bool [B], or [G, B] for G
-            groups of rows with batch statistics of their own, as `norm.BatchNorm` takes it.
+        module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D], or [B, D] for a table, and mask
+            bool [B], or [G, B] for G groups of rows with batch statistics of their own, as `norm.BatchNorm` takes it.
         num_classes: C.
-        image_shape: (H, W, D). uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
+        image_shape: (H, W, D), or (D,) for a table. uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
         normalise: name of the pixel statistics in `pixels.STATISTICS`.
 
@@ -37,21 +38,72 @@ def classification(
         The task. Its loss raises UsageError for images of another shape than `image_shape`.
     """
 
+    def scaled(x: Array, dtype) -> Array:
+        return pixels.scale(x, dtype, normalise)
+
+    return _labelling(module, num_classes, jnp.zeros((1, *image_shape)), scaled, "images", block_of)
+
+
+def next_character(
+    module: nn.Module, num_classes: int, length: int, block_of: Callable[[str], str] | None = None
+) -> Task:
+    """Returns the task of predicting the next character at every place of a sequence by cross-entropy.
+
+    The loss is the mean over the characters of the real rows, and so are the metrics.
+
+    Args:
+        module: called as module(x, mask, train) -> logits [B, L, C]; x is int32 [B, L] and mask [B] bool.
+        num_classes: C, different characters.
+        length: L, characters of a row; labels y are int32 [B, L].
+        block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
+
+    Returns:
+        The task. Its loss raises UsageError for sequences of another length than `length`.
+
+    >>> from fedvg_jax.models.gru import GRU
+    >>> import jax
+    >>> task = next_character(GRU(num_classes=5), 5, length=8)
+    >>> x = jnp.zeros((2, 8), jnp.int32)
+    >>> task.predict(*task.init(jax.random.key(0)), Batch(x, x)).shape
+    (2, 8, 5)
+    """
+    return _labelling(module, num_classes, jnp.zeros((1, length), jnp.int32), lambda x, dtype: x, "sequences", block_of)
+
+
+def _labelling(
+    module: nn.Module,
+    num_classes: int,
+    example: Array,
+    prepare: Callable[[Array, Any], Array],
+    rows: str,
+    block_of: Callable[[str], str] | None,
+) -> Task:
+    """Returns the task of giving one of C labels to each row, or to each place of it, by cross-entropy.
+
+    Args:
+        module: (x, mask, train) -> logits [B, ..., C], where y is [B, ...].
+        num_classes: C.
+        example: [1, ...], of the shape and dtype of a row.
+        prepare: (x, dtype of the parameters) -> the module's input.
+        rows: what rows are, in errors.
+        block_of: path of a tensor -> name of its block; None for `head_and_base`.
+    """
+
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
-        x = pixels.scale(x, tree.dtype(params), normalise)
+        x = prepare(x, tree.dtype(params))
         logits, new = module.apply({"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"])
         return at_least_float32(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
-        x = pixels.scale(jnp.zeros((1, *image_shape)), jnp.float32, normalise)
-        variables = module.init(key, x, jnp.ones(1, bool), False)
+        variables = module.init(key, prepare(example, jnp.float32), jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
     def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
-        _check_image_shape(batch.x.shape[1:], tuple(image_shape))
+        _check_shape(batch.x.shape[1:], example.shape[1:], rows)
         logits, stats = apply(params, stats, batch.x, mask, train)
         losses = _cross_entropies(logits, batch, mask.reshape(-1))
-        return losses.sum() / jnp.maximum(mask.sum(), 1).astype(logits.dtype), stats
+        num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
+        return losses.sum() / num_labels.astype(logits.dtype), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
@@ -59,7 +111,8 @@ def classification(
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         logits = predict(params, stats, batch)
         cell = batch.y * num_classes + jnp.argmax(logits, -1).astype(batch.y.dtype)
-        confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(mask.astype(jnp.int32))
+        is_real = jnp.broadcast_to(_with_places(mask, batch.y), batch.y.shape)
+        confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(is_real.astype(jnp.int32))
         return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}
 
     recording_init, live_boxes = live_taps.record_live_taps(init)
@@ -67,15 +120,21 @@ def classification(
     return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support, True)
 
 
-def _check_image_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Raises UsageError for another image shape, in which other parameters could be without a gradient."""
+def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:
+    """Raises UsageError for another shape of rows, in which other parameters could be without a gradient."""
     if shape != expected:
-        raise UsageError(f"images of {shape} for the loss of a task made for {expected}; make a task for {shape}")
+        raise UsageError(f"{rows} of {shape} for the loss of a task made for {expected}; make a task for {shape}")
+
+
+def _with_places(mask: Array, y: Array) -> Array:
+    """Returns mask [B] with an axis of size 1 for every place of labels y [B, ...]."""
+    return mask.reshape(len(mask), *[1] * (y.ndim - 1))
 
 
 def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
-    """Returns the loss [B] of every row, 0 for padding."""
-    return jnp.where(mask, optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), 0)
+    """Returns the loss [B, ...] of every label, 0 for padding."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+    return jnp.where(_with_places(mask, batch.y), losses, 0)
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import files, tree
+from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
 from fedvg_jax.runs.seals import (
     FOLDER,
@@ -212,7 +212,7 @@ def place_like(template: Tree, state: Tree) -> Tree:
     def placed(expected, value):
         if _is_key(expected):
             return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
-        return jax.device_put(value, expected.sharding)
+        return processes.place(value, expected.sharding)
 
     return jax.tree.map(placed, template, state)
 
@@ -222,14 +222,28 @@ def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
-    with _quiet(), _plain(folder) as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with _quiet(), _plain(folder) as plain, _checkpointer() as checkpointer:
         checkpointer.save(plain, args=ocp.args.PyTreeSave(stored))
+
+
+def _checkpointer() -> Any:
+    """Returns Orbax's checkpointer for arrays on the host; it waits for no other process."""
+    import orbax.checkpoint as ocp
+
+    this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+    )
+    options = alone if processes.count() > 1 else ocp.options.MultiprocessingOptions()
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 @contextlib.contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
     """Yields a path of the folder in the characters of `PLAIN`: a temporary link to its parent where it has others."""
-    if PLAIN.fullmatch(str(folder)):
+    _, below_drive = os.path.splitdrive(folder)  # Windows: C:
+    if PLAIN.fullmatch(Path(below_drive).as_posix()):
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="fedvg-") as scratch:
@@ -282,7 +296,7 @@ def _read_leaves(path: Path, seal: SealEntries) -> dict[str, np.ndarray]:
         raise ValueError(f"{damage[0]} is damaged")
     shapes = _shapes(seal)
     stored = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, _) in shapes.items() if 0 not in shape}
-    with _plain(path.absolute() / "state") as plain, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    with _plain(path.absolute() / "state") as plain, _checkpointer() as checkpointer:
         leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=stored))
     leaves |= {key: np.zeros(*shapes[key]) for key in shapes.keys() - stored.keys()}
     for key, leaf in leaves.items():

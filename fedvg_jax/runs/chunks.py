@@ -17,6 +17,7 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
+from fedvg_jax.core import processes
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import history, memory, programs, simulation
@@ -44,9 +45,10 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         UsageError: the compiled program needs more memory than there is, and `force` is not set.
     """
     start = time.perf_counter()
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
-    memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
+    with processes.together():
+        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
+        memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
     return Programs(compiled.chunk, compiled.evaluate, time.perf_counter() - start)
 
 
@@ -65,22 +67,25 @@ def run_chunks(
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
         num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
-        planned = _plan_chunk(sim, planned, num_done, min(num_rounds, _until_pause(sim.config, num_done)))
+        planned = plan_chunk(sim, planned, num_done, min(num_rounds, until_pause(sim.config, num_done)))
         start = time.perf_counter()
         rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-        state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
-        num_done, running = num_done + len(planned), planned
-        num_ahead = min(len(running), sim.config.rounds - num_done)
-        planned = [sim.schedule(num_done + i) for i in range(num_ahead)]  # while the device works
-        metrics = jax.device_get(metrics)
-        round_seconds = (time.perf_counter() - start) / len(running)
-        records = _records(num_done - len(running), running, metrics, round_seconds)
-        if _until_evaluation(sim.config, num_done - 1) == 1:
-            records[-1] |= evaluate(sim, compiled, state)
+        with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
+            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
+            num_done, running = num_done + len(planned), planned
+            num_ahead = min(len(running), sim.config.rounds - num_done)
+            with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
+                planned = [sim.schedule(num_done + i) for i in range(num_ahead)]
+            metrics = jax.device_get(metrics)
+        (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
+        records = chunk_records(num_done - len(running), running, metrics, round_seconds)
+        if until_evaluation(sim.config, num_done - 1) == 1:
+            with jax.profiler.TraceAnnotation("evaluate"):
+                records[-1] |= evaluate(sim, compiled, state)
         yield state, records
 
 
-def _plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
 
     Args:
@@ -91,18 +96,25 @@ def _plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: i
     return planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
 
 
-def _until_evaluation(config: Config, num_done: int) -> int:
+def until_evaluation(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation."""
     return min(config.eval_every - num_done % config.eval_every, config.rounds - num_done)
 
 
-def _until_pause(config: Config, num_done: int) -> int:
+def until_pause(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
     every = config.checkpoint_every
-    return min(_until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
+    return min(until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
 
 
-def _records(num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
+def chunk_records(num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
+    """Returns the records of the rounds that follow the first `num_done`.
+
+    Args:
+        planned: their schedules.
+        metrics: leaves [R, ...], on the host.
+        seconds: of each round.
+    """
     per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
     return [
         history.record(num_done + r + 1, schedule, m, seconds)
@@ -117,13 +129,22 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
 
 def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
     """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
-    tables = evaluation_tables(sim.data).items()
-    sums = {part: compiled.evaluate(state.variables, sim.data.pool, rows) for part, rows in tables}
-    sums = jax.device_get(sums)
-    metrics = {part: sim.task.metrics(s) for part, s in sums.items()}
+    sums = evaluation_sums(compiled.evaluate, state, sim.data)
     own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
+    return own | evaluation_record(sim, sums)
+
+
+def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) -> dict[str, Any]:
+    """Returns the sums of `task.measure` over each table of rows, on the host."""
+    tables = evaluation_tables(data).items()
+    return jax.device_get({part: evaluate_compiled(state.variables, data.pool, rows) for part, rows in tables})
+
+
+def evaluation_record(sim: simulation.Simulation, sums: dict[str, Any]) -> Record:
+    """Returns the entries `val_*` and `test_*` of a record, from the sums of an evaluation."""
+    metrics = {part: sim.task.metrics(s) for part, s in sums.items()}
     matrix = _confusion(sums["test"]) if "confusion" in recorded_names(sim.config) else {}
-    return own | history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | matrix
+    return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | matrix
 
 
 def _confusion(sums: Any) -> Record:

@@ -7,12 +7,12 @@ layers.json      names of the layers whose shares of the score are recorded
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
 summary.json     results, seconds, versions
+tracking/        what trackers wrote, and what identifies the tracked runs
 """
 
 from __future__ import annotations
 
 import functools
-import html
 import itertools
 import json
 import math
@@ -29,9 +29,12 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, Variables
-from fedvg_jax.runs import seals
+from fedvg_jax.runs import history_html, seals
 
 Record = dict[str, Any]
+
+TRACKING = "tracking"
+"""Folder of the trackers in a run folder."""
 
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
 RESERVED_NAMES += ("dropped", "untrained", "diverged")
@@ -116,10 +119,9 @@ class History(_Results):
         return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def _repr_html_(self) -> str:
-        """A small table, which notebooks show."""
+        """A small table and curves over rounds, which notebooks show."""
         entries = [*self._results(), ("run folder", str(self.folder))]
-        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
-        return f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
+        return history_html.page(self._title(), entries, self.records)
 
     def _title(self) -> str:
         stopped_by = self.summary.get("stopped_by")
@@ -372,12 +374,19 @@ def config_from_json(settings: dict, source: str) -> Config:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
+    """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten.
+
+    What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
+    """
+    if folder.exists() and (not folder.is_dir() or any(_is_of_a_run(path) for path in folder.iterdir())):
         raise UsageError(
             f"run folder {folder} is taken, and no run overwrites files; name another with --out, or continue its run"
             " with --resume"
         )
+
+
+def _is_of_a_run(path: Path) -> bool:
+    return path.name[0] != "." and path.name != TRACKING
 
 
 def write_settings(

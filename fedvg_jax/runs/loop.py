@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files, hardware
+from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import chunks, divergence, history, provenance, simulation, stop_signals, verification
+from fedvg_jax.data.partitions import to_rows
+from fedvg_jax.runs import (
+    chunks,
+    divergence,
+    history,
+    provenance,
+    shared_start,
+    simulation,
+    stop_signals,
+    verification,
+)
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
@@ -45,6 +55,7 @@ def run_simulation(
     log: Callable[[str], None] = _log_warning,
     exit_message: Callable[[], str] | None = None,
     on_stop: Callable[[str], None] = lambda name: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -56,6 +67,7 @@ def run_simulation(
         exit_message: see `stop_signals.watch`.
         on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
             run.
+        on_start: called when the run folder is open, before anything is compiled.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -65,25 +77,50 @@ def run_simulation(
         MisfitError: the folder belongs to a finished run, and its files were changed since.
         UsageError: the run folder cannot be used.
     """
+    _make_trace_folder(sim.config.profile)
+    observers = Observers(callbacks, on_records, log, exit_message, on_stop)
+    with open_recorder(sim, log) as recorder:
+        on_start()
+        return finished_before(sim, recorder, observers) or _run_rounds(sim, recorder, observers)
+
+
+@contextlib.contextmanager
+def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
+    """Yields the recorder of a run; see `recorder.open_run_folder`."""
     config = sim.config
-    _make_trace_folder(config.profile)
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
-    with recording.open_run_folder(config, sim.state, documents, sources, log) as recorder:
-        start = recorder.start
-        if start.records:
-            on_records(start.records)
-        if len(start.records) == config.rounds and start.resumed_from is not None:
-            return _finished_history(config, recorder, log)
-        return _run_rounds(sim, recorder, Observers(callbacks, on_records, log, exit_message, on_stop))
+    shared_start.refuse_different_data(sim)
+    with shared_start.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+        if config.export_partition and processes.is_first():
+            to_rows.write(config.export_partition, sim.partition, config.export_form)
+        yield recorder
+
+
+def finished_before(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History | None:
+    """Reports the records of earlier parts; returns the history if they are all rounds of the run."""
+    start = recorder.start
+    if start.records:
+        observers.on_records(start.records)
+    if len(start.records) == sim.config.rounds and start.resumed_from is not None:
+        return _finished_history(sim.config, recorder, observers.log)
+    return None
 
 
 def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
     """Returns the history of a run whose rounds are all done, after checking its folder."""
     start, folder = recorder.start, recorder.folder
-    assert folder is not None, "only a run with a folder is resumed"
+    if folder is None:  # of another process than the first
+        return History(
+            start.records,
+            _summary(config, start.records, start, start.seconds, None),
+            start.state.variables,
+            None,
+            recorder.best.variables if recorder.best else None,
+            config,
+        )
     summary = recording.read_summary(folder)
     if start.is_repaired or not (folder / "summary.json").exists():
         results = history.summarise(start.records)
@@ -103,15 +140,18 @@ def _finished_history(config: Config, recorder: recording.Recorder, log: Callabl
     return History(start.records, summary or {}, start.state.variables, folder, best, config)
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """A run whose rounds are being computed."""
 
     sim: simulation.Simulation
     recorder: recording.Recorder
     observers: Observers
-    clock: _Clock
+    read_clock: Callable[[], tuple[float, float]]
+    """() -> seconds of compiling and of running, over all parts"""
     records: list[Record]
     """of all rounds so far; grows"""
+    warnings: list[str]
+    """about the first chunk with a round that averages no client, once there is one"""
 
 
 class _Clock(NamedTuple):
@@ -132,31 +172,57 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     state, num_done = start.state, len(start.records)
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
-    run = _Run(sim, recorder, observers, clock, list(start.records))
-    has_warned = False
+    run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests:
-        with stop_signals.watch(observers.exit_message), _traced(config.profile) as stop_tracing:
+        traced = config.profile if processes.is_first() else None
+        with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
-                _record_chunk(run, state, new)
-                if len(run.records) > len(new):  # the first chunk is one round
-                    stop_tracing()
-                for callback in observers.callbacks:
-                    callback(new[-1], state)
-                _raise_on_divergence(run, state, new)
-                has_warned = has_warned or _warn_of_no_client(run, new)
-                if requests.stop:
+                with processes.together():
+                    add_chunk(run, state, new)
+                    if len(run.records) > len(new):  # the first chunk is one round
+                        stop_tracing()
+                agreed = stop_signals.agree(requests, processes.largest)
+                if agreed.stop:
                     break
-                recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(requests.save))
-                _answer_save_requests(run, requests.save)
-        is_stopped = bool(requests.stop) and len(run.records) < config.rounds
-        if has_warned:
-            _log_rounds_of_no_client(run)
-        if run.records:  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
-            recorder.checkpoint(state, run.records[-1], clock.read(), is_last=True)
-            recorder.wait()
-        return _history(run, state, requests.stop[0] if is_stopped else None)
+                with processes.together():
+                    recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(agreed.save))
+                    _answer_save_requests(run, agreed.save)
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
+        with processes.together():  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+            return finish(run, state, agreed.stop[0] if is_stopped else None)
+
+
+def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
+    """Records a chunk of rounds, and calls the callbacks.
+
+    Raises:
+        DivergedError: a client diverged, and `nonfinite` is "raise".
+    """
+    run.records.extend(new)
+    run.recorder.add(new, state)
+    run.observers.on_records(new)
+    for callback in run.observers.callbacks:
+        callback(new[-1], state)
+    _raise_on_divergence(run, state, new)
+    _warn_of_no_client(run, new)
+
+
+def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
+    """Writes the last checkpoint and the summary, and returns the history.
+
+    Args:
+        run: its rounds are computed, or it was stopped.
+        state: after the last of them.
+        stopped_by: the signal that stopped it, or None.
+    """
+    if run.warnings:
+        _log_rounds_of_no_client(run)
+    if run.records:
+        run.recorder.checkpoint(state, run.records[-1], run.read_clock(), is_last=True)
+        run.recorder.wait()
+    return _history(run, state, stopped_by)
 
 
 @contextlib.contextmanager
@@ -170,47 +236,39 @@ def _caught_signals(on_stop: Callable[[str], None]) -> Iterator[stop_signals.Req
                 on_stop(requests.stop[0])
 
 
-def _record_chunk(run: _Run, state: SimState, new: list[Record]) -> None:
-    run.records.extend(new)
-    run.recorder.add(new, state)
-    run.observers.on_records(new)
-
-
-def _history(run: _Run, state: SimState, stopped_by: str | None) -> History:
+def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
     config, recorder = run.sim.config, run.recorder
-    summary = _summary(config, run.records, recorder.start, run.clock.read(), stopped_by)
+    summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
     recorder.write_summary(summary)
     best = recorder.best.variables if recorder.best else None
     return History(run.records, summary, state.variables, config.out, best, config)
 
 
-def _raise_on_divergence(run: _Run, state: SimState, new: list[Record]) -> None:
+def _raise_on_divergence(run: Run, state: SimState, new: list[Record]) -> None:
     """Raises DivergedError if a client diverged where `nonfinite` is "raise"."""
     if run.sim.config.nonfinite == "raise" and (message := divergence.error(new, run.sim.data, state.variables)):
         raise history.DivergedError(message, _history(run, state, "diverged"))
 
 
-def _warn_of_no_client(run: _Run, new: list[Record]) -> bool:
-    """Logs the first round that averages no client; returns whether there is one."""
-    message = divergence.warning(new, run.sim.data)
-    if message:
+def _warn_of_no_client(run: Run, new: list[Record]) -> None:
+    """Logs the first round that averages no client."""
+    if not run.warnings and (message := divergence.warning(new, run.sim.data)):
+        run.warnings.append(message)
         run.observers.log(message)
-    return bool(message)
 
 
-def _log_rounds_of_no_client(run: _Run) -> None:
+def _log_rounds_of_no_client(run: Run) -> None:
     if (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
         run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
 
 
-def _answer_save_requests(run: _Run, signals: list[str]) -> None:
-    """Logs which checkpoint was made for the signals that request one, and clears them."""
+def _answer_save_requests(run: Run, signals: list[str]) -> None:
+    """Logs which checkpoint was made for the signals that request one."""
     if signals:
         number = len(run.records)
         answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
         run.observers.log(f"{signals[0]}: {answer}")
-        signals.clear()
 
 
 def _make_trace_folder(folder: Path | None) -> None:
@@ -232,7 +290,7 @@ def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
     """Traces to `folder` until the yielded function is called, or to the end."""
     with contextlib.ExitStack() as tracing:
         if folder is not None:
-            tracing.enter_context(jax.profiler.trace(folder))
+            tracing.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
         yield tracing.close
 
 

@@ -29,7 +29,13 @@ def num_bytes(tree: Tree) -> int:
 
 
 def estimate(
-    config: Config, pool: Tree, pool_size: int, state: SimState, width: int, executor: Executor
+    config: Config,
+    pool: Tree,
+    pool_size: int,
+    state: SimState,
+    width: int,
+    executor: Executor,
+    largest: int | None = None,
 ) -> dict[str, int]:
     """Returns a lower bound of the bytes of a run, by part: without activations and XLA's copies.
 
@@ -39,9 +45,10 @@ def estimate(
         state: of the simulation, arrays or shapes.
         width: B, columns of the table of minibatches.
         executor: gives the number of clients in training at once.
+        largest: training rows of the largest client; None if it is unknown.
     """
     epochs = epochs_range(config)[1] + (config.algorithm == "elastic")
-    capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width)
+    capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
     return {
         "data": num_bytes(pool),

@@ -12,6 +12,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import from_rows, statistics
+from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.registry import corrupt_clients
@@ -55,7 +56,8 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
 
 def _labels(config: Config, arrays: Arrays) -> np.ndarray:
     """Returns int32 [T] class labels; zeros for partitions that do not depend on labels if there are none."""
-    if not arrays.class_names and config.partition in LABEL_FREE:
+    has_labels = arrays.class_names and arrays.y.ndim == 1
+    if not has_labels and config.partition in LABEL_FREE:
         return np.zeros(len(arrays.y), np.int32)
     instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
     return user_data.class_labels(arrays, f"partition {config.partition}", instead)
@@ -88,6 +90,7 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         UsageError: there are too few images for the settings of the validation set.
     """
     options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
+    _check_kinds_of_rows(config, arrays)
     if options.source == "clients":
         shared = validation.from_clients(arrays, parts, options.clients, config.val_ratio, seed)
     else:
@@ -112,6 +115,25 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         seed=config.seed,
     )
     return shared._replace(x=x, y=y)
+
+
+def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
+    """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
+    options, kind = config.validation, config.corrupt.kind
+    if options.source != "clients":
+        user_data.check_rows_are_images(
+            arrays, f"validation.source {options.source}", "use --validation.source clients"
+        )
+    if options.pixel_noise:
+        user_data.check_rows_are_images(arrays, f"validation.pixel_noise {options.pixel_noise:g}", "use 0")
+    if options.rho:
+        user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
+    if options.label_noise:
+        user_data.integer_labels(arrays, f"validation.label_noise {options.label_noise:g}", "use 0")
+    if kind in corrupt.IMAGES:
+        user_data.check_rows_are_images(arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}")
+    if kind in corrupt.LABELS:
+        user_data.integer_labels(arrays, f"corrupt.kind {kind}", "use none")
 
 
 def describe(
@@ -151,6 +173,6 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
     )
     needed = {"training": parts.train, "test": parts.test}
     for name, part in needed.items():
-        if not any(map(len, part)):
+        if not sizes(part).any():
             raise UsageError(f"{source}: leaves no {name} row; add at least one")
     return parts

@@ -20,8 +20,20 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Algorithm, Data, Executor, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    Hyper,
+    RoundStep,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts
@@ -37,20 +49,9 @@ VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
-    *(
-        "val_ratio",
-        "eval_every",
-        "export",
-        "dry_run",
-        "target",
-        "force",
-        "profile",
-        "out",
-        "resume",
-        "checkpoint_every",
-        "keep",
-    ),
-    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay"),
+    *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
+    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
+    *("image_column", "label_column", "group_column", "target"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
     *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
@@ -151,12 +152,39 @@ def _make(
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-    weighting = weighting or make_weighting(config, task, algorithm, hardware)
+    weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor, optimiser = make_executor(config, hardware, machine.devices), make_optimiser(config)
-    step = federated_round.make_round(
+    executor, optimiser = make_executor(config, hardware, devices=machine.devices), make_optimiser(config)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
+    return Program(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        jax.jit(task.init),
+        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
+        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
+    )
+
+
+_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+
+
+def make_round(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    executor: Executor,
+    optimiser: Optimiser,
+    live: GradientSupport,
+    hardware: hw.Hardware | None = None,
+) -> RoundStep:
+    """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
+    return federated_round.make_round(
         task,
         algorithm,
         weighting,
@@ -169,19 +197,6 @@ def _make(
         weigh_untrained=config.untrained == "weighed",
         hardware=hardware,
     )
-    return Program(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        jax.jit(task.init),
-        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
-        jax.jit(evaluate.make_evaluate(task, executor)),
-    )
-
-
-_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def compile_for(

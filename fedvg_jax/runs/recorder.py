@@ -113,13 +113,17 @@ class Recorder:
     """
 
     def __init__(self, config: Config, start: Start, destination: Destination | None):
-        self.folder, self.start, self.best = config.out, start, start.best
-        self._config, self._destination, self._history = config, destination, start.history
-        self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
+        self.folder, self._config, self._destination = config.out, config, destination
         self._pending: Future | None = None
-        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
+        self.follow(start)
         if destination and self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
             destination.pool.submit(importlib.import_module, "orbax.checkpoint")
+
+    def follow(self, start: Start) -> None:
+        """Begins at another start."""
+        self.start, self.best, self._history = start, start.best, start.history
+        self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
+        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -349,6 +353,30 @@ def _restore_checkpoint(
     if restored is None and misfits:
         raise UsageError(misfits[0])
     return restored
+
+
+def newest_state(
+    folder: Path, config: Config, state: SimState, digests: Callable[[], dict[str, str]]
+) -> tuple[SimState, int]:
+    """Returns the state of the newest intact checkpoint of a run folder, on the host, and its round.
+
+    Args:
+        config: stored settings of the run.
+        state: of the simulation before its first round.
+        digests: () -> digests of the simulation's data and partition.
+
+    Raises:
+        UsageError: the folder has no checkpoint, or it is of other data or another partition.
+    """
+    found = digests()
+    manifest = read_object(folder / "manifest.json") or {}
+    if other := _other_sources(manifest, found):
+        raise UsageError(f"{folder} ran {other[0]} (its manifest.json); {other[1]}")
+    restored = _restore_checkpoint(config, folder, state, found, _history_text(folder), lambda line: None)
+    if restored is None:
+        raise UsageError(f"{folder} holds no intact checkpoint; --keep 1 or more leaves one")
+    leaves, seal = restored
+    return leaves["state"], int(seal["round"])
 
 
 def _finished_records(config: Config, folder: Path) -> list[Record]:

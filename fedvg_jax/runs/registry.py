@@ -14,13 +14,14 @@ import optax
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config, num_corrupt
+from fedvg_jax.config.allowed import SEQUENCE_MODELS
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
 from fedvg_jax.weightings import baselines, family
@@ -53,6 +54,7 @@ MODELS: dict[str, Callable] = {
     "resnet50": lambda *settings, **options: _residual(resnet.resnet50, *settings, **options),
     "vit_s16": lambda classes, name, hardware=None: vit.vit_s16(classes, hardware=hardware),
     "vit_b16": lambda classes, name, hardware=None: vit.vit_b16(classes, hardware=hardware),
+    "gru": lambda classes, name, hardware=None: gru.GRU(classes),
 }
 """Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
 
@@ -87,12 +89,16 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     """The config's model as a task.
 
     Args:
-        shape: [H, W, D] of the images.
+        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a model of `SEQUENCE_MODELS`.
+        num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
-    task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
+    if config.model in SEQUENCE_MODELS:
+        task = tasks.next_character(module, num_classes, shape[0], block_of(config))
+    else:
+        task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = precision.compute_in(task, config.precision)
     max_rows = hw.choices(hardware).microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
@@ -116,6 +122,8 @@ def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
+    if config.model in SEQUENCE_MODELS:
+        return gru.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
 

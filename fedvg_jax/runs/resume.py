@@ -29,12 +29,17 @@ RESUMABLE_CHANGES = frozenset(
         "data_dir",
         "config",
         "nonfinite",
+        "track",
+        "export_partition",
+        "export_form",
+        "devices",
     }
 )
 """Settings that may differ when a run is resumed, because they change no result.
 
-Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. `lanes`, `hold` and `conv`
-are not among them: their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced.
+Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another
+number of `devices`: its results are equal to rounding, and it says so. `lanes`, `hold` and `conv` are not among them:
+their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced.
 """
 
 

@@ -16,7 +16,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files
+from fedvg_jax.core import files, processes
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
@@ -34,7 +34,9 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import parse_size
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
@@ -175,7 +177,8 @@ def simulation(
             num_clients=config.clients,
             stats_too=config.server_stats == "official",
         )
-    state = make_state(config, program, values, len(arrays.y), tables, max(map(len, parts.train)), machine)
+    largest = int(client_rows.sizes(parts.train).max())
+    state = make_state(config, program, values, len(arrays.y), tables, largest, machine)
     put = functools.partial(_place, machine, program.executor)
     return Simulation(
         config=config,
@@ -185,7 +188,7 @@ def simulation(
         task=program.task,
         state=put(state),
         data=put(tables),
-        hyper=values,
+        hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
         chunk=program.chunk,
         evaluate=program.evaluate,
@@ -227,15 +230,15 @@ def _check_weighting(
         if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
-        user_data.class_labels(arrays, "weighting val_accuracy", "use val_loss")
+        user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
     if "client_accuracy" in recorded_names(config):
-        user_data.class_labels(arrays, "record client_accuracy", "use client_val_loss")
+        user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
 def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:
     """Returns arrays on the devices of this process, or their shapes on those of another machine."""
     if machine.devices is None:
-        return jax.device_put(arrays, executor.placement)
+        return processes.place(arrays, executor.placement)
     placement = executor.placement or SingleDeviceSharding(machine.devices[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), arrays)
 
@@ -264,7 +267,7 @@ def make_state(
     variables = make_variables(config, program.init)
     shapes = jax.eval_shape(lambda: _init_state(config, program, hyper, variables))
     width = fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor)
+    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor, largest)
     memory.refuse_unfitting(config, parts)
     return _init_state(config, program, hyper, variables)
 
@@ -285,8 +288,15 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
+        columns=columns(config),
         progress=reading,
     )
+
+
+def columns(config: Config) -> Columns:
+    """Returns the columns of a set hf:FOLDER; those of groups are read for partition group only."""
+    group = config.group_column if config.partition == "group" else ""
+    return Columns(config.image_column, config.label_column, group) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(
@@ -324,7 +334,7 @@ def make_data(
         Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored, EVAL_BATCH, keep_single=True),
-        table(np.concatenate(parts.test), max_test, EVAL_BATCH, keep_single=True),
+        table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),
         table(selected, max_selected, EVAL_BATCH, keep_single=True) if is_split else None,
     )
 
@@ -343,7 +353,7 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def keeps_single_rows(config: Config, arrays: Arrays, sizes: Sequence[int], task: Task | None = None) -> bool:
+def keeps_single_rows(config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
     They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
@@ -358,7 +368,7 @@ def keeps_single_rows(config: Config, arrays: Arrays, sizes: Sequence[int], task
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = config.algorithm == "elastic" or any(size % config.batch_size == 1 for size in sizes)
+    is_possible = config.algorithm == "elastic" or bool((np.asarray(sizes) % config.batch_size == 1).any())
     if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
         return False
     is_undefined = norm.lone_row_is_undefined((task or make_task(config, arrays)).init)
@@ -384,12 +394,16 @@ def make_schedule(
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
     """
-    keep_single = keeps_single_rows(config, arrays, [len(rows) for rows in parts.train], task)
+    sizes = client_rows.sizes(parts.train)
+    keep_single = keeps_single_rows(config, arrays, sizes, task)
     size, epochs = cohort_size(config), epochs_range(config)
-    batch_size = width or fitting_width(config.batch_size, max(map(len, parts.train)))
+    batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
     cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
+
+    most_epochs = epochs[1] + (probe_ratio > 0)
+    capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
     def schedule_of(number: int) -> Schedule:
         return schedule.make(
@@ -401,7 +415,7 @@ def make_schedule(
             batch_size=batch_size,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
-            capacity=schedule.capacity(len(arrays.y), size, epochs[1] + (probe_ratio > 0), batch_size),
+            capacity=capacity,
             probe_ratio=probe_ratio,
             keep_single=keep_single,
             probe_apart=config.elastic.rows == "rest",

@@ -62,8 +62,9 @@ def exit_code(name: str) -> int:
 def catch_signals() -> Iterator[Requests]:
     """Collects signals in place of their usual effect.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt. No-op outside the main thread, where Python cannot install
-    signal handlers.
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. A SIGHUP that comes again is ignored, also afterwards, if
+    `end_at_once` would end the process at it. No-op outside the main thread, where Python cannot install signal
+    handlers.
     """
     requests = Requests([], [])
     if threading.current_thread() is not threading.main_thread():
@@ -71,11 +72,15 @@ def catch_signals() -> Iterator[Requests]:
         return
 
     is_duplicate = _duplicate_filter()
+    endings = [handler for number in REPEATED if isinstance(handler := signal.getsignal(number), _Ending)]
 
     def handle(number: int, frame) -> None:
         name = signal.Signals(number).name
         if is_duplicate(number):
             return
+        if number in REPEATED:
+            for ending in endings:
+                ending.answered.add(number)
         if number in SAVING:
             requests.save.append(name)
             return
@@ -88,6 +93,29 @@ def catch_signals() -> Iterator[Requests]:
         yield requests
 
 
+def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]]) -> Requests:
+    """Returns the requests of all processes of a run, so that all stop or save after the same round.
+
+    Args:
+        requests: of this process; those that are returned are removed, except to stop.
+        largest: numbers -> the largest over all processes, position by position.
+    """
+    own = Requests(list(requests.stop), list(requests.save))
+    del requests.save[: len(own.save)]
+    stop, save = (int(number) for number in largest([_number(names) for names in own]))
+    return Requests(own.stop or _names(stop), own.save or _names(save))
+
+
+def _names(number: int) -> list[str]:
+    """Returns the name of a signal; none for 0."""
+    return [signal.Signals(number).name] if number else []
+
+
+def _number(names: Sequence[str]) -> int:
+    """Returns the number of the first signal, 0 without any."""
+    return signal.Signals[names[0]] if names else 0
+
+
 def _caught_stops() -> list[signal.Signals]:
     """Returns the stop signals to catch: the others are ignored, or handled by other code."""
     return [number for number in STOPPING if number in ALWAYS_CAUGHT or _has_default_handler(number)]
@@ -98,9 +126,11 @@ class _Ending(NamedTuple):
 
     exit_message: Callable[[], str]
     first: threading.Lock
+    answered: set[int]
+    """signals that the run has stopped for already, and that shells and the kernel send again"""
 
     def __call__(self, number: int, frame=None) -> None:
-        if self.first.acquire(blocking=False):
+        if number not in self.answered and self.first.acquire(blocking=False):
             _end_process(number, self.exit_message)
 
 
@@ -117,9 +147,13 @@ def end_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     """
     for number in filter(_has_default_handler, STOPPING):
         signal.signal(number, signal.SIG_DFL)
-    handler = _Ending(exit_message, threading.Lock())
-    with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
-        yield
+    handler = _Ending(exit_message, threading.Lock(), set())
+    try:
+        with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
+            yield
+    finally:
+        for number in handler.answered:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -218,7 +252,8 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
 def _following(follow: Callable[[int], None]) -> Iterator[None]:
     """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
+        os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=follow, args=(reading,), daemon=True)
     thread.start()

@@ -11,13 +11,16 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedvg_jax.core import hardware
+from fedvg_jax.config import Config, block_size
+from fedvg_jax.config.sweep_points import Point
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 
@@ -25,6 +28,12 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 """Seconds between two looks at the workers."""
+
+POINTS_PER_PROCESS = 4
+"""Points from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
+
+BYTES_PER_PROCESS = 2 * 2**30
+"""Memory that `--jobs auto` allows for each process."""
 
 TIMEOUT_MINUTES = 24 * 60
 """Time limit of a cluster's job, where the user gives none."""
@@ -80,6 +89,34 @@ def take_cores(share: Share) -> None:
         os.sched_setaffinity(0, cores[share.index - 1 :: share.count] or {cores[share.index % len(cores)]})
 
 
+def auto_jobs(points: Sequence[Point], machine: hw.Hardware | None) -> int:
+    """Returns the number of processes that `--jobs auto` starts: one per core, where every point uses a single device.
+
+    On 2 cores, one process of small networks leaves one core idle. Networks whose cohorts use all cores, and
+    accelerators, take one process.
+
+    Args:
+        points: that are not finished.
+        machine: `hardware.without_jax()`.
+
+    >>> auto_jobs([], None)
+    1
+    """
+    if machine is None or any(_num_devices(point.config, machine) > 1 for point in points):
+        return 1
+    limits = [machine.cores, len(points) // POINTS_PER_PROCESS]
+    if machine.memory_bytes is not None:
+        limits.append(machine.memory_bytes // BYTES_PER_PROCESS)
+    return max(1, min(limits))
+
+
+def _num_devices(config: Config, machine: hw.Hardware) -> int:
+    """Returns the devices of a run; see `runs.devices.num_devices`."""
+    if config.devices != "auto":
+        return int(config.devices)
+    return min(block_size(config), hw.auto_devices(config.model, False, machine))
+
+
 def stop_without_parent() -> None:
     """Ends this process like SIGTERM when standard input closes: the process that started it has died."""
 
@@ -130,13 +167,18 @@ def worker_environment(count: int) -> dict[str, str]:
     """
     environment = dict(os.environ)
     if "device_count" not in environment.get("XLA_FLAGS", ""):
-        environment.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
+        environment.setdefault("JAX_NUM_CPU_DEVICES", str(hw.num_cores()))
     environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / count:.3f}")  # of one accelerator
     return environment
 
 
 def _send(worker: subprocess.Popen, name: str) -> None:
-    if worker.poll() is None:
+    """Forwards a signal to a worker that still runs; Windows can only end it."""
+    if worker.poll() is not None:
+        return
+    if sys.platform == "win32":
+        worker.terminate()
+    else:
         worker.send_signal(signal.Signals[name])
 
 

@@ -7,21 +7,18 @@ continues from its checkpoint, and one that fails is recorded and stops nothing.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.sweep_points import Point
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, loop, programs, simulation, sweep_folder, sweep_objects
-from fedvg_jax.runs.history import DivergedError, History, Record
+from fedvg_jax.config.sweep_points import Point, sharing_refusal
+from fedvg_jax.runs import programs, sweep_folder
+from fedvg_jax.runs.history import History
 from fedvg_jax.runs.sweep_folder import Failure
+from fedvg_jax.runs.sweep_sharing import Sharing, compute_together, sharing
+from fedvg_jax.runs.sweep_work import DataStore, Observers, Work, compute_alone, data_key
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
@@ -41,27 +38,9 @@ class SweepResult(NamedTuple):
     result: History | Failure
 
 
-class Observers(NamedTuple):
-    """What a sweep reports to."""
-
-    on_start: Callable[[Point], None] = lambda point: None
-    on_records: Callable[[list[Record]], None] = lambda records: None
-    """gets the records of every chunk of rounds; first those of earlier processes"""
-    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
-    """of every point that this process has computed"""
-    log: Callable[[str], None] = lambda line: None
-    exit_message: Callable[[], str] | None = None
-    """see `stop_signals.watch`"""
-
-
 def program_key(config: Config) -> tuple:
     """Returns a value that is equal for points of one program, except for the shapes of their partitions."""
     return programs.static_settings(config), data_key(config)
-
-
-def data_key(config: Config) -> tuple:
-    """Returns the settings that a data set is read with."""
-    return config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir
 
 
 def by_program(points: Sequence[Point]) -> list[list[Point]]:
@@ -78,6 +57,7 @@ def compute(
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
     replacements: Mapping[str, Any] = {},
     waits: bool = True,
+    share: Sharing = Sharing(1),  # noqa: B008  a named tuple of numbers
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are neither finished nor held by another process.
 
@@ -88,35 +68,34 @@ def compute(
         replacements: arguments of `simulation.simulation` other than the config, the same for all points.
         waits: whether to wait for points that other processes compute. If such a process dies, its point is computed
             here.
+        share: how points of one program share it.
 
     Returns:
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
     """
-    results: dict[str, History | Failure] = {}
-    data, stops = _DataStore({}), []
-    listeners = {"log": observers.log, "exit_message": observers.exit_message, "on_stop": stops.append}
-    listeners["on_records"] = observers.on_records
+    work = Work(out, observers, replacements, DataStore({}), {}, [])
     pending = list(points)
     while pending:
-        busy = []
-        for point in pending:
-            with _claim(out, point) as is_mine:
-                if not is_mine:
-                    busy.append(point)
-                    continue
-                if out and sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config):
-                    continue
-                observers.on_start(point)
-                result = _compute_point(point, out, data, replacements, listeners)
-                if not (isinstance(result, History) and result.summary["interrupted"]):
-                    results[point.name] = result
-                    observers.on_end(point, result)
-                if stops:
-                    return results, stops[0]
+        busy: list[Point] = []
+        for group in _groups(pending, share):
+            busy += compute_together(work, group, share) if len(group) > 1 else compute_alone(work, group)
+            if work.stops:
+                return work.results, work.stops[0]
         pending = busy if waits else []
         if pending:
             time.sleep(POLL_SECONDS)
-    return results, None
+    return work.results, None
+
+
+def _groups(points: Sequence[Point], share: Sharing) -> list[list[Point]]:
+    """Returns the points that may share a program, in order; others alone."""
+    if share.num_places == 1:
+        return [[point] for point in points]
+    groups = []
+    for group in by_program(points):
+        can_share = [point for point in group if not sharing_refusal(point.config)]
+        groups += [can_share, *([point] for point in group if point not in can_share)]
+    return [group for group in groups if group]
 
 
 def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
@@ -130,86 +109,4 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     return results
 
 
-class _DataStore(NamedTuple):
-    """The data set that was read last; the others are not kept, because they may fill the memory."""
-
-    arrays: dict[tuple, Arrays]
-
-    def read(self, config: Config) -> Arrays:
-        key = data_key(config)
-        if key not in self.arrays:
-            self.arrays.clear()
-            self.arrays[key] = simulation.load_data(config)
-        return self.arrays[key]
-
-
-@contextlib.contextmanager
-def _claim(out: Path | None, point: Point) -> Iterator[bool]:
-    """Yields whether this process may compute the point; a point that is done is claimed for an instant only."""
-    if out is None:
-        yield True
-        return
-    folder = sweep_folder.point_folder(out, point.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
-        yield is_mine
-
-
-def _compute_point(
-    point: Point,
-    out: Path | None,
-    data: _DataStore,
-    replacements: Mapping[str, Any],
-    listeners: Mapping[str, Any],
-) -> History | Failure:
-    """Runs a point to its end, or until a signal stops it; an error becomes a `Failure`, which is recorded.
-
-    Args:
-        point: to compute.
-        out: folder of the sweep.
-        data: the data set that was read last.
-        replacements: arguments of `simulation.simulation`.
-        listeners: arguments of `loop.run_simulation`.
-    """
-    folder = sweep_folder.point_folder(out, point.name) if out else None
-    num_done = 0
-
-    def count(records: list[Record]) -> None:
-        nonlocal num_done
-        num_done = records[-1]["round"]
-        listeners["on_records"](records)
-
-    try:
-        config = _config_in(folder, point.config)
-        arguments = sweep_objects.for_point(point, replacements)
-        if arguments.get("data") is None:
-            arguments["data"] = data.read(config)
-        sim = simulation.simulation(config, **arguments)
-        history = loop.run_simulation(sim, **{**listeners, "on_records": count})
-        return history if folder else _on_host(history)
-    except DivergedError as error:
-        failure = Failure("diverged", len(error.history.records), one_line(str(error)))
-    except Exception as error:  # one point's error, of whatever kind, must not end the others
-        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
-        reason = one_line(str(error)) or type(error).__name__
-        failure = Failure("failed", num_done, reason if is_expected else f"{type(error).__name__}: {reason}")
-    if folder:
-        with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
-            sweep_folder.write_failure(folder, point.config, failure)
-    return failure
-
-
-def _config_in(folder: Path | None, config: Config) -> Config:
-    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
-    if folder is None:
-        return dataclasses.replace(config, out=None, resume=None)
-    if sweep_folder.has_checkpoint(folder):
-        (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
-        return dataclasses.replace(config, out=folder, resume=str(folder))
-    sweep_folder.clear(folder)
-    return dataclasses.replace(config, out=folder, resume=None)
-
-
-def _on_host(history: History) -> History:
-    """Returns a history whose model does not occupy the device."""
-    return history._replace(variables=checkpoint.to_host(history.variables))
+__all__ = ["Observers", "Sharing", "SweepResult", "by_program", "compute", "load", "program_key", "sharing"]

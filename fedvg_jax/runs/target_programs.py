@@ -50,7 +50,7 @@ def machine_of(target: Target) -> programs.Machine:
 
     hardware = target.hardware
     if hardware.platform == "gpu":
-        shape = f"1x{hardware.num_hosts}x{hardware.num_devices // hardware.num_hosts}"
+        shape = f"1x{hardware.num_processes}x{hardware.num_devices // hardware.num_processes}"
         described = {"platform": "cuda", "target_config": targets.gpu_target_config(target.model), "topology": shape}
     else:
         topology = targets.TPU_TOPOLOGIES[hardware.num_devices]

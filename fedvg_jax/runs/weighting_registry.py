@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,38 +28,69 @@ FACTORS: dict[str, Callable[[int], float]] = {
 """Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
 
 
-def make_weighting(config: Config, task: Task, algorithm: Algorithm, hardware: hw.Hardware | None = None) -> Weighting:
-    """The weighting that `config.weighting` names, for `hardware`, by default `hardware.current()`."""
+def make_weighting(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    gradient: Signal | None = None,
+    others: Mapping[str, Callable[[], Weighting]] = {},
+    hardware: hw.Hardware | None = None,
+) -> Weighting:
+    """The weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces FedVG's signal before norms, `make_signal`.
+        others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
+        hardware: what it will run on; defaults to `hardware.current()`.
+    """
     named = {
         "samples": basic.samples,
         "uniform": basic.uniform,
-        "fedvg": lambda: make_fedvg(config, task, hardware),
+        "fedvg": lambda: make_fedvg(config, task, gradient, hardware),
         "inverse_samples": baselines.inverse_samples,
         "val_loss": lambda: baselines.val_loss(task),
         "val_accuracy": lambda: baselines.val_accuracy(task),
         "fltrust": lambda: baselines.fltrust(task),
-        "generalised": lambda: make_generalised(config, task, hardware),
+        "generalised": lambda: make_generalised(config, task, gradient, hardware),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
+        **others,
     }
     return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
 
-def make_fedvg(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Weighting:
+def make_fedvg(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
     """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        gradient: replaces the config's signal before norms.
+        hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _build_fedvg(config, task, fedvg, hardware)
+    return _build_fedvg(config, task, fedvg, gradient, hardware)
 
 
-def make_generalised(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Weighting:
+def make_generalised(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
     """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
+
+    Args:
+        config, task, gradient, hardware: as in `make_fedvg`.
 
     Raises:
         UsageError: see `make_fedvg`.
     """
-    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link), hardware)
+    rule = functools.partial(family.generalised, link=config.fedvg.link)
+    return _build_fedvg(config, task, rule, gradient, hardware)
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
@@ -79,11 +110,17 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
     return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
 
 
-def _build_fedvg(config: Config, task: Task, rule: Callable[..., Weighting], hardware: hw.Hardware | None) -> Weighting:
+def _build_fedvg(
+    config: Config,
+    task: Task,
+    rule: Callable[..., Weighting],
+    gradient: Signal | None = None,
+    hardware: hw.Hardware | None = None,
+) -> Weighting:
     """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
     weighting = rule(
-        signals.normed(make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
+        signals.normed(gradient or make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),

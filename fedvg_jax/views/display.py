@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,9 +15,12 @@ from rich.table import Table
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware, tree
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
+from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
 from fedvg_jax.views.target_plan import TargetPlan
@@ -60,7 +62,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     devices = f"{os.cpu_count()} cores" if found.is_cpu else f"{found.num_devices} x {found.kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
-    sizes = {part: sum(map(len, rows)) for part, rows in sim.partition._asdict().items()}
+    sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
@@ -88,7 +90,9 @@ def _model_text(sim: simulation.Simulation) -> str:
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
     x, num_classes = arrays.x, len(arrays.class_names)
-    is_images = x.ndim == 4 and x.dtype == "uint8"
+    if user_data.is_sequences(arrays):
+        return f"{len(x):,} sequences of {x.shape[1]}, {num_classes} characters"
+    is_images = user_data.is_images(arrays)
     rows = f"images {' x '.join(map(str, x.shape[1:]))}" if is_images else f"rows of {x.dtype} {list(x.shape[1:])}"
     targets = f"{num_classes} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
     return f"{len(x):,} {rows}, {targets}"
@@ -121,13 +125,18 @@ def _partition_text(config: Config, partition: str) -> str:
 def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish; yields a function that takes the new records.
 
-    In a terminal: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per evaluation.
+    In a terminal and in a notebook: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per
+    evaluation.
 
     Args:
         console: where to print.
         total: number of rounds.
     """
-    if not _shows_bar(console):
+    if console.is_jupyter:
+        with notebook.round_progress(total, metric_text) as show:
+            yield show
+        return
+    if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
@@ -142,11 +151,6 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
-
-
-def _shows_bar(console: Console) -> bool:
-    """Returns whether a progress bar can be drawn: on a terminal, or in a notebook that has ipywidgets."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 @contextlib.contextmanager
@@ -233,9 +237,9 @@ def plan_table(prediction: Prediction) -> Table:
     p = prediction
     table = Table(show_header=False, title="plan")
     table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
-    table.add_row("images per round, trained on", f"{p.train_images_per_round:,.0f}")
-    table.add_row("images per round, scored", f"{p.scoring_images_per_round:,}")
-    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} images")
+    table.add_row("rows per round, trained on", f"{p.train_images_per_round:,.0f}")
+    table.add_row("rows per round, scored", f"{p.scoring_images_per_round:,}")
+    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} rows")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.uses import unused
+from fedvg_jax.data import user_data
+from fedvg_jax.data.arrays import Arrays
 
 
 def partition_label(config: Config) -> str:
@@ -14,6 +16,18 @@ def partition_label(config: Config) -> str:
     """
     has_alpha = not unused(config, ["alpha"])
     return f"{config.partition}, alpha {config.alpha:g}" if has_alpha else config.partition
+
+
+def unit(arrays: Arrays) -> str:
+    """Returns what labels are counted in: images, characters of sequences, or rows of a table.
+
+    >>> from fedvg_jax import data
+    >>> unit(data.load("digits")), unit(data.load("iris")), unit(data.load("literature"))
+    ('images', 'rows', 'characters')
+    """
+    if user_data.is_images(arrays):
+        return "images"
+    return "characters" if user_data.is_sequences(arrays) else "rows"
 
 
 def run_label(config: Config) -> str:

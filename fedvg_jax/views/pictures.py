@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedvg_jax.core.types import one_line
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.views import plots
+from fedvg_jax.views import labels, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ _MAX_ROWS = 30
 
 
 def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> list[Path]:
-    """Draws `images.png` and `clients.png`.
+    """Draws `clients.png`, and `images.png` where the rows are images.
 
     Args:
         folder: created if it does not exist.
@@ -39,24 +40,27 @@ def write(folder: Path, arrays: Arrays, partition: Partition, title: str) -> lis
     """
     folder.mkdir(parents=True, exist_ok=True)
     with plots.drawing():
-        drawn = {"images.png": contact_sheet(arrays), "clients.png": clients(arrays, partition, title)}
+        drawn = {"images.png": contact_sheet(arrays)} if user_data.is_images(arrays) else {}
+        drawn["clients.png"] = clients(arrays, partition, title)
         for name, figure in drawn.items():
             figure.savefig(folder / name, dpi=150, facecolor="white")
     return [folder / name for name in drawn]
 
 
 def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns the number of rows by client and class, [N, C] int.
+    """Returns the number of rows by client and class, or of characters of sequences, [N, C] int.
 
     Args:
         rows: of every client, [n_k] int each.
-        y: labels, [T] int.
+        y: labels, [T] or [T, L] int.
         num_classes: C.
 
     >>> class_counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0]), 2).tolist()
     [[0, 2], [1, 0]]
     """
-    return np.array([np.bincount(y[mine], minlength=num_classes) for mine in rows]).reshape(len(rows), num_classes)
+    return np.array([np.bincount(y[mine].ravel(), minlength=num_classes) for mine in rows]).reshape(
+        len(rows), num_classes
+    )
 
 
 def contact_sheet(arrays: Arrays) -> Figure:
@@ -93,7 +97,7 @@ def contact_sheet(arrays: Arrays) -> Figure:
 
 
 def counts_by_part(arrays: Arrays, partition: Partition) -> dict[str, np.ndarray]:
-    """Returns part -> number of images by client and class, [N, C]; parts held out of the whole set are left out."""
+    """Returns part -> number of labels by client and class, [N, C]; parts held out of the whole set are left out."""
     parts = {name: rows for name, rows in partition._asdict().items() if len(rows) == len(partition.train)}
     return {name: class_counts(rows, arrays.y, len(arrays.class_names)) for name, rows in parts.items()}
 
@@ -101,7 +105,7 @@ def counts_by_part(arrays: Arrays, partition: Partition) -> dict[str, np.ndarray
 def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
     """Returns a figure of classes by clients, with bars for the sums.
 
-    The number of images is the area of a bubble, or the colour of a cell where there are many classes or clients.
+    The number of labels is the area of a bubble, or the colour of a cell where there are many classes or clients.
 
     Args:
         arrays: the data set.
@@ -111,7 +115,7 @@ def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    num_classes, parts = len(arrays.class_names), counts_by_part(arrays, partition)
+    num_classes, parts, unit = len(arrays.class_names), counts_by_part(arrays, partition), labels.unit(arrays)
     held = np.sum(list(parts.values()), axis=0)
     num_clients, bubbles = len(held), num_classes <= _MAX_ROWS and len(held) <= 120
     wide = float(np.clip(0.13 * num_clients, 5.5, 14))
@@ -120,12 +124,12 @@ def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
     figure = Figure(figsize=(wide + 3.3, tall + 2.6), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(wide, 1.1), height_ratios=(1.2, tall), wspace=0.02, hspace=0.03)
     middle = figure.add_subplot(grid[1, 0])
-    (_bubbles if bubbles else _heat_map)(figure, middle, held, wide / num_clients)
+    _bubbles(figure, middle, held, wide / num_clients) if bubbles else _heat_map(figure, middle, held, unit)
     sizes, totals = figure.add_subplot(grid[0, 0], sharex=middle), figure.add_subplot(grid[1, 1], sharey=middle)
     _bars(sizes, {name: counts.sum(1) for name, counts in parts.items()}, "bar", "bottom")
     _bars(totals, {name: counts.sum(0) for name, counts in parts.items()}, "barh", "left")
-    sizes.set_ylabel("images", size=8, color="0.4")
-    totals.set_xlabel("images", size=8, color="0.4")
+    sizes.set_ylabel(unit, size=8, color="0.4")
+    totals.set_xlabel(unit, size=8, color="0.4")
     middle.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.4, -0.6))
     middle.set_xlabel("client", color=_INK)
     middle.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -150,7 +154,7 @@ def _bubbles(figure, axes, held: np.ndarray, pitch: float) -> None:
     Args:
         figure: for the key.
         axes: for the bubbles.
-        held: number of images by client and class, [N, C].
+        held: number of labels by client and class, [N, C].
         pitch: inches between two clients.
     """
     client, label = np.nonzero(held)
@@ -181,8 +185,8 @@ def _areas(count: np.ndarray, most: int, largest: float) -> np.ndarray:
     return np.maximum(largest * count / most, 1.6)
 
 
-def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
-    """Draws a cell per client and class, on a logarithmic scale; white where there is no image."""
+def _heat_map(figure, axes, held: np.ndarray, unit: str) -> None:
+    """Draws a cell per client and class, on a logarithmic scale; white where the count is 0."""
     from matplotlib.colors import LogNorm
 
     shown = np.where(held > 0, held, np.nan).T
@@ -190,7 +194,7 @@ def _heat_map(figure, axes, held: np.ndarray, pitch: float) -> None:
         shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(held.max(), 2)), interpolation="nearest"
     )
     axes.set_facecolor("white")
-    figure.colorbar(image, ax=axes, location="bottom", label="images", shrink=0.4, aspect=40, pad=0.02, format="%g")
+    figure.colorbar(image, ax=axes, location="bottom", label=unit, shrink=0.4, aspect=40, pad=0.02, format="%g")
     _bare(axes)
 
 

@@ -30,23 +30,21 @@ class Clock:
 
     def __init__(self, points: Sequence[Point], num_done: int):
         self.total, self.points_done = len(points), num_done
-        self._start, self._computed, self._in_point = time.perf_counter(), 0, 0
+        self._start, self._computed = time.perf_counter(), 0
+        self._in_points: dict[str, int] = {}  # rounds done of the points in progress
         self._rounds_left = sum(point.config.rounds for point in points[num_done:])
 
-    def start_point(self) -> None:
-        """Starts a point; its first records may be of an earlier process."""
-        self._in_point = 0
+    def count(self, point: Point, number: int) -> None:
+        """Counts the rounds up to `number` of a point."""
+        new = number - self._in_points.get(point.name, 0)
+        self._computed += new
+        self._rounds_left -= new
+        self._in_points[point.name] = number
 
-    def count(self, number: int) -> None:
-        """Counts the rounds up to `number` of the present point."""
-        self._computed += number - self._in_point
-        self._rounds_left -= number - self._in_point
-        self._in_point = number
-
-    def end_point(self, rounds: int) -> None:
-        """Ends a point of so many rounds, of which it may have computed fewer."""
+    def end_point(self, point: Point) -> None:
+        """Ends a point, which may have computed fewer rounds than it has."""
         self.points_done += 1
-        self._rounds_left -= rounds - self._in_point
+        self._rounds_left -= point.config.rounds - self._in_points.pop(point.name, 0)
 
     def end_others(self, points: Sequence[Point]) -> None:
         """Ends points that other processes have computed."""
@@ -98,14 +96,14 @@ def sweep_progress(
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def print_point(point: Point, result: History | Failure) -> None:
-        clock.end_point(point.config.rounds)
+        clock.end_point(point)
         clock.end_others(ended_elsewhere(point))
         log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
 
-    def count_rounds(records: list[Record]) -> None:
-        clock.count(records[-1]["round"])
+    def count_rounds(point: Point, records: list[Record]) -> None:
+        clock.count(point, records[-1]["round"])
 
-    plain = Observers(lambda point: clock.start_point(), count_rounds, print_point, log, exit_message)
+    plain = Observers(lambda point: None, count_rounds, print_point, log, exit_message)
     if not console.is_terminal:
         yield plain
         return
@@ -115,12 +113,12 @@ def sweep_progress(
         rounds = progress.add_task("rounds", total=None, text="")
 
         def start(point: Point) -> None:
-            clock.start_point()
             progress.reset(rounds, total=point.config.rounds, text=point.name)
 
-        def show(records: list[Record]) -> None:
-            clock.count(records[-1]["round"])
-            progress.update(rounds, completed=records[-1]["round"])
+        def show(point: Point, records: list[Record]) -> None:
+            number = records[-1]["round"]
+            clock.count(point, number)
+            progress.update(rounds, total=point.config.rounds, completed=number, text=point.name)
             progress.update(bar, text=clock.left())
 
         def end(point: Point, result: History | Failure) -> None:

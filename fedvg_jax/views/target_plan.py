@@ -279,7 +279,7 @@ def _seconds(kernel: Kernel, target: Target, end: Assumptions) -> float:
         "float32": model.float32_flops,
         "bfloat16": model.bfloat16_flops,
     }[kernel.arithmetic]
-    crosses_hosts = target.hardware.num_hosts > 1 and model.platform == "gpu"
+    crosses_hosts = target.hardware.num_processes > 1 and model.platform == "gpu"
     link = end.between_hosts if crosses_hosts else model.link
     return max(
         end.launch,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from fedvg_jax.core import checks, groups, norms, tree
 from fedvg_jax.core.types import (
@@ -161,8 +161,8 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array, link: C
         exponents = link(jnp.where(present, mean, 1), epsilon, present)
         is_present = jnp.broadcast_to(present, exponents.shape)
         # an absent client's measurement must neither set the scale nor overflow
-        exponents = jnp.where(is_present, exponents, jnp.max(jnp.where(is_present, exponents, exponents.min())))
-        raw = shares(jnp.exp(-p * (exponents - exponents.min())), present)
+        exponents = jnp.where(is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min())))
+        raw = shares(jnp.exp(-p * (exponents + _largest(-exponents))), present)
         return sharpened((1 - part) * raw + part * shares(rows, present), t, present)
 
     return weights_of_mean
@@ -176,8 +176,13 @@ def sharpened(weights: Array, temperature, present: Array | bool = True) -> Arra
     """
     is_positive = weights > 0
     logs = jnp.log(jnp.where(is_positive, weights, 1))
-    logs = jnp.where(is_positive, logs - jnp.where(is_positive, logs, -jnp.inf).max(), 0)
+    logs = jnp.where(is_positive, logs - _largest(jnp.where(is_positive, logs, -jnp.inf)), 0)
     return shares(jnp.where(is_positive, jnp.exp(logs / temperature), 0), present)
+
+
+def _largest(exponents: Array) -> Array:
+    """Returns the maximum without a gradient: it cancels in shares, and only keeps exponentials in range."""
+    return lax.stop_gradient(exponents.max())
 
 
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:

@@ -218,7 +218,9 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
             predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
-            return (mask & (predicted == batch.y)).sum().astype(tree.dtype(params))
+            is_correct = (predicted == batch.y).reshape(len(mask), -1)
+            share = is_correct.astype(tree.dtype(params)).mean(1)  # over the places of a sequence
+            return jnp.where(mask, share, 0).sum()
 
         return mean_over(num_correct, rows_of(data))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import pty
@@ -150,7 +151,7 @@ def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, caps
 
 @pytest.fixture(scope="module")
 def hung_up(shell):
-    """A run on a terminal: USR1 after the first round, and then HUP, twice as a shell sends it.
+    """A run on a terminal: USR1 after the first round, and then HUP again and again until it ends.
 
     Returns the run folder, the exit code, the text of the terminal and that of the errors.
     """
@@ -178,9 +179,9 @@ def hung_up(shell):
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: seals.newest_round(out))
-        for _ in range(2):
+        while process.poll() is None:
             process.send_signal(signal.SIGHUP)
-            time.sleep(0.05)
+            time.sleep(0.01)
         code, errors = process.wait(timeout=120), process.stderr.read()
         reader.join()
     return out, code, b"".join(said).decode(), errors
@@ -255,6 +256,18 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
 
 
+def check_trace(folder):
+    """Checks that a trace is one for Perfetto, of events with times, and one for xprof, which jax can read."""
+    (perfetto,) = folder.rglob("perfetto_trace.json.gz")
+    events = [e for e in json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
+    assert {"chunk of rounds", "draw schedules", "evaluate"} <= {e["name"] for e in events}
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events)
+    (xplane,) = folder.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(xplane)).planes
+    names = {event.name for plane in planes for line in plane.lines for event in line.events}
+    assert "chunk of rounds" in names
+
+
 def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     import numpy as np
 
@@ -269,7 +282,7 @@ def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
-    assert list((tmp_path / "trace").rglob("*.trace.json.gz"))
+    check_trace(tmp_path / "trace")
     assert "mine: 240 images 16 x 16 x 1, 3 classes" in capsys.readouterr().out
 
 

@@ -24,6 +24,7 @@ from fedvg_jax.runs.history import History
 from fedvg_jax.views import dry_run, report
 
 SHORT = ["--weighting", "uniform", "--rounds", "2", "--clients", "6", "--local-epochs", "1", "--eval-every", "2"]
+SHORT += ["--jobs", "1"]
 
 
 def read(*words):
@@ -106,6 +107,10 @@ REFUSED = {
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
     "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
     "no jobs": (["--jobs", "0"], "--jobs must be a number >= 1; got 0"),
+    "no points side by side": (
+        ["--vectorize", "0"],
+        "vectorize must be off, auto or a number of points from 1 to 9999",
+    ),
     "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
@@ -220,6 +225,13 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
         assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
+
+
+def test_settings_tuned_by_a_file_are_chosen_on_validation_by_the_same_flag(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text("[axes]\nseed = [0]\n[tune]\nlr = [0.1, 0.2]\n")
+    words = ["--config", str(file), "--tune-seeds", "7"]
+    assert read(*words, "--select", "val").grid == read(*words).grid
 
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():

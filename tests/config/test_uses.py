@@ -19,8 +19,9 @@ NAMES = list(config.flatten(Config()))
 CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
 VALUES = {
     **{name: list(allowed) for name, allowed in allowed.NAMES.items()},
-    "dataset": [*config.DATASETS, "tfds:mnist"],
+    "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
+    "export_partition": [None, "rows.json"],
     "momentum": [0.0, 0.9],
     "keep": [0, 2],
     "tuning.steps": [0, 1],

@@ -147,7 +147,7 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
 )
 def test_a_target_is_a_device_a_number_of_them_and_their_hosts(text, platform, devices, hosts):
     hardware = targets.parse_target(text).hardware
-    assert (hardware.platform, hardware.num_devices, hardware.num_hosts) == (platform, devices, hosts)
+    assert (hardware.platform, hardware.num_devices, hardware.num_processes) == (platform, devices, hosts)
     assert hardware.memory_bytes and hardware.bandwidth and hw.choices(hardware) is hw.ACCELERATOR
 
 
@@ -166,6 +166,7 @@ def test_the_figures_of_a_known_device_are_found_by_its_kind():
 ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",
+    "runs/launch": "compares the processes' numbers of devices",
     "runs/provenance": "records the device in manifest.json",
     "sim": "starts jax, to report a missing device in one line",
 }

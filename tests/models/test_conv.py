@@ -274,9 +274,8 @@ def test_flattened_images_are_in_height_width_channel_order_in_every_layout(imag
 
 @pytest.mark.parametrize(("size", "k"), [((6, 4), 2), ((7, 5), 2), ((9, 6), 3), ((5, 5), 1)])
 def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
-    """For distinct values: the gradient of a tie is undefined."""
-    n = 2 * size[0] * size[1] * 3
-    x = jnp.asarray(np.random.default_rng(0).permutation(n).reshape(2, *size, 3), jnp.float32)
+    """Few distinct values, so that there are many ties: the first of equal values takes the gradient."""
+    x = jnp.asarray(np.random.default_rng(0).integers(-9, -5, (2, *size, 3)), jnp.float32)
 
     def value_and_grad(pool):
         y, pullback = jax.vjp(pool, x)
@@ -284,3 +283,8 @@ def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
 
     pools = (lambda x: layout.max_pool(x, k)), (lambda x: nn.max_pool(x, (k, k), (k, k)))
     jax.tree.map(np.testing.assert_array_equal, *worlds.jit(lambda: [value_and_grad(pool) for pool in pools])())
+
+
+def test_max_pool_propagates_nan():
+    x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 1, 0].set(jnp.nan)
+    np.testing.assert_array_equal(jnp.isnan(layout.max_pool(x, 2))[0, :, :, 0], [[True, False], [False, False]])

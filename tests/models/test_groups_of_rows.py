@@ -30,7 +30,7 @@ def scored(task, side, variables, passes):
     data = Data(pool, *3 * [jnp.asarray(GROUPS)])
     report = Report(variables, jnp.int32(1), variables.params)
     measures = [signals.validation_gradient(task, train, groups) for groups in passes for train in (True, False)]
-    return worlds.jit(lambda report, data: [measure({}, report, data) for measure in measures])(report, data)
+    return jax.jit(lambda report, data: [measure({}, report, data) for measure in measures])(report, data)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,11 +1,12 @@
 """Atomic files, locked folders, and signals."""
 
+import itertools
 import os
 import resource
 import signal
 import sys
 import threading
-import time
+import types
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,13 +82,14 @@ def test_first_signal_is_collected_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
-def test_equal_signals_at_once_count_once():
+def test_equal_signals_at_once_count_once(monkeypatch):
     """GNU timeout sends one to the process and one to its group."""
+    seconds = itertools.chain([5.0, 5.0 + stop_signals.MERGED / 2], itertools.repeat(5.0 + 2 * stop_signals.MERGED))
+    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
     with stop_signals.catch_signals() as requests:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert requests.stop == ["SIGTERM"]
-        time.sleep(2 * stop_signals.MERGED)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
 
@@ -108,6 +110,13 @@ def test_outside_the_main_thread_no_signal_is_collected():
 DEAF = """
 import ctypes
 from fedvg_jax.runs import stop_signals
+
+def acknowledged(reading, next_stop=stop_signals._next_stop):
+    number = next_stop(reading)
+    print(number, flush=True)
+    return number
+
+stop_signals._next_stop, stop_signals.MERGED = acknowledged, 0.0
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
 with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
@@ -129,13 +138,15 @@ with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
     ],
 )
 def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
-    """As it does not while it waits for the device, or here in C for a mutex it holds itself."""
+    """As it does not while it waits for the device, or here in C for a mutex it holds itself. The process prints the
+    number of every stop signal it receives: two that are sent at once may come in either order, or as one."""
     command = [sys.executable, "-c", DEAF.format(grace=grace)]
     with started(command) as process:
         assert process.stdout.readline() == "ready\n"
         for name in sent:
             process.send_signal(signal.Signals[name])
-            time.sleep(0.05)  # two at once may come in either order
+            if signal.Signals[name] in stop_signals.STOPPING:
+                assert process.stdout.readline() == f"{signal.Signals[name]:d}\n"
         assert process.wait(timeout=30) == code
         assert process.stderr.read() == "bye\n"
 
@@ -306,3 +317,27 @@ def test_lost_terminal_changes_nothing_under_nohup():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+HANGING_UP = """
+import signal
+from fedvg_jax.runs import stop_signals
+with stop_signals.end_at_once(lambda: "bye"):
+    with stop_signals.say_at_once(lambda: "bye, too"):
+        with stop_signals.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+signal.raise_signal(signal.SIGHUP)
+print(requests.stop, flush=True)
+with stop_signals.end_at_once(lambda: "bye"):
+    signal.raise_signal(signal.SIGTERM)
+    signal.pause()
+"""
+
+
+def test_repeated_hang_up_ends_nothing_after_the_run_has_stopped_for_the_first():
+    """Shells and the kernel send it more than once, at any time before the process ends."""
+    with started([sys.executable, "-c", HANGING_UP]) as process:
+        shown, errors = process.communicate(timeout=60)
+    assert (process.returncode, shown, errors) == (143, "['SIGHUP']\n", "bye\n")

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from fedvg_jax.config import Config
+from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import sweep_workers
@@ -26,6 +28,40 @@ def test_every_worker_has_all_points_and_starts_with_programs_of_its_own(count):
     orders = [sweep_workers.own_first(GROUPS, Share(i + 1, count)) for i in range(count)]
     assert all(sorted(order) == list("abcdefgh") for order in orders)
     assert len({order[0] for order in orders[: len(GROUPS)]}) == min(count, len(GROUPS))
+
+
+MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "machine", "jobs"),
+    [
+        ({}, 30, MACHINE, 4),
+        ({}, 9, MACHINE, 2),
+        ({}, 3, MACHINE, 1),
+        ({}, 30, MACHINE._replace(memory_bytes=5 * 2**30), 2),
+        ({}, 30, None, 1),
+        ({"model": "lenet5"}, 30, MACHINE, 1),
+        ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
+    ],
+)
+def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, count, machine, jobs):
+    points = [Point("", {}, Config(**changes))] * count
+    assert sweep_workers.auto_jobs(points, machine) == jobs
+
+
+def test_hardware_without_jax_is_a_cpu_unless_an_accelerator_may_be_found(monkeypatch):
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    cpu = hardware.without_jax()
+    assert cpu is not None and (cpu.is_cpu, cpu.cores) == (True, hardware.num_cores())
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert hardware.without_jax() is None
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name == "jax_plugins" or None)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert hardware.without_jax() is None
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert hardware.without_jax() is not None
 
 
 def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):

@@ -97,7 +97,7 @@ class Killed(BaseException):
 def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(base, whole, tmp_path, at):
     points, chunks = open_sweep(base, tmp_path / "out"), 0
 
-    def kill(records):
+    def kill(point, records):
         nonlocal chunks
         chunks += 1
         if chunks == at:
@@ -112,7 +112,7 @@ def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(b
 
 
 def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path):
-    def kill(records):
+    def kill(point, records):
         if records[-1]["round"] == 4:
             raise Killed
 
@@ -125,7 +125,7 @@ def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path
 
 
 def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):
-    def stop(records):
+    def stop(point, records):
         signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
@@ -136,7 +136,7 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(bas
 
 
 def test_stop_signal_in_the_last_chunk_of_a_point_ends_the_sweep_after_it(base, tmp_path):
-    def stop(records):
+    def stop(point, records):
         if records[-1]["round"] == base.rounds:
             signal.raise_signal(signal.SIGTERM)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions.client_rows import from_sizes
 
 
-def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> list[np.ndarray]:
+def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
     """Assigns whole groups to clients: group i to client i, or shuffled groups in turn where clients are fewer.
 
     Args:
@@ -32,4 +35,4 @@ def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) 
     client_of = np.empty(len(names), np.int64)
     client_of[order] = np.arange(len(names)) % num_clients
     owner = client_of[member]
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=num_clients))[:-1])
+    return from_sizes(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))

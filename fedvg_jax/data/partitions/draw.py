@@ -6,7 +6,7 @@ validation set D_val and the pooled test set are the clients' parts in the order
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.partitions import by_group, dirichlet, equal_size, label_limits, quantity
+from fedvg_jax.data.partitions.client_rows import from_sizes, joined, pack, sizes
 from fedvg_jax.data.partitions.split import Partition, Stream, hold_out, random_stream, refuse_small, split_clients
 
 VERSION = 2
@@ -54,11 +55,11 @@ class DealInputs(NamedTuple):
         return self.stream
 
 
-Deal = Callable[[Settings, DealInputs], list[np.ndarray]]
+Deal = Callable[[Settings, DealInputs], Sequence[np.ndarray]]
 """Returns the rows of every client."""
 
 
-def _deal_dirichlet(s: Settings, inputs: DealInputs) -> list[np.ndarray]:
+def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     minimum = s.min_samples if s.rule == "redraw" else 0
     settings = (inputs.labels, s.num_clients, s.alpha)
     if isinstance(inputs.stream, np.random.RandomState):
@@ -68,10 +69,11 @@ def _deal_dirichlet(s: Settings, inputs: DealInputs) -> list[np.ndarray]:
     return drawn.rows if s.rule == "redraw" else dirichlet.top_up(drawn.rows, s.min_samples, inputs.stream)
 
 
-def _deal_groups(s: Settings, inputs: DealInputs) -> list[np.ndarray]:
+def _deal_groups(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     if inputs.groups is None:
         raise UsageError(
-            "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz"
+            "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz,"
+            " or name the column of a set hf:FOLDER with --group-column"
         )
     return by_group.by_group(inputs.groups, s.num_clients, inputs.generator)
 
@@ -168,7 +170,8 @@ def _draw(settings: Settings, inputs: DealInputs) -> Partition:
     groups = None if inputs.groups is None else inputs.groups[remaining]
     rows = deal(settings, inputs._replace(labels=inputs.labels[remaining], groups=groups))
     refuse_small(rows, settings.min_samples, source)
-    return Partition([remaining[inputs.stream.permutation(client_rows)] for client_rows in rows], [val], [test])
+    train = pack(remaining[inputs.stream.permutation(own)] for own in rows)
+    return Partition(train, [val], [test])
 
 
 def _checked_labels(labels: np.ndarray) -> np.ndarray:
@@ -213,7 +216,7 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
     """Raises a UsageError if the validation or test set is requested and empty."""
     parts = ("validation", s.val_ratio, partition.val), ("test", s.test_ratio, partition.test)
     for name, ratio, rows in parts:
-        if ratio > 0 and not any(map(len, rows)):
+        if ratio > 0 and not sizes(rows).any():
             raise UsageError(
                 f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
                 "use a larger ratio, fewer clients or a larger --min-samples"
@@ -221,23 +224,24 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
 
 
 def save(partition: Partition, file: Path) -> None:
-    """Writes the rows of all clients, concatenated, and each client's number of rows; `from_rows.read` reads them."""
-    members: dict[str, np.ndarray] = {}
-    for name, rows in partition._asdict().items():
-        members[name] = np.concatenate(rows)
-    for name, rows in partition._asdict().items():
-        members[f"{name}_sizes"] = np.array(list(map(len, rows)), np.int64)
-    np.savez(file, **members)  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them for allow_pickle
+    """Writes `as_members` to an .npz file, which `from_rows.read` reads."""
+    np.savez(file, **as_members(partition))  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them
+
+
+def as_members(partition: Partition) -> dict[str, np.ndarray]:
+    """Returns the rows of all clients, concatenated, and each client's number of rows, by the name of the part."""
+    rows = {name: joined(part) for name, part in partition._asdict().items()}
+    return rows | {f"{name}_sizes": sizes(part) for name, part in partition._asdict().items()}
 
 
 def _load(file: Path, num_samples: int) -> Partition | None:
     """Returns the partition of a cache entry, or None if it is missing, damaged or no disjoint cover of the rows."""
     try:
         with file.open("rb") as source, np.load(source, allow_pickle=False) as archive:
-            joined = [archive[field] for field in Partition._fields]
-            ends = [np.cumsum(archive[f"{field}_sizes"]) for field in Partition._fields]
+            rows = [archive[field] for field in Partition._fields]
+            counts = [archive[f"{field}_sizes"] for field in Partition._fields]
     except Exception:  # a damaged archive raises what its first bad byte leads to
         return None
-    if not np.array_equal(np.sort(np.concatenate(joined)), np.arange(num_samples)):
+    if not np.array_equal(np.sort(np.concatenate(rows)), np.arange(num_samples)):
         return None
-    return Partition(*(np.split(rows, end[:-1]) for rows, end in zip(joined, ends, strict=True)))
+    return Partition(*map(from_sizes, rows, counts))

@@ -11,14 +11,20 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
+from fedvg_jax.data.partitions.client_rows import pack
 from fedvg_jax.data.partitions.split import Partition, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 
 LAYOUT = (
-    ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]."
-    ' .json: a list of N lists of rows; or {"train": N lists, "val": .., "test": ..}'
+    ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the"
+    " rows of client k as `k`."
+    ' .json: a list of N lists of rows, or {"0": rows, "1": ..}; or {"train": either of these, "val": .., "test": ..}'
 )
-"""Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out."""
+"""Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out.
+
+Rows by the number of the client are what the partitioners of flwr-datasets and FedLab hold, as dicts of lists or
+arrays.
+"""
 
 _MEMBERS = frozenset({"client", *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
 
@@ -39,7 +45,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     """
     try:
         with quiet_libraries():
-            members = files.read_json(file) if file.suffix == ".json" else npz.read(file, _MEMBERS)
+            members = _members(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {files.reason(error)}; it must hold {LAYOUT}") from None
     except UsageError as error:
@@ -48,6 +54,14 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
         return _parse(members, num_samples)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
+
+
+def _members(file: Path) -> Any:
+    """Returns the value of a .json file, or the arrays of an .npz file whose names a layout has."""
+    if file.suffix == ".json":
+        return files.read_json(file, unique_keys=True)
+    files.refuse_special(file)
+    return npz.read(file, _MEMBERS.union(name for name in npz.member_names(file) if _is_number(name)))
 
 
 def check(
@@ -96,7 +110,7 @@ def check(
                 f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
             )
     _refuse_overlap(parts, num_samples, source)
-    parts = Partition(*([rows.astype(np.int32) for rows in part] for part in parts))
+    parts = Partition(*map(pack, parts))
     if is_split:
         return parts
     refuse_small(parts.train, min_samples, source)
@@ -106,12 +120,28 @@ def check(
 def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
     if isinstance(members, list):
         return _lists(members)
+    if members and all(_is_number(name) for name in members):
+        return _by_number(members)
     if "client" in members:
         owner = np.asarray(members["client"])
         if num_samples is not None and owner.shape != (num_samples,):
             raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and the data set has {num_samples} rows")
         return _rows_of_clients(owner)
     return Partition(*(_part(members, name) for name in Partition._fields))
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and name.isascii() and len(name) < 10
+
+
+def _by_number(clients: Mapping[str, Any]) -> list[np.ndarray]:
+    """Returns the rows of clients 0..N-1, given by the number of the client as text."""
+    expected = [str(k) for k in range(len(clients))]
+    if missing := [name for name in expected if name not in clients]:
+        raise ValueError(f"client {missing[0]} of {len(clients)} is missing; they count from 0")
+    return [
+        np.asarray(rows) if isinstance(rows, np.ndarray) else _lists([rows])[0] for rows in map(clients.get, expected)
+    ]
 
 
 def _lists(clients: list) -> list[np.ndarray]:
@@ -133,10 +163,12 @@ def _rows_of_clients(owner: np.ndarray) -> Rows:
 
 def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
     missing = [key for key in (name, f"{name}_sizes") if key not in members]
-    if name in missing or (missing and not isinstance(members[name], list)):
+    if name in missing or (missing and not isinstance(members[name], (list, dict))):
         raise ValueError(f"no {missing[0]}")
     if isinstance(members[name], list):
         return _lists(members[name])
+    if isinstance(members[name], dict):
+        return _by_number(members[name])
     sizes, total = np.asarray(members[f"{name}_sizes"]), len(members[name])
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes.min() >= 0 and sizes.max() <= total):
         raise ValueError(f"{name}_sizes must be numbers [N] of 0..{total}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from fedvg_jax.data.partitions import dirichlet
+from fedvg_jax.data.partitions import client_rows, dirichlet
 
 
-def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> list[np.ndarray]:
+def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
     """Shuffles the rows and cuts them into clients whose sizes differ by at most 1.
 
     >>> [len(rows) for rows in iid(np.zeros(8), 3, np.random.default_rng(0))]
@@ -15,7 +17,9 @@ def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> li
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
-    return np.array_split(stream.permutation(len(labels)), num_clients)
+    counts = np.full(num_clients, len(labels) // num_clients)
+    counts[: len(labels) % num_clients] += 1
+    return client_rows.from_sizes(stream.permutation(len(labels)), counts)
 
 
 def quantity(
@@ -26,7 +30,7 @@ def quantity(
     min_samples: int = 10,
     rule: str = "redraw",
     progress: dirichlet.Progress | None = None,
-) -> list[np.ndarray]:
+) -> Sequence[np.ndarray]:
     """Draws sizes n ~ T Dirichlet(alpha 1_K); every client has the pool's labels in proportion.
 
     With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
@@ -49,8 +53,7 @@ def quantity(
     rows = dirichlet.bulk(one_class, num_clients, alpha, stream, min_samples * redraws, progress=progress).rows
     if not redraws:
         rows = dirichlet.top_up(rows, min_samples, stream)
-    ends = np.cumsum([len(client_rows) for client_rows in rows])
-    return np.split(proportional_order(labels, stream), ends[:-1])
+    return client_rows.from_sizes(proportional_order(labels, stream), [len(own) for own in rows])
 
 
 def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.random.RandomState) -> np.ndarray:

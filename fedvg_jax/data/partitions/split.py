@@ -13,6 +13,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import quantity
+from fedvg_jax.data.partitions.client_rows import from_sizes, sizes
 
 Stream = np.random.Generator | np.random.RandomState
 
@@ -23,10 +24,10 @@ _DOMAIN = int.from_bytes(b"partition")
 class Partition(NamedTuple):
     """Rows of the pool, one int32 array per client. No row occurs twice; a drawn partition holds every row."""
 
-    train: list[np.ndarray]
-    val: list[np.ndarray]
+    train: Sequence[np.ndarray]
+    val: Sequence[np.ndarray]
     """One array per client, or a single array if the rows were held out before the division among clients."""
-    test: list[np.ndarray]
+    test: Sequence[np.ndarray]
     """As `val`."""
 
 
@@ -50,16 +51,16 @@ def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: floa
     >>> [len(rows) for part in parts for rows in part]
     [7, 1, 2]
     """
-    parts = [_split(client_rows, test_ratio, val_ratio, stream) for client_rows in rows]
-    return Partition(*map(list, zip(*parts, strict=True)))
-
-
-def _split(rows: np.ndarray, test_ratio: float, val_ratio: float, stream: Stream) -> tuple[np.ndarray, ...]:
-    shuffled = rows.copy()
-    stream.shuffle(shuffled)
-    num_test, num_val = int(test_ratio * len(shuffled)), int(val_ratio * len(shuffled))
-    test, val, train = np.split(shuffled.astype(np.int32), [num_test, num_test + num_val])
-    return train, val, test
+    counts = sizes(rows)
+    num_test, num_val = ((ratio * counts).astype(np.int64) for ratio in (test_ratio, val_ratio))
+    parts = [from_sizes(np.empty(n.sum(), np.int32), n) for n in (counts - num_test - num_val, num_val, num_test)]
+    for k, client_rows in enumerate(rows):
+        shuffled = client_rows.copy()
+        stream.shuffle(shuffled)
+        test, val, train = np.split(shuffled, [num_test[k], num_test[k] + num_val[k]])
+        for part, own in zip(parts, (train, val, test), strict=True):
+            part[k][:] = own
+    return Partition(*parts)
 
 
 def hold_out(
@@ -85,10 +86,10 @@ def hold_out(
 
 def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -> None:
     """Raises a UsageError that names the smallest client if it has fewer than `min_samples` rows."""
-    sizes = np.array([len(client_rows) for client_rows in rows])
-    if sizes.min() < min_samples:
-        count = "1 sample" if sizes.min() == 1 else f"{sizes.min()} samples"
+    counts = sizes(rows)
+    if counts.min() < min_samples:
+        count = "1 sample" if counts.min() == 1 else f"{counts.min()} samples"
         raise UsageError(
-            f"{source}: client {sizes.argmin()} has {count}, and --min-samples is {min_samples}:"
+            f"{source}: client {counts.argmin()} has {count}, and --min-samples is {min_samples}:"
             " use fewer clients or a smaller --min-samples"
         )

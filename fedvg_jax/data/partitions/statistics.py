@@ -7,31 +7,42 @@ from typing import Any
 
 import numpy as np
 
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
+
+MAX_LISTED = 100_000
+"""Clients up to which the statistics list every client."""
+
+_PREFIXES = ("", "val_", "test_")
 
 
 def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -> dict[str, Any]:
     """Returns training samples and label counts of every client, with `skew`, as JSON values.
+
+    Beyond `MAX_LISTED` clients there are no lists of all clients, which would take hundreds of megabytes.
 
     Args:
         labels: [T]. For labels that are no integers, or without class names (regression), only sizes are counted.
         class_names: [C], or empty.
         parts: the partition.
     """
-    sizes = np.array([len(rows) for rows in parts.train])
+    counts_of = {f"{prefix}samples": client_rows.sizes(part) for prefix, part in zip(_PREFIXES, parts, strict=True)}
+    sizes, is_listed = counts_of["samples"], len(parts.train) <= MAX_LISTED
     sizes_only = {
         "clients": len(sizes),
-        "samples": sizes.tolist(),
-        "val_samples": [len(rows) for rows in parts.val],
-        "test_samples": [len(rows) for rows in parts.test],
+        **{name: counts.tolist() for name, counts in counts_of.items() if is_listed},
         "size_min": int(sizes.min()),
         "size_max": int(sizes.max()),
         "size_gini": _rounded(gini(sizes)),
     }
     if not class_names or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return sizes_only
-    counts = np.array([np.bincount(labels[rows], minlength=len(class_names)) for rows in parts.train])
-    about = {"class_names": list(class_names), "classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    cells = owner * len(class_names) + labels[client_rows.joined(parts.train)]
+    counts = np.bincount(cells, minlength=len(sizes) * len(class_names)).reshape(len(sizes), -1)
+    about: dict[str, Any] = {"class_names": list(class_names)}
+    if is_listed:
+        about |= {"classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}
     return sizes_only | {name: _rounded(value) for name, value in skew(counts).items()} | about
 
 

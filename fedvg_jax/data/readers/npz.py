@@ -110,6 +110,15 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         ) from error
 
 
+def member_names(file: Path) -> list[str]:
+    """Returns the names of the arrays of an .npz file; none if it is no such file, of which `read` tells why."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        return []
+
+
 def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:
     missing = [key for key in pair if key not in members]
     if missing:

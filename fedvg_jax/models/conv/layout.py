@@ -12,6 +12,7 @@ a kernel four times as wide.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -91,13 +92,29 @@ def images_last() -> Layout:
 def max_pool(x: Array, k: int) -> Array:
     """Returns the k x k maximum, stride k; borders that do not fill a window are dropped.
 
-    By reshape: its backward pass is several times cheaper on a CPU than that of a windowed reduction.
+    By reshape: its backward pass is several times cheaper on a CPU than that of a windowed reduction. Of equal values
+    the first takes the gradient.
 
     Args:
         x: [B, H, W, C], or any layout with height and width on axes 1 and 2.
     """
     first, h, w, last = x.shape
-    return x[:, : h // k * k, : w // k * k].reshape(first, h // k, k, w // k, k, last).max((2, 4))
+    windows = x[:, : h // k * k, : w // k * k].reshape(first, h // k, k, w // k, k, last)
+    return functools.reduce(first_max, [windows[:, :, i, :, j] for i in range(k) for j in range(k)])
+
+
+def first_max(a: Array, b: Array) -> Array:
+    """Returns the entries' maximum; of equal values the first takes the gradient, and a NaN is propagated, as in torch.
+
+    The gradient selects one of the two, also where a compiler computes `a` and `b` again in the backward pass and
+    rounds them otherwise. Those of `jnp.max` and `jnp.maximum` compare the inputs with the maximum: after such rounding
+    no input may equal it, and the gradient is 0 / 0.
+
+    >>> import jax
+    >>> jax.grad(lambda pair: first_max(*pair))((2.0, 2.0))
+    (Array(1., dtype=float32, weak_type=True), Array(0., dtype=float32, weak_type=True))
+    """
+    return jnp.where((b > a) | jnp.isnan(b), b, a)
 
 
 def _pad(x: Array, w: Array, padding: str) -> Array:
@@ -139,6 +156,6 @@ def _convolve_widened(x: Array, w: Array) -> Array:
 
 def _max_of_windows(x: Array) -> Array:
     """Returns the maxima [C, t H, t W, B] of pooling windows [C, 4, t, t, H, W, B]."""
-    maxima = x.max(1)
+    maxima = functools.reduce(first_max, [x[:, i] for i in range(4)])
     channels, t, _, height, width, images = maxima.shape
     return maxima.transpose(0, 3, 1, 4, 2, 5).reshape(channels, t * height, t * width, images)

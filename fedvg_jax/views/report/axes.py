@@ -15,7 +15,7 @@ NO_RESULT = frozenset(
     {
         *("out", "resume", "dry_run", "target", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir"),
         *("trust_cache", "data_dir", "config", "nonfinite", "lanes", "hold", "devices", "conv", "deterministic"),
-        *("validation.data_dir", "pretrained"),
+        *("validation.data_dir", "pretrained", "track", "export_partition", "export_form"),
     }
 )
 """Settings that name a place or an implementation: runs that differ in them are compared."""

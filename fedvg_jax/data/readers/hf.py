@@ -1,0 +1,380 @@
+"""Reads image data sets of Hugging Face datasets: folders of `save_to_disk`, and folders of parquet files.
+
+Only `download` uses the network. Its only caller is `python -m fedvg_jax.prepare hf:NAME --download`.
+
+A folder of sub-folders `partition_0`, `partition_1`, ..., each a saved set, is what `flwr-datasets create` writes. Its
+rows are pooled, and their groups are the numbers of the folders.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays, check, numbers, reason, with_groups
+
+PREFIX = "hf:"
+LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
+
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval"),
+}
+"""Splits to pool, in this order -> their names; of a set without any of them, all splits are pooled."""
+
+IMAGE_NAMES = ("image", "img", "images", "pixel_values", "x")
+LABEL_NAMES = ("label", "labels", "y", "target", "class", "character", "digit")
+"""Usual names of columns, where their types do not tell them apart."""
+
+STATE = "state.json"
+DICT = "dataset_dict.json"
+"""Files of `save_to_disk`: of one split, and of a dict of splits."""
+
+
+class Columns(NamedTuple):
+    """Names of the columns to read; empty ones are found."""
+
+    image: str = ""
+    label: str = ""
+    group: str = ""
+    """Column of the groups; empty reads none, except where the folder has partitions."""
+
+
+class _Split(NamedTuple):
+    """One split of a set, or one part of it."""
+
+    name: str
+    rows: Any
+    """a `datasets.Dataset`"""
+    partition: int | None = None
+    """number of the folder that it comes from"""
+
+
+def load(
+    data_dir: Path | None,
+    cache_dir: Path | None = None,
+    *,
+    name: str,
+    columns: Columns = Columns(),  # noqa: B008  a named tuple of texts, never changed
+    size: images.Size | None = None,
+    progress: images.Progress | None = None,
+) -> Arrays:
+    """Reads a set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
+
+    Args:
+        data_dir: folder that `name` starts from; None is the current one.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: the folder of the set, with `LAYOUT`.
+        columns: of images, labels and groups.
+        size: (H, W) to resize to; needed if images have several sizes.
+        progress: called with (decoded images, all images).
+
+    Raises:
+        UsageError: the extra is not installed; or the set is missing, damaged, or has no labelled images.
+    """
+    folder = find(data_dir, name)
+    members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
+    members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
+    sources = [cache.Folder(folder, members), f"{size}", repr(columns)]
+    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, size, progress), cache_dir)
+    return arrays._replace(name=_title(folder))
+
+
+def find(data_dir: Path | None, name: str) -> Path:
+    """Returns the folder of a set.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    folder = (data_dir or Path()) / name
+    if not name or not folder.is_dir():
+        raise UsageError(
+            f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is given; fetch one of"
+            f" the hub by python -m fedvg_jax.prepare {PREFIX}NAME --data-dir DIR --download"
+        )
+    return folder
+
+
+def download(name: str, data_dir: Path) -> Path:
+    """Downloads a set of the Hugging Face hub and saves it; returns its folder, `data_dir`/NAME.
+
+    Args:
+        name: NAME or OWNER/NAME, as on the hub, and :CONFIG where the set has several.
+        data_dir: folder of the saved sets.
+
+    Raises:
+        UsageError: the folder exists, or the download fails.
+    """
+    match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?", name, re.ASCII)
+    if not match or ".." in name:
+        raise UsageError(f"--download is for {PREFIX}NAME or {PREFIX}OWNER/NAME of the hub, got {PREFIX}{name}")
+    folder = data_dir / name
+    if folder.exists():
+        raise UsageError(f"{folder} exists; remove it first, or leave out --download")
+    library = _library()
+    try:
+        library.load_dataset(match[1], match[2]).save_to_disk(str(folder))
+    except Exception as error:  # from the network, the hub, or the disk
+        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)})") from error
+    return folder
+
+
+# --- files
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _title(folder: Path) -> str:
+    return folder.resolve().name
+
+
+def _decode(folder: Path, columns: Columns, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+    library = _library()
+    try:
+        return _arrays(library, _pooled_splits(_splits(library, folder)), columns, folder, size, progress)
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged set raises what its first bad byte leads to
+        raise UsageError(f"{folder}: not a complete set ({reason(error)}); it must be {LAYOUT}") from error
+
+
+def _splits(library: Any, folder: Path) -> list[_Split]:
+    """Returns all splits of a folder, in the order of their files."""
+    if (folder / DICT).is_file() or (folder / STATE).is_file():
+        return _saved(library, folder)
+    partitions = _partition_folders(folder)
+    if partitions:
+        return [split._replace(partition=number) for number, path in partitions for split in _splits(library, path)]
+    files = [path for path in sorted(folder.rglob("*.parquet")) if not _is_hidden(path.relative_to(folder))]
+    if not files:
+        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}")
+    return _parquet(library, files, folder)
+
+
+def _partition_folders(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the sub-folders partition_K by K."""
+    named = [(re.fullmatch(r"partition_(\d{1,9})", path.name), path) for path in folder.iterdir() if path.is_dir()]
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def _saved(library: Any, folder: Path) -> list[_Split]:
+    stored = library.load_from_disk(str(folder))
+    splits = dict(stored) if isinstance(stored, library.DatasetDict) else {"train": stored}
+    return [_Split(name, _validated(rows)) for name, rows in splits.items()]
+
+
+def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
+    """Returns the splits of parquet files, each named by its file or by the folder of the file.
+
+    Raises:
+        UsageError: a split has files in several folders, which are several configurations of the set.
+    """
+    import pyarrow  # pyright: ignore[reportMissingImports]  part of the extra
+    import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+
+    of_split: dict[str, list[Path]] = {}
+    for file in files:
+        of_split.setdefault(_split_of(file, folder), []).append(file)
+    for members in of_split.values():
+        places = sorted({path.parent for path in members})
+        if len(places) > 1:
+            listed = ", ".join(str(place.relative_to(folder)) for place in places[:4])
+            raise UsageError(f"{folder}: holds several configurations ({listed}); name the folder of one")
+    splits = []
+    for name, members in of_split.items():
+        table = pyarrow.concat_tables([pyarrow.parquet.ParquetFile(file).read() for file in members])
+        splits.append(_Split(name, _validated(library.Dataset(table))))
+    return splits
+
+
+def _split_of(file: Path, folder: Path) -> str:
+    """Returns the split that a file belongs to by its name, or by that of its folder; train where neither tells.
+
+    >>> [_split_of(Path(name), Path("a")) for name in ("a/data/val-0-of-2.parquet", "a/test/0.parquet", "a/0.parquet")]
+    ['validation', 'test', 'train']
+    """
+    places = [part for part in file.relative_to(folder).parent.parts[::-1] if part != "data"]
+    for text in (file.stem, *places):
+        words = re.split(r"[^a-z]+", text.lower())
+        for split, names in SPLITS.items():
+            if set(names) & set(words):
+                return split
+    return "train"
+
+
+def _validated(rows: Any) -> Any:
+    """Returns a set whose Arrow buffers are consistent; reading others could crash the process."""
+    rows.data.table.validate(full=True)
+    return rows if rows._indices is None else rows.flatten_indices(keep_in_memory=True)
+
+
+def _pooled_splits(splits: list[_Split]) -> list[_Split]:
+    """Returns the splits to pool, in the order of `SPLITS`; parts of one split in the order of their folders."""
+    named = {known: [split for split in splits if split.name in names] for known, names in SPLITS.items()}
+    return [split for members in named.values() for split in members] or splits
+
+
+# --- columns
+
+
+def _arrays(
+    library: Any,
+    splits: list[_Split],
+    columns: Columns,
+    folder: Path,
+    size: images.Size | None,
+    progress: images.Progress | None,
+) -> Arrays:
+    splits = [split for split in splits if len(split.rows)]
+    if not splits:
+        raise UsageError(f"{folder}: holds no row; at least one image is needed")
+    features = splits[0].rows.features
+    for split in splits[1:]:
+        if split.rows.features != features:
+            raise UsageError(f"{folder}: split {split.name} has other columns than {splits[0].name}; make them equal")
+    image = _image_column(library, features, columns.image, folder)
+    label = _label_column(library, features, columns.label, image, folder)
+    y, names = _labels(library, splits, label, folder)
+    x = _images(library, splits, image, folder, size, progress)
+    num_train = sum(len(split.rows) for split in splits if split.name == splits[0].name)
+    arrays = check(Arrays(_title(folder), x, y, names, num_train), folder)
+    if columns.group:
+        return with_groups(arrays, _group_values(splits, columns.group, folder), f"{folder}, column {columns.group}")
+    if splits[0].partition is not None:
+        numbers_of_folders = np.array([split.partition for split in splits], np.int64)
+        return with_groups(arrays, np.repeat(numbers_of_folders, [len(split.rows) for split in splits]), folder)
+    return arrays
+
+
+def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:
+    of_kind = [name for name, feature in features.items() if isinstance(feature, library.Image)]
+    encoded = [name for name, feature in features.items() if _is_encoded(library, feature)]
+    return _column(features, given, "image", of_kind or encoded, IMAGE_NAMES, folder)
+
+
+def _label_column(library: Any, features: Any, given: str, image: str, folder: Path) -> str:
+    of_kind = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
+    others = {name: feature for name, feature in features.items() if name != image}
+    return _column(others, given, "label", of_kind, LABEL_NAMES, folder)
+
+
+def _column(features: Any, given: str, kind: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
+    """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
+    flag, listed = f"--{kind}-column", ", ".join(features)
+    if given and given not in features:
+        raise UsageError(f"{folder}: has no column {given[:100]!r}; its columns are {listed}")
+    candidates = [given] if given else of_kind
+    if len(candidates) != 1:
+        candidates = [name for name in usual if name in (of_kind or features)][:1]
+    if not candidates:
+        raise UsageError(f"{folder}: several columns, or none, can be the {kind}; name one with {flag}: {listed}")
+    return candidates[0]
+
+
+def _is_encoded(library: Any, feature: Any) -> bool:
+    """Returns whether a column holds the bytes of image files, which was written without the type of images."""
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    return isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
+
+
+def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
+    feature = splits[0].rows.features[column]
+    values = _values(splits, column, folder, "--label-column")
+    if isinstance(feature, library.ClassLabel):
+        return values, tuple(feature.names)
+    if values.dtype.kind == "U":
+        texts, y = np.unique(values, return_inverse=True)
+        return y, tuple(str(text) for text in texts)
+    return values, tuple(numbers(int(values.max(initial=0))))
+
+
+def _group_values(splits: list[_Split], column: str, folder: Path) -> np.ndarray:
+    features = splits[0].rows.features
+    if column not in features:
+        raise UsageError(f"{folder}: has no column {column[:100]!r}; its columns are {', '.join(features)}")
+    return _values(splits, column, folder, "--group-column")
+
+
+def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.ndarray:
+    """Returns a column of integers or texts, [T].
+
+    Raises:
+        UsageError: it has other values, or misses some.
+    """
+    listed = [value for split in splits for value in split.rows.data.column(column).to_pylist()]
+    if None in listed:
+        raise UsageError(f"{folder}: column {column} misses the value of row {listed.index(None)}; remove such rows")
+    kinds = {type(value) for value in listed}
+    if kinds <= {int, bool} and kinds:
+        return np.array(listed, np.int64)
+    if kinds == {str}:
+        return np.array(listed)
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise UsageError(f"{folder}: column {column} holds {names}; {flag} must name integers or texts")
+
+
+def _images(
+    library: Any,
+    splits: list[_Split],
+    column: str,
+    folder: Path,
+    size: images.Size | None,
+    progress: images.Progress | None,
+) -> np.ndarray:
+    """Returns uint8 [T, H, W, D]: decoded image files, or a column of pixels."""
+    feature = splits[0].rows.features[column]
+    is_file = isinstance(feature, library.Image) or _is_encoded(library, feature)
+    if not is_file:
+        return _pixels(splits, column, folder, size)
+    stored = [split.rows.data.column(column) for split in splits]
+    ends = np.cumsum([len(part) for part in stored])
+    starts = [0, *ends[:-1]]
+
+    def read(row: int) -> tuple[bytes, object]:
+        part = int(np.searchsorted(ends, row, "right"))
+        value = stored[part][row - starts[part]].as_py()
+        source = f"{folder} ({splits[part].name} row {row - starts[part]})"
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise UsageError(f"{source}: holds no bytes of an image; save the set with its images, by save_to_disk")
+        return data, source
+
+    channels = _channels(read(0))
+    return images.stack(int(ends[-1]), read, size=size, channels=channels, progress=progress)
+
+
+def _channels(first: tuple[bytes, object]) -> int:
+    """Returns 1 if the first image is grey, otherwise 3."""
+    return 1 if images.is_grey(*first) else 3
+
+
+def _pixels(splits: list[_Split], column: str, folder: Path, size: images.Size | None) -> np.ndarray:
+    """Returns a column of pixels 0..255 as uint8 [T, H, W, D]; grey images may be [H, W]."""
+    if size is not None:
+        raise UsageError(f"{folder}: column {column} holds pixels, which are not resized; leave out --image-size")
+    x = np.concatenate([np.asarray(split.rows.with_format("numpy")[:][column]) for split in splits])
+    whole = x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255
+    if x.ndim not in (3, 4) or not whole:
+        got = f"{x.dtype} {list(x.shape)}"
+        raise UsageError(f"{folder}: column {column} must hold images, or pixels 0..255 [H, W] or [H, W, D]; got {got}")
+    return x.astype(np.uint8)
+
+
+def _library() -> Any:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]  slow to import, and an extra
+
+        return datasets
+    except ImportError:
+        raise UsageError(f"{PREFIX}FOLDER needs datasets: pip install 'fedvg_jax[hf]'") from None

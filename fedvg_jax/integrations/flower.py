@@ -1,0 +1,279 @@
+"""FedVG as a strategy of Flower's message API (`flwr.serverapp.strategy`).
+
+    strategy = FedVG(gradient=validation_gradient(model, loss, loader))
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=10)
+
+The clients are those of Flower's FedAvg: a reply to a train message has one ArrayRecord, and one MetricRecord with the
+number of training examples. The server measures every reply on D_val; clients need nothing new.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax import integrations
+from fedvg_jax.config import Config, check
+from fedvg_jax.core.types import Task, Tree, UsageError, Variables
+from fedvg_jax.integrations import named_arrays
+from fedvg_jax.integrations.named_arrays import Client, Gradient, Measure
+from fedvg_jax.runs.programs import WeightingOrFactory
+
+integrations.require("flwr", "flower")
+
+from flwr.app import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid  # noqa: E402  # pyright: ignore[reportMissingImports]
+from flwr.serverapp.strategy import FedAvg, Strategy  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+__all__ = ["FedVG", "RoundOfWeights", "array_record", "variables_of"]
+
+NO_MEAN = {"Bulyan", "Krum", "MultiKrum", "FedMedian", "FedTrimmedAvg", "QFedAvg", "FedXgbBagging", "FedXgbCyclic"}
+"""Flower's strategies that replace the weighted mean of the replies, so that no weights of ours can reach it."""
+
+log = logging.getLogger("flwr")
+
+
+class RoundOfWeights(NamedTuple):
+    """The weights of one round, in the order of `nodes`."""
+
+    round: int
+    """Flower's number of the round, from 1."""
+    nodes: list[int]
+    """ids of the K clients that replied."""
+    weights: np.ndarray
+    """[K] a client's weight averaged over the trained tensors; 0 for a client with anything non-finite."""
+    scores: np.ndarray
+    """[K] FedVG's G_k, or another weighting's score; NaN for a client with anything non-finite."""
+    of_tensors: dict[str, np.ndarray]
+    """name of a floating array -> [K]."""
+
+
+class FedVG(Strategy):
+    """Averages the clients' replies with weights that are measured on the server's D_val.
+
+    The measurements come from `gradient`, a callable of NumPy arrays, or from `task` and `validation`.
+    Another strategy may do everything but the average: FedVG's mean then reaches it as the mean of the replies.
+
+    Args:
+        config: its `weighting` and `fedvg` are used, as `Config(weighting="samples+fedvg")` for FedAvg + FedVG or
+            `Config(fedvg={"granularity": "layerwise"})`; with a task also `batch_size`, the rows of D_val that are
+            scored together, and `lr`, of the weighting fltrust.
+        gradient: the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors;
+            `integrations.torch.validation_gradient` makes one.
+        task: a model of jax and its loss, e.g. of `linen_task`; `array_record` makes its initial arrays.
+        validation: D_val of the task: (x, y), or a pytree of arrays that the task takes as a batch.
+        weighting: in place of the config's: a `Weighting`, or a function task -> `Weighting`.
+        hyper: name -> value of hyperparameters that `weighting` declares.
+        block_of: with `gradient`, name of a tensor -> name of its block, for blockwise weights; by default its first
+            component, such as "layer1".
+        measures: with `gradient`, "val_loss" or "val_accuracy" -> function of the arrays, for those weightings.
+        server: a strategy derived from Flower's FedAvg, such as FedAdam, that samples the clients, aggregates metrics,
+            and steps from the mean; by default `FedAvg(**options)`.
+        seed: of the permutations of the weighting permuted(...).
+        **options: arguments of Flower's FedAvg, such as `fraction_train`.
+
+    Attributes:
+        rounds: the `RoundOfWeights` of every round so far.
+
+    Raises:
+        UsageError: settings that cannot work together, or a server without a weighted mean.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        gradient: Gradient | None = None,
+        task: Task | None = None,
+        validation: Tree | None = None,
+        weighting: WeightingOrFactory | None = None,
+        hyper: Mapping[str, float] | None = None,
+        block_of: Callable[[str], str] | None = None,
+        measures: Mapping[str, Measure] = {},
+        server: FedAvg | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.config = check(Config() if config is None else config)
+        _check_sources(gradient, task, validation, block_of, measures)
+        _check_config(self.config)
+        self.server = _server(server, options)
+        self.rounds: list[RoundOfWeights] = []
+        self._seed = seed
+        self._model: dict[str, np.ndarray] = {}
+        self._scheme: named_arrays.Scheme | None = None
+        common = {"weighting": weighting, "hyper": hyper}
+
+        def make_scheme(model: dict[str, np.ndarray]) -> named_arrays.Scheme:
+            if gradient is None:
+                assert task is not None
+                return named_arrays.scheme_of_task(self.config, task, validation, model, **common)
+            functions: Any = {"block_of": block_of, "measures": measures}
+            return named_arrays.scheme_of_gradient(self.config, gradient, model, **functions, **common)
+
+        self._make_scheme = make_scheme
+
+    def summary(self) -> None:
+        """Logs the weighting, then what the server's strategy logs."""
+        log.info("\t├──> FedVG: weighting %s, %s", self.config.weighting, self.config.fedvg.granularity)
+        self.server.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Returns the train messages of the server's strategy; the first call checks the weighting against the model.
+
+        Raises:
+            UsageError: the gradient, D_val or an option does not fit the model.
+        """
+        self._model = {name: array.numpy() for name, array in arrays.items()}
+        if self._scheme is None:
+            self._scheme = self._make_scheme(self._model)
+        return self.server.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Returns the next global model and the aggregated metrics; no model if no client can be weighed.
+
+        Raises:
+            UsageError: a reply has other records or arrays than expected.
+        """
+        if self._scheme is None:
+            raise UsageError("aggregate_train needs the global model; call configure_train, or start, first")
+        replies = _valid(replies)
+        if not replies:
+            return None, None
+        key = self.server.weighted_by_key
+        clients = [_client(reply, key) for reply in replies]
+        shuffle = np.random.default_rng([self._seed, server_round]).permutation(len(clients)).astype(np.int32)
+        weights = named_arrays.weigh(self._scheme, self._model, clients, shuffle)
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        self.rounds.append(RoundOfWeights(server_round, nodes, weights.mean, weights.scores, weights.of_tensors))
+        for node, is_present in zip(nodes, weights.present, strict=True):
+            if not is_present:
+                log.warning("FedVG: node %s has weight 0: its model or score is not finite", node)
+        contents = [reply.content for reply in replies]
+        metrics = self.server.train_metrics_aggr_fn(contents, key)
+        if not weights.present.any():
+            return None, metrics
+        mean = named_arrays.average(self._model, [client.arrays for client in clients], weights)
+        return self._server_step(server_round, replies[0], mean), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Returns the evaluate messages of the server's strategy."""
+        return self.server.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Returns what the server's strategy makes of the clients' evaluations."""
+        return self.server.aggregate_evaluate(server_round, replies)
+
+    def _server_step(self, server_round: int, reply: Message, mean: dict[str, np.ndarray]) -> ArrayRecord | None:
+        """Returns the model that the server's strategy makes of the mean."""
+        record = ArrayRecord({name: Array(array) for name, array in mean.items()})
+        if type(self.server).aggregate_train is FedAvg.aggregate_train:
+            return record
+        # one reply, whose weight is exactly 1, in place of all; a custom aggregation of metrics finds its own keys
+        metrics = MetricRecord(dict(next(iter(reply.content.metric_records.values()))))
+        metrics[self.server.weighted_by_key] = 1
+        content = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})
+        log.info("FedVG: hands the weighted mean to %s as one reply", type(self.server).__name__)
+        return self.server.aggregate_train(server_round, [Message(content, reply_to=reply)])[0]
+
+
+def array_record(variables: Variables) -> ArrayRecord:
+    """Returns the arrays of a model of jax, named params/PATH and stats/PATH, to send to clients."""
+    return ArrayRecord({name: Array(array) for name, array in named_arrays.named_arrays(variables).items()})
+
+
+def variables_of(record: ArrayRecord, like: Variables) -> Variables:
+    """Returns the model of jax whose arrays `array_record` named.
+
+    Args:
+        record: the arrays.
+        like: variables, or their shapes, with the structure of the result.
+
+    Raises:
+        UsageError: a name is missing or unknown.
+    """
+    return named_arrays.variables_of({name: array.numpy() for name, array in record.items()}, like)
+
+
+def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
+    """Returns the strategy of the server.
+
+    Raises:
+        UsageError: it has no weighted mean of the replies, or options for FedAvg beside it.
+    """
+    if server is None:
+        return FedAvg(**options)
+    if options:
+        raise UsageError(f"FedVG got server and {', '.join(options)}; give {', '.join(options)} to the server")
+    kind = type(server).__name__
+    if not isinstance(server, FedAvg) or NO_MEAN & {base.__name__ for base in type(server).__mro__}:
+        raise UsageError(
+            f"FedVG got server {kind}; allowed are strategies that step from the weighted mean of the replies:"
+            " FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi, and classes derived from them"
+        )
+    return server
+
+
+def _check_sources(gradient, task, validation, block_of, measures) -> None:
+    """Raises UsageError unless the measurements come from one place."""
+    if (gradient is None) == (task is None):
+        got = "neither" if task is None else "both"
+        raise UsageError(f"FedVG needs gradient, or task and validation; got {got}")
+    if (task is None) != (validation is None):
+        raise UsageError(f"FedVG got {'validation' if task is None else 'task'} alone; give task and validation")
+    if task is not None and (block_of or measures):
+        raise UsageError("FedVG got block_of or measures beside a task, which has its own; leave them out")
+
+
+def _check_config(config: Config) -> None:
+    """Raises UsageError for an algorithm of ours, which the server's strategy does not run."""
+    if config.algorithm != "fedavg":
+        raise UsageError(
+            f"FedVG got algorithm {config.algorithm}; the algorithm is that of the Flower strategy: leave it at fedavg"
+            " and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
+        )
+
+
+def _valid(replies: Iterable[Message]) -> list[Message]:
+    """Returns the replies without an error, and logs the others."""
+    replies = list(replies)
+    valid = [reply for reply in replies if not reply.has_error()]
+    log.info("aggregate_train: Received %s results and %s failures", len(valid), len(replies) - len(valid))
+    for reply in replies:
+        if reply.has_error():
+            log.info("\t> Received error in reply from node %d: %s", reply.metadata.src_node_id, reply.error.reason)
+    return valid
+
+
+def _client(reply: Message, key: str) -> Client:
+    """Returns the arrays and the number of examples of a reply.
+
+    Raises:
+        UsageError: it has not exactly one record of each kind, or no such number.
+    """
+    arrays, metrics = reply.content.array_records, reply.content.metric_records
+    node = reply.metadata.src_node_id
+    if len(arrays) != 1 or len(metrics) != 1:
+        counts = f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords"
+        raise UsageError(f"node {node} replied with {counts}; expected one of each")
+    (metric,), (array,) = metrics.values(), arrays.values()
+    count = metric.get(key)
+    if not isinstance(count, int | float) or not 0 <= count < 2**31:
+        raise UsageError(f"node {node} replied with {key} {count}; expected its number of training examples")
+    return Client({name: value.numpy() for name, value in array.items()}, int(count))

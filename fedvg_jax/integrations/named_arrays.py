@@ -1,0 +1,430 @@
+"""One round's weights and average for models that are arrays by name, as other frameworks exchange them.
+
+A model is a mapping name -> NumPy array, such as the values of a PyTorch state dict. Its floating arrays are trained
+tensors, which have a gradient, and running statistics, which have none. Its integer arrays, such as BatchNorm's
+counters, are averaged with the clients' mean weights and rounded.
+
+The weights and the average are those of `engine.federated_round`: a client with anything non-finite is absent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax import algorithms
+from fedvg_jax.config import Config, parse_weighting
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch, Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import contracts, hyperparameters
+from fedvg_jax.runs.programs import WeightingOrFactory
+from fedvg_jax.runs.simulation import fitting_width
+from fedvg_jax.runs.weighting_registry import make_multipliers, make_weighting
+from fedvg_jax.weightings import aggregate, baselines, basic
+from fedvg_jax.weightings.fedvg import first_component
+
+Arrays = Mapping[str, np.ndarray]
+"""A model: name -> array."""
+
+Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+"""the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors"""
+
+Measure = Callable[[dict[str, np.ndarray]], float]
+"""the floating arrays of a model -> a number, e.g. its loss on D_val"""
+
+MEASURED = ("val_loss", "val_accuracy")
+"""Weightings that are made of a `Measure` where there is no task."""
+
+OF_TASK_ONLY = ("fltrust", "fitted")
+"""Weightings that need a task."""
+
+_EMPTY = Data((), (), (), ())
+
+
+class Client(NamedTuple):
+    """What one client returns."""
+
+    arrays: Arrays
+    num_samples: int
+    """n_k."""
+
+
+class Weights(NamedTuple):
+    """The weights of a cohort."""
+
+    of_tensors: dict[str, np.ndarray]
+    """name of a floating array -> [K]; 0 for absent clients"""
+    mean: np.ndarray
+    """[K] a client's weight averaged over the trained tensors."""
+    scores: np.ndarray
+    """[K] the weighting's score, such as FedVG's G_k; NaN for absent clients."""
+    present: np.ndarray
+    """bool [K] False for a client with anything non-finite."""
+
+
+class Scheme(NamedTuple):
+    """A weighting of models that are named arrays."""
+
+    weighting: Weighting
+    hyper: Hyper
+    data: Data
+    """D_val; empty where the measurements are callables."""
+    to_variables: Callable[[Arrays], Variables]
+    """floating arrays by name -> variables, whose leaves are those arrays"""
+    to_names: Callable[[Variables], dict[str, np.ndarray]]
+    """leaves of variables by name; the inverse of `to_variables`"""
+    measure: Callable[[Variables, Variables, int], Tree]
+    """(theta_g, theta_k, n_k) -> the client's signals"""
+
+
+# --- schemes ----------------------------------------------------------------------------------------------------------
+def scheme_of_gradient(
+    config: Config,
+    gradient: Gradient,
+    model: Arrays,
+    *,
+    block_of: Callable[[str], str] | None = None,
+    measures: Mapping[str, Measure] = {},
+    weighting: WeightingOrFactory | None = None,
+    hyper: Mapping[str, float] | None = None,
+) -> Scheme:
+    """Returns the weighting of a config whose measurements are callables of NumPy arrays.
+
+    Args:
+        config: `weighting` and `fedvg` are used.
+        gradient: called once here, to learn which tensors are trained.
+        model: the global model.
+        block_of: name of a tensor -> name of its block; by default its first component, up to the first "." or "/".
+        measures: "val_loss" or "val_accuracy" -> measure of the weighting of that name.
+        weighting, hyper: as in `fedvg_jax.run`. A signal gets variables of NumPy arrays, by path, and no data.
+
+    Raises:
+        UsageError: the weighting needs a task, or a gradient or an option does not fit the model.
+    """
+    is_named = weighting is None
+    if is_named:
+        _check_measurable(config, measures)
+    floats = _floating(model)
+    trained = _trained_names(gradient, floats)
+    paths = {name: name.replace(".", "/") for name in floats}
+    names = {path: name for name, path in paths.items()}
+
+    def to_variables(arrays: Arrays) -> Variables:
+        params = {path: arrays[name] for name, path in paths.items() if name in trained}
+        return Variables(params, {path: arrays[name] for name, path in paths.items() if name not in trained})
+
+    def to_names(variables: Variables) -> dict[str, np.ndarray]:
+        return {names[path]: leaf for part in variables for path, leaf in part.items()}
+
+    def gradient_of(hyper: Hyper, report: Report, data: Data) -> Tree:
+        found = gradient(to_names(report.variables))
+        return {path: _wide(found[names[path]]) for path in report.variables.params}
+
+    def shapes(key: jax.Array) -> Variables:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), to_variables(floats))
+
+    def block(path: str) -> str:
+        return first_component(path) if block_of is None else block_of(names[path])
+
+    unused: Any = None  # a weighting of callables reads only `init` and `block_of`
+    task = Task(shapes, unused, unused, unused, unused, block)
+    others = {name: functools.partial(_of_measure, name, measures[name], to_names) for name in measures}
+    rule = make_weighting(config, task, algorithms.fedavg(), gradient_of, others) if is_named else weighting
+    weighting, values = _with_hyper(config, task, rule, hyper, is_named)
+
+    def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
+        delta: Any = jax.tree.map(np.subtract, theta.params, variables.params)
+        report = Report(variables, jnp.int32(num_samples), delta)
+        return weighting.signal(values, report, _EMPTY)
+
+    return Scheme(weighting, values, _EMPTY, to_variables, to_names, measure)
+
+
+def scheme_of_task(
+    config: Config,
+    task: Task,
+    validation: Tree,
+    model: Arrays,
+    *,
+    weighting: WeightingOrFactory | None = None,
+    hyper: Mapping[str, float] | None = None,
+) -> Scheme:
+    """Returns the weighting of a config for a model of jax, whose arrays are named as `named_arrays` does.
+
+    Args:
+        config: `weighting`, `fedvg`, and `batch_size`, the rows of D_val that are scored together, are used.
+        task: the model and its loss.
+        validation: D_val: (x, y), or any pytree of arrays [V, ...] that the task takes as a batch.
+        model: the global model.
+        weighting, hyper: as in `fedvg_jax.run`.
+
+    Raises:
+        UsageError: the model is not the task's, or D_val has no rows.
+    """
+    if isinstance(validation, tuple) and not hasattr(validation, "_fields"):
+        validation = Batch(*validation)
+    lengths = {len(leaf) for leaf in jax.tree.leaves(validation)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UsageError(f"validation must be arrays of one length, of 1 or more rows; got {sorted(lengths)}")
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    expected = list(named_shapes(shapes))
+    check_names(model, expected, "the initial model", "the task")
+    structure = jax.tree.structure(shapes)
+
+    def to_variables(arrays: Arrays) -> Variables:
+        return structure.unflatten([arrays[name] for name in expected])
+
+    def to_names(variables: Variables) -> dict[str, np.ndarray]:
+        return dict(zip(expected, jax.tree.leaves(variables), strict=True))
+
+    is_named = weighting is None
+    rule = make_weighting(config, task, algorithms.fedavg()) if is_named else weighting
+    data = validation_data(validation, lengths.pop(), config.batch_size)
+    weighting, values = _with_hyper(config, task, rule, hyper, is_named)
+
+    @jax.jit
+    def signal(theta: Variables, variables: Variables, num_samples: jax.Array, values: Hyper, data: Data) -> Tree:
+        return weighting.signal(values, Report(variables, num_samples, tree.sub(theta.params, variables.params)), data)
+
+    def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
+        return signal(theta, variables, jnp.int32(num_samples), values, data)
+
+    return Scheme(weighting, values, data, to_variables, to_names, measure)
+
+
+def _with_hyper(config: Config, task: Task, rule, given, is_named: bool) -> tuple[Weighting, Hyper]:
+    """Returns a weighting and its hyperparameters; `rule` may be a function of the task."""
+    weighting = rule if isinstance(rule, Weighting) else contracts.weighting_of(rule, task)
+    own = () if is_named else (weighting,)
+    hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, given, own)
+    return weighting, {**hyper, **(make_multipliers(config, task) if is_named else {})}
+
+
+def validation_data(validation: Tree, num_rows: int, batch_size: int) -> Data:
+    """Returns D_val alone as the data of a round, in groups of `batch_size` rows.
+
+    Args:
+        validation: pytree of arrays [V, ...].
+        num_rows: V.
+        batch_size: rows that are scored together, which matters to BatchNorm in train mode.
+    """
+    width = fitting_width(batch_size, num_rows)
+    rows = schedule.split_into_minibatches(np.arange(num_rows, dtype=np.int32), width, keep_single=True)
+    return Data(jax.tree.map(jnp.asarray, validation), *[jnp.asarray(rows)] * 3)
+
+
+def named_shapes(variables: Variables) -> dict[str, Any]:
+    """Leaves of variables by name, params/PATH and stats/PATH, in leaf order."""
+    return {f"{part}/{path}": leaf for part in ("params", "stats") for path, leaf in _by_path(variables, part)}
+
+
+def named_arrays(variables: Variables) -> dict[str, np.ndarray]:
+    """Returns the arrays of a model by name, params/PATH and stats/PATH.
+
+    >>> named_arrays(Variables({"fc": {"bias": jnp.ones(2)}}, {}))
+    {'params/fc/bias': array([1., 1.], dtype=float32)}
+    """
+    return {name: np.asarray(leaf) for name, leaf in named_shapes(variables).items()}
+
+
+def variables_of(arrays: Arrays, like: Variables) -> Variables:
+    """Returns the variables whose arrays have the names of `named_arrays`.
+
+    Args:
+        arrays: name -> array.
+        like: variables, or their shapes, with the structure of the result.
+
+    Raises:
+        UsageError: a name is missing or unknown.
+
+    >>> variables_of({"params/w": np.ones(1)}, Variables({"w": jnp.zeros(1)}, {})).params["w"].tolist()
+    [1.0]
+    """
+    expected = list(named_shapes(like))
+    check_names(arrays, expected, "the arrays", "the model")
+    return jax.tree.structure(like).unflatten([jnp.asarray(arrays[name]) for name in expected])
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.ndarray | None = None) -> Weights:
+    """Returns the weights of a cohort.
+
+    Args:
+        scheme: the weighting.
+        model: the global model theta_g.
+        clients: what the K clients returned.
+        shuffle: int32 [K], a permutation of the cohort, for permuted weights; by default the reverse order.
+
+    Raises:
+        UsageError: a client's arrays have other names or shapes than the model.
+    """
+    for number, client in enumerate(clients):
+        _check_like(client.arrays, model, f"reply {number}")
+    theta = scheme.to_variables(model)
+    models = [scheme.to_variables(client.arrays) for client in clients]
+    present = np.array([_is_finite(variables) for variables in models])
+    if not present.any():
+        return _no_weights(scheme, theta, present)
+    signals = _signals(scheme, theta, models, [client.num_samples for client in clients], present)
+    present &= np.asarray(tree.is_finite((signals, jnp.asarray(present))))
+    weighting = scheme.weighting
+    # rules with terms read no models
+    stacked = None if weighting.terms else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
+    order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
+    returns = Returns(theta, stacked, jnp.asarray(order), scheme.data, jnp.asarray(present))
+    weights = weighting.weigh(scheme.hyper, signals, returns)
+    present &= np.asarray(tree.is_finite((weights, jnp.asarray(present))))
+    if not present.any():
+        return _no_weights(scheme, theta, present)
+    weights = basic.renormalise_over_present(jnp.asarray(present), weights)
+    scores = np.where(present, np.asarray(weighting.score(signals), np.float64), np.nan)
+    named = {name: np.asarray(w) for name, w in scheme.to_names(weights).items()}
+    return Weights(named, np.asarray(basic.mean_weight(weights)), scores, present)
+
+
+def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[str, np.ndarray]:
+    """Returns theta_g - sum_k s_k (theta_g - theta_k) for every array, in the dtype that the clients returned.
+
+    Args:
+        model: theta_g, whose order of names the result has.
+        clients: the models of the K clients; those that are absent are not read.
+        weights: of the cohort.
+    """
+    chosen = [arrays for arrays, is_present in zip(clients, weights.present, strict=True) if is_present]
+    mean = weights.mean[weights.present]
+    averaged = {}
+    for name, theta in model.items():
+        stack = [arrays[name] for arrays in chosen]
+        if name in weights.of_tensors:
+            of_present = weights.of_tensors[name][weights.present]
+            averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(stack[0].dtype)
+        else:
+            averaged[name] = np.asarray(np.rint(np.tensordot(mean, np.stack(stack), 1)), stack[0].dtype)
+    return averaged
+
+
+def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> jax.Array:
+    """Returns `aggregate` of one tensor, in its own precision, double precision too.
+
+    Args:
+        theta: the global tensor, of NumPy or jax.
+        clients: the K clients' tensors.
+        weights: [K].
+    """
+    with jax.enable_x64(True):
+        origin = jnp.asarray(theta)
+        stack = jnp.stack([jnp.asarray(client, origin.dtype) for client in clients])
+        return aggregate(origin, stack, jnp.asarray(weights, origin.dtype))
+
+
+def _signals(scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray) -> Tree:
+    """Returns the signals, leaves [K]; those of absent clients are a present client's."""
+    measured = [
+        scheme.measure(theta, variables, count) if is_present else None
+        for variables, count, is_present in zip(models, num_samples, present, strict=True)
+    ]
+    first = next(signals for signals in measured if signals is not None)
+    return _stack([first if signals is None else signals for signals in measured])
+
+
+def _no_weights(scheme: Scheme, theta: Variables, present: np.ndarray) -> Weights:
+    """Returns the weights of a cohort without any present client."""
+    zeros = np.zeros(len(present), np.float32)
+    return Weights({name: zeros for name in scheme.to_names(theta)}, zeros, np.full(len(present), np.nan), present)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+def check_names(arrays: Arrays, expected: Sequence[str], what: str, whose: str) -> None:
+    """Raises UsageError, with the first name that differs, unless arrays have the expected names.
+
+    >>> check_names({"w": np.ones(1)}, ["w", "b"], "reply 0", "the model")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: reply 0 has no array 'b'; expected those of the model: w, b
+    """
+    listed = ", ".join(expected)
+    if missing := [name for name in expected if name not in arrays]:
+        raise UsageError(f"{what} has no array '{missing[0]}'; expected those of {whose}: {listed}")
+    if extra := [name for name in arrays if name not in set(expected)]:
+        raise UsageError(f"{what} has an array '{extra[0]}' that {whose} has not; expected {listed}")
+
+
+def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
+    check_names(arrays, list(model), what, "the global model")
+    for name, array in arrays.items():
+        if array.shape != model[name].shape:
+            shapes = f"{list(array.shape)}; expected {list(model[name].shape)}, as in the global model"
+            raise UsageError(f"{what}: array '{name}' has shape {shapes}")
+
+
+def _check_measurable(config: Config, measures: Mapping[str, Measure]) -> None:
+    """Raises UsageError if the config's weighting needs more than the gradient and the given measures."""
+    for name in measures:
+        if name not in MEASURED:
+            raise UsageError(f"unknown measure '{name}'; allowed: {', '.join(MEASURED)}")
+    for name in _names_of_rule(parse_weighting(config.weighting)):
+        if name in OF_TASK_ONLY:
+            raise UsageError(f"weighting {name} needs a task; give task and validation in place of gradient")
+        if name in MEASURED and name not in measures:
+            raise UsageError(f"weighting {name} needs measures={{'{name}': function of the arrays}}, or a task")
+    if config.fedvg.signal == "fisher":
+        raise UsageError("fedvg.signal fisher needs a task; with a gradient the signals are gradient and delta")
+
+
+def _names_of_rule(rule: Rule) -> list[str]:
+    match rule:
+        case Permuted(of):
+            return _names_of_rule(of)
+        case Mean(first, second):
+            return _names_of_rule(first) + _names_of_rule(second)
+    return [rule]
+
+
+def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
+    """Returns the names of the global model's gradient."""
+    found = gradient(dict(floats))
+    for name, array in found.items():
+        if name not in floats:
+            raise UsageError(f"gradient has '{name}', which is no floating array of the model: {', '.join(floats)}")
+        if np.shape(array) != floats[name].shape:
+            shapes = f"{list(np.shape(array))}; the model's is {list(floats[name].shape)}"
+            raise UsageError(f"gradient: array '{name}' has shape {shapes}")
+    if not found:
+        raise UsageError("gradient returned no array; expected name -> gradient of every trained tensor")
+    return set(found)
+
+
+def _of_measure(name: str, measure: Measure, to_names: Callable[[Variables], dict[str, np.ndarray]]) -> Weighting:
+    """Returns the weighting of a number that a callable measures."""
+    unused: Any = None
+    rule = {"val_loss": baselines.val_loss, "val_accuracy": baselines.val_accuracy}[name](unused)
+    return rule._replace(signal=lambda hyper, report, data: jnp.float32(measure(to_names(report.variables))))
+
+
+def _floating(model: Arrays) -> dict[str, np.ndarray]:
+    return {name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+
+
+def _is_finite(variables: Variables) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(variables))
+
+
+def _wide(array: Any) -> jax.Array:
+    """Returns an array in float32, because norms overflow in half precision."""
+    return jnp.asarray(array, jnp.float32)
+
+
+def _stack(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+
+
+def _by_path(variables: Variables, part: str) -> zip:
+    of_part = getattr(variables, part)
+    return zip(tree.paths(of_part), jax.tree.leaves(of_part), strict=True)

@@ -1,0 +1,211 @@
+"""Exports of the final model: a safetensors file, or a folder as on the Hugging Face hub.
+
+The folder holds model.safetensors, config.json, and README.md: a model card with the results and the provenance of the
+run. `--pretrained DIR` reads it. No jax before a model is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config, method_name, sweep_points
+from fedvg_jax.config.uses import unused
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.history import History
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.arrays import Arrays
+    from fedvg_jax.runs.simulation import Simulation
+
+CARD = "README.md"
+DESCRIPTION = "config.json"
+LIBRARY = "fedvg_jax"
+
+PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained")
+"""Settings that name files of this machine, which an export does not tell."""
+
+RESULTS = {
+    "test accuracy, final round": "test_accuracy_final",
+    "test accuracy, round best on validation": "test_accuracy_at_best_val",
+    "test accuracy, maximum (chosen on test)": "test_accuracy_max",
+    "always answering the largest class": "majority_accuracy",
+    "test loss, final round": "test_loss_final",
+}
+"""Row of the card's table -> key of summary.json."""
+
+
+def is_folder(path: Path) -> bool:
+    """Returns whether an export to `path` writes a folder: it is one, or it does not exist and has no suffix."""
+    return path.is_dir() or (not os.path.lexists(path) and not path.suffix)
+
+
+def check_target(path: Path) -> None:
+    """Raises UsageError if the final model cannot be written to `path`: nothing else may be overwritten."""
+    if not is_folder(path):
+        files.export_target(path)
+        return
+    if path.is_dir():
+        if any(path.iterdir()) and not _is_own(path):
+            raise UsageError(f"export {path}: the folder holds other files; name a new folder, or FILE.safetensors")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UsageError(f"export {path}: no permission to write to it; name another folder")
+    elif not path.parent.is_dir():
+        raise UsageError(f"export {path}: no such folder {path.parent}; make it, or name another folder")
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"export {path}: no permission to write to {path.parent}; name another folder")
+
+
+def export(path: Path, sim: Simulation, history: History) -> None:
+    """Writes the final model of a run.
+
+    Args:
+        path: a folder, see `is_folder`, or a safetensors file.
+        sim: the simulation.
+        history: its results.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    from fedvg_jax.models import pretrained
+
+    if not is_folder(path):
+        pretrained.save(path, history.variables, sim.config.model)
+        return
+    try:
+        path.mkdir(exist_ok=True)
+        content = description(sim.config, sim.arrays)
+        files.replace(path / DESCRIPTION, json.dumps(content, indent=2) + "\n")
+        files.replace(path / CARD, card(sim, history))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {files.reason(error)}; name another --export") from None
+    pretrained.save(path / pretrained.FILE, history.variables, sim.config.model)
+
+
+def description(config: Config, arrays: Arrays) -> dict[str, Any]:
+    """Returns the content of config.json: what is needed to build the model, and the settings of the run.
+
+    Args:
+        config: of the run.
+        arrays: the data set.
+    """
+    return {
+        "library_name": LIBRARY,
+        "architecture": config.model,
+        "num_classes": len(arrays.class_names),
+        "class_names": list(arrays.class_names),
+        "input_shape": list(arrays.x.shape[1:]),
+        "normalise": config.normalise,
+        "settings": {name: sweep_points.plain(value) for name, value in _settings(config).items()},
+    }
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Returns the settings that the run used and that can affect its results, without paths of this machine."""
+    left_out = {*sweep_points.HOST, *PLACES, *unused(config)}
+    return {name: value for name, value in configs.flatten(config).items() if name not in left_out}
+
+
+def card(sim: Simulation, history: History) -> str:
+    """Returns the model card, Markdown below a header in YAML."""
+    config = sim.config
+    name = f"{config.model}-{sim.arrays.name}-{method_name(config)}"
+    parts = [
+        f"---\n{_header(config, sim.arrays.name, history.summary)}---\n",
+        f"# {_escape(name)}",
+        _introduction(sim, history),
+        "## Results",
+        _table(("on the clients' test rows", "value"), _results(history.summary)),
+        "The maximum is chosen on the test rows and is optimistic. The round best on validation is chosen on the shared"
+        " validation set" + (", which the weights also use." if config.select == "shared" else "."),
+        "## Settings",
+        _table(("setting", "value"), {name: f"{value}" for name, value in _settings(config).items()}),
+        "## Provenance",
+        _table(("source", "value"), _provenance(history)),
+        "## Use",
+        "Start a run from these weights, under a new head:",
+        f"```sh\npython -m fedvg_jax.sim --model {config.model} --pretrained FOLDER\n```",
+        "Images are divided by 255"
+        + (f" and normalised by `{config.normalise}`" if config.normalise != "none" else "")
+        + f"; they are {' x '.join(map(str, sim.arrays.x.shape[1:]))}. `config.json` lists the classes.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(config: Config, dataset: str, summary: Mapping[str, Any]) -> str:
+    """Returns the lines of the YAML header; texts are quoted as in JSON, which YAML contains."""
+    entries: dict[str, Any] = {"library_name": LIBRARY, "tags": ["federated-learning", "jax", "flax", config.algorithm]}
+    accuracy = summary.get("test_accuracy_final")
+    if accuracy is not None:
+        task = {"type": "image-classification"}
+        metrics = [{"type": "accuracy", "value": accuracy, "name": "test accuracy, final round"}]
+        entries |= {"pipeline_tag": task["type"], "metrics": ["accuracy"]}
+        result = {"task": task, "dataset": {"name": dataset, "type": dataset}, "metrics": metrics}
+        entries["model-index"] = [{"name": config.model, "results": [result]}]
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
+
+
+def _introduction(sim: Simulation, history: History) -> str:
+    config, summary = sim.config, history.summary
+    stopped = f" It was stopped by {summary['stopped_by']} before its end." if summary.get("stopped_by") else ""
+    return (
+        f"The global model after {len(history.records)} rounds of simulated federated learning on"
+        f" {_escape(sim.arrays.name)} ({len(sim.arrays.y):,} images, {len(sim.arrays.class_names)} classes) among"
+        f" {config.clients} clients: algorithm {config.algorithm}, weights {_escape(config.weighting)}.{stopped}"
+    )
+
+
+def _results(summary: Mapping[str, Any]) -> dict[str, str]:
+    named = {label: (key, summary.get(key)) for label, key in RESULTS.items()}
+    return {
+        label: f"{value:.4g}" if "loss" in key else f"{value:.2%}"
+        for label, (key, value) in named.items()
+        if value is not None
+    }
+
+
+def _provenance(history: History) -> dict[str, str]:
+    """Returns versions, commit, device and digests, from the manifest of the run folder where there is one."""
+    manifest = {}
+    if history.folder is not None and (history.folder / "manifest.json").is_file():
+        manifest = files.read_object(history.folder / "manifest.json")
+    runs: Sequence[Any] = manifest.get("runs", [])
+    last = runs[-1] if runs else {}
+    git = last.get("git") or {}
+    entries = {
+        **{f"version of {name}": version for name, version in history.summary.get("versions", {}).items()},
+        "commit": git.get("commit", "") + (" with changes" if git.get("changed") else ""),
+        "device": history.summary.get("device"),
+        **{f"digest of the {name}": manifest.get(name) for name in ("data", "partition", "validation")},
+        "parts of the run": str(len(runs)) if runs else "",
+    }
+    return {name: str(value) for name, value in entries.items() if value}
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
+    lines = [head, ("---", "---"), *((_escape(name), _escape(value)) for name, value in rows.items())]
+    return "\n".join(f"| {name} | {value} |" for name, value in lines)
+
+
+def _escape(text: str) -> str:
+    r"""Returns a text that Markdown shows as it is, on one line.
+
+    >>> print(_escape("a_b|<i>"))
+    a\_b\|&lt;i&gt;
+    """
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", line)
+
+
+def _is_own(path: Path) -> bool:
+    """Returns whether a folder is an earlier export."""
+    try:
+        return files.read_object(path / DESCRIPTION).get("library_name") == LIBRARY
+    except UsageError:
+        return False

@@ -1,0 +1,105 @@
+"""The start of a run that several processes share: process 0 reads and writes the run folder, the others follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config
+from fedvg_jax.core import processes
+from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.runs import checkpoint
+from fedvg_jax.runs import recorder as recording
+from fedvg_jax.runs.simulation import Simulation
+
+OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
+"""Settings that may differ between the processes of a run."""
+
+
+def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
+    """Returns the settings with the run folder that process 0 chooses.
+
+    Args:
+        config: settings of this process.
+        choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
+
+    Raises:
+        UsageError: the processes have different settings, or none can be chosen.
+    """
+    if processes.count() == 1:
+        return choose(config)
+    settings = {name: repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
+    with processes.together():
+        chosen = choose(config) if processes.is_first() else config
+    _refuse_different(_digest(repr(settings).encode()), "runs with other settings", "start all with the same command")
+    out, resume = json.loads(processes.text_from_first(json.dumps([chosen.out and str(chosen.out), chosen.resume])))
+    return dataclasses.replace(config, out=out and Path(out), resume=resume)
+
+
+def refuse_different_data(sim: Simulation) -> None:
+    """Raises UsageError if the processes read different data or drew different partitions."""
+    if processes.count() > 1:
+        rows = [client_rows for part in sim.partition for client_rows in part]
+        digests = (_digest(np.ascontiguousarray(a).view(np.uint8)) for a in (sim.arrays.x, sim.arrays.y, *rows))
+        _refuse_different(_digest(" ".join(digests).encode()), "has other data", "give all the same files")
+
+
+@contextlib.contextmanager
+def open_run_folder(
+    config: Config, state: SimState, documents: Mapping[str, Any], sources: Callable[[], dict[str, str]], log
+) -> Iterator[recording.Recorder]:
+    """Yields the recorder of a run: as `recorder.open_run_folder` in process 0, in memory only in the others.
+
+    All begin at the start that process 0 finds.
+    """
+    with contextlib.ExitStack() as stack:
+        settings = config if processes.is_first() else dataclasses.replace(config, out=None)
+        with processes.together():
+            opening = recording.open_run_folder(settings, state, documents, sources, log)
+            recorder = stack.enter_context(opening)
+        if processes.count() > 1 and config.resume:
+            recorder.follow(_start_of_first(recorder.start, state))
+        yield recorder
+
+
+def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
+    """Returns the start that process 0 restored.
+
+    Args:
+        start: of this process.
+        state: before the first round.
+    """
+    best = start.best and start.best._replace(variables=())
+    plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
+    fields = json.loads(processes.text_from_first(json.dumps(plain)))
+    shapes = (state, state.variables) if fields["best"] else (state,)
+    arrays = processes.from_first((start.state, start.best.variables) if start.best else shapes)
+    best = recording.BestModel(*fields["best"][:3], variables=arrays[1]) if fields["best"] else None
+    return recording.Start(
+        **fields
+        | {
+            "state": checkpoint.place_like(state, arrays[0]),
+            "best": best,
+            "history": recording.HistorySeal(*fields["history"]),
+            "seconds": tuple(fields["seconds"]),
+        }
+    )
+
+
+def _refuse_different(digest: str, what: str, remedy: str) -> None:
+    digests = processes.exchange(digest)
+    for number, other in enumerate(digests):
+        if other != digests[0]:
+            raise UsageError(f"process {number} {what} than process 0; {remedy}")
+
+
+def _digest(content: Any) -> str:
+    return f"{zlib.crc32(content):08x}"

@@ -1,0 +1,168 @@
+"""Computes points of a sweep side by side in programs that they share, or one after another where that is faster."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fedvg_jax.config.sweep_points import Point
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import joint_points, loop, simulation
+from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.sweep_work import Work, claim, compute_alone, on_host, record_failure, simulation_of, store_result
+
+
+class Sharing(NamedTuple):
+    """How points of one program share it (`--vectorize`)."""
+
+    num_places: int
+    """most points side by side; 1 computes them one after another"""
+    is_measured: bool = False
+    """whether a program is shared only where that is faster, by `joint_points.pays`"""
+
+
+def sharing(vectorize: str, chosen: hw.Choices | None = None) -> Sharing:
+    """Returns how points share programs.
+
+    Args:
+        vectorize: "off", "auto" or a number of points; see `sweep_points.check_vectorize`.
+        chosen: defaults to the choices for this machine.
+
+    >>> [sharing(value, hw.ACCELERATOR).num_places for value in ("off", "auto", "4")]
+    [1, 8, 4]
+    """
+    if vectorize == "auto":
+        return Sharing((chosen or hw.choices()).runs_together, is_measured=True)
+    return Sharing(1 if vectorize == "off" else int(vectorize))
+
+
+# --- points side by side
+
+
+class _Candidate(NamedTuple):
+    """A point that this process has claimed."""
+
+    point: Point
+    sim: simulation.Simulation
+    stack: contextlib.ExitStack
+    """ends the claim, and closes the run folder"""
+
+
+def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list[Point]:
+    """Computes points of one program side by side until a signal; returns those that other processes hold.
+
+    Points whose arrays have other shapes than those of the first one follow in a program of their own. Where sharing
+    does not pay, the points are computed one after another.
+    """
+    busy: list[Point] = []
+    while group and not work.stops:
+        deferred: list[Point] = []
+        unseen = iter(group)
+        num_waves = -(-len(group) // share.num_places)
+        num_places = -(-len(group) // num_waves)  # so that the last wave has few empty places
+        with contextlib.ExitStack() as claims:
+            candidates = _candidates(work, unseen, claims, busy, deferred)
+            first = list(itertools.islice(candidates, num_places))
+            joint = _joint_program([candidate.sim for candidate in first], share)
+            if joint:
+                waiting = (member for c in candidates if (member := _open(work, c)))
+                members = [member for candidate in first if (member := _open(work, candidate))]
+                members += itertools.islice(waiting, num_places - len(members))
+                joint_points.compute(joint, members, waiting, work.observers.exit_message, work.stops.append)
+        if joint is None:
+            busy += compute_alone(work, [*(candidate.point for candidate in first), *unseen])
+        group = deferred
+    return busy
+
+
+def _joint_program(sims: Sequence[simulation.Simulation], share: Sharing) -> joint_points.Joint | None:
+    """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay.
+
+    Raises:
+        UsageError: the program needs more memory than there is, and sharing was asked for.
+    """
+    if len(sims) < 2:
+        return None
+    try:
+        joint = joint_points.compile_joint(sims)
+        return joint if not share.is_measured or joint_points.pays(joint, sims) else None
+    except UsageError:
+        if share.is_measured:
+            return None
+        raise
+
+
+def _candidates(
+    work: Work, points: Iterator[Point], claims: contextlib.ExitStack, busy: list[Point], deferred: list[Point]
+) -> Iterator[_Candidate]:
+    """Yields the points that this process can claim, has not finished, and that fit the first one.
+
+    Args:
+        work: of this process.
+        points: in order.
+        claims: closes what is left open.
+        busy: gains points that other processes hold.
+        deferred: gains points that do not fit.
+    """
+    first = None
+    for point in points:
+        stack = claims.enter_context(contextlib.ExitStack())
+        if not stack.enter_context(claim(work.folder(point))):
+            busy.append(point)
+        elif not work.is_done(point):
+            try:
+                sim = simulation_of(work, point)
+            except Exception as error:
+                work.observers.on_start(point)
+                store_result(work, point, record_failure(work, point, error, 0))
+            else:
+                first = first or sim
+                if joint_points.fits(first, sim):
+                    # one copy of the pool on the devices serves all
+                    yield _Candidate(point, sim._replace(data=sim.data._replace(pool=first.data.pool)), stack)
+                    continue
+                deferred.append(point)
+        stack.close()
+
+
+def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
+    """Opens the run folder of a point; None if all its rounds are done, or the folder cannot be used."""
+    point, sim, stack = candidate
+    seconds, records, opened = [0.0, 0.0], [], stack.enter_context(contextlib.ExitStack())
+    work.observers.on_start(point)
+
+    def end(result: History | Exception) -> None:
+        try:
+            opened.close()
+        except Exception as error:  # of the last write to the run folder
+            result = error
+        if isinstance(result, Exception):
+            store_result(work, point, record_failure(work, point, result, len(records)))
+        else:
+            store_result(work, point, result if work.out else on_host(result))
+        stack.close()
+
+    def on_records(new: list[Record]) -> None:
+        work.observers.on_records(point, new)
+
+    observers = loop.Observers((), on_records, work.observers.log, None, lambda name: None)
+    try:
+        recorder = opened.enter_context(loop.open_recorder(sim, work.observers.log))
+        finished = loop.finished_before(sim, recorder, observers)
+    except Exception as error:
+        end(error)
+        return None
+    if finished:
+        end(finished)
+        return None
+    earlier = recorder.start.seconds
+    records.extend(recorder.start.records)
+
+    def read_clock() -> tuple[float, float]:
+        return earlier[0] + seconds[0], earlier[1] + seconds[1]
+
+    run = loop.Run(sim, recorder, observers, read_clock, records, [])
+    return joint_points.Member(run, recorder.start.state, end, seconds, [])

@@ -1,0 +1,168 @@
+"""What one process computes of a sweep, and where the results go: claims, simulations, failures."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import Config
+from fedvg_jax.config.sweep_points import Point
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.runs import checkpoint, loop, simulation, sweep_folder, sweep_objects
+from fedvg_jax.runs.history import DivergedError, History, Record
+from fedvg_jax.runs.sweep_folder import Failure
+
+
+class Observers(NamedTuple):
+    """What a sweep reports to."""
+
+    on_start: Callable[[Point], None] = lambda point: None
+    on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
+    """gets a point's records of every chunk of rounds; first those of earlier processes"""
+    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
+    """of every point that this process has computed"""
+    log: Callable[[str], None] = lambda line: None
+    exit_message: Callable[[], str] | None = None
+    """see `stop_signals.watch`"""
+    run: Callable[..., History] = loop.run_simulation
+    """runs a simulation; gets the arguments of `loop.run_simulation`"""
+
+
+def data_key(config: Config) -> tuple:
+    """Returns the settings that a data set is read with."""
+    return (
+        *(config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir),
+        simulation.columns(config),
+    )
+
+
+class DataStore(NamedTuple):
+    """The data set that was read last; the others are not kept, because they may fill the memory."""
+
+    arrays: dict[tuple, Arrays]
+
+    def read(self, config: Config) -> Arrays:
+        """Returns the data set of a run."""
+        key = data_key(config)
+        if key not in self.arrays:
+            self.arrays.clear()
+            self.arrays[key] = simulation.load_data(config)
+        return self.arrays[key]
+
+
+class Work(NamedTuple):
+    """What a process computes, and where the results go."""
+
+    out: Path | None
+    observers: Observers
+    replacements: Mapping[str, Any]
+    """arguments of `simulation.simulation`"""
+    data: DataStore
+    results: dict[str, History | Failure]
+    """of the points that are computed; grows"""
+    stops: list[str]
+    """signals that stopped the process; grows"""
+
+    def folder(self, point: Point) -> Path | None:
+        """Returns the run folder of a point, or None."""
+        return sweep_folder.point_folder(self.out, point.name) if self.out else None
+
+    def is_done(self, point: Point) -> bool:
+        """Returns whether nothing is left to compute of a point."""
+        folder = self.folder(point)
+        return folder is not None and sweep_folder.is_done(folder, point.config)
+
+
+@contextlib.contextmanager
+def claim(folder: Path | None) -> Iterator[bool]:
+    """Yields whether this process may compute the point of a folder, which is claimed for so long."""
+    if folder is None:
+        yield True
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
+        yield is_mine
+
+
+def compute_alone(work: Work, points: Sequence[Point]) -> list[Point]:
+    """Computes points one after another until a signal; returns those that other processes hold."""
+    busy = []
+    for point in points:
+        with claim(work.folder(point)) as is_mine:
+            if not is_mine:
+                busy.append(point)
+            elif not work.is_done(point):
+                work.observers.on_start(point)
+                store_result(work, point, _compute_point(work, point))
+        if work.stops:
+            break
+    return busy
+
+
+def _compute_point(work: Work, point: Point) -> History | Failure:
+    """Runs a point to its end, or until a signal stops it; an error becomes a `Failure`, which is recorded."""
+    num_done = 0
+
+    def count(records: list[Record]) -> None:
+        nonlocal num_done
+        num_done = records[-1]["round"]
+        work.observers.on_records(point, records)
+
+    listeners = {"log": work.observers.log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
+    try:
+        sim = simulation_of(work, point)
+        history = work.observers.run(sim, **listeners, on_records=count)
+        return history if work.out else on_host(history)
+    except Exception as error:  # one point's error, of whatever kind, must not end the others
+        return record_failure(work, point, error, num_done)
+
+
+def store_result(work: Work, point: Point, result: History | Failure) -> None:
+    """Stores and reports the result of a point, unless it was interrupted."""
+    if not (isinstance(result, History) and result.summary["interrupted"]):
+        work.results[point.name] = result
+        work.observers.on_end(point, result)
+
+
+def simulation_of(work: Work, point: Point) -> simulation.Simulation:
+    """Returns the simulation of a point, in its folder."""
+    config = _config_in(work.folder(point), point.config)
+    arguments = sweep_objects.for_point(point, work.replacements)
+    if arguments.get("data") is None:
+        arguments["data"] = work.data.read(config)
+    return simulation.simulation(config, **arguments)
+
+
+def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
+    """Returns an error as a `Failure`, and writes it to the point's folder."""
+    if isinstance(error, DivergedError):
+        failure = Failure("diverged", len(error.history.records), one_line(str(error)))
+    else:
+        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
+        reason = one_line(str(error)) or type(error).__name__
+        failure = Failure("failed", num_done, reason if is_expected else f"{type(error).__name__}: {reason}")
+    if folder := work.folder(point):
+        with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
+            sweep_folder.write_failure(folder, point.config, failure)
+    return failure
+
+
+def _config_in(folder: Path | None, config: Config) -> Config:
+    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
+    if folder is None:
+        return dataclasses.replace(config, out=None, resume=None)
+    if sweep_folder.has_checkpoint(folder):
+        (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
+        return dataclasses.replace(config, out=folder, resume=str(folder))
+    sweep_folder.clear(folder)
+    return dataclasses.replace(config, out=folder, resume=None)
+
+
+def on_host(history: History) -> History:
+    """Returns a history whose model does not occupy the device."""
+    return history._replace(variables=checkpoint.to_host(history.variables))

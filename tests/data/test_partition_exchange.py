@@ -1,0 +1,112 @@
+"""Partitions in files that other frameworks read and write."""
+
+import json
+
+import numpy as np
+import pytest
+from files import says
+
+from fedvg_jax import data
+from fedvg_jax.data.partitions import from_rows, to_rows
+from fedvg_jax.data.partitions.split import Partition
+
+LABELS = np.arange(60) % 4
+ROWS = [[4, 0, 2], [1, 5], [3]]
+
+
+def drawn(**settings):
+    return data.draw_partition(LABELS, **{"num_clients": 3, "alpha": 1.0, "min_samples": 8, **settings})
+
+
+def read(file, num_clients=3):
+    settings = {"num_samples": len(LABELS), "num_clients": num_clients, "source": file}
+    return from_rows.check(from_rows.read(file, len(LABELS)), **settings)
+
+
+def as_lists(partition: Partition):
+    return [[rows.tolist() for rows in part] for part in partition]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("held_out", ["client", "global"])
+def test_written_parts_are_read_as_the_same_partition(tmp_path, suffix, held_out):
+    file, partition = tmp_path / f"rows{suffix}", drawn(held_out=held_out)
+    to_rows.write(file, partition)
+    back = read(file)
+    assert as_lists(back) == as_lists(partition)
+    assert {rows.dtype for part in back for rows in part} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_written_clients_hold_all_their_rows_and_are_written_again_alike(tmp_path, suffix):
+    partition, files = drawn(), [tmp_path / f"{name}{suffix}" for name in "ab"]
+    to_rows.write(files[0], partition, "clients")
+    of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
+    assert [rows.tolist() for rows in from_rows.read(files[0])] == of_client
+    to_rows.write(files[1], read(files[0]), "clients")
+    assert [rows.tolist() for rows in from_rows.read(files[1])] == of_client
+
+
+def test_rows_by_number_of_the_client_are_read_in_the_order_of_the_numbers(tmp_path):
+    many = {str(k): [k] for k in reversed(range(11))}
+    (tmp_path / "flwr.json").write_text(json.dumps(many))
+    np.savez(tmp_path / "fedlab.npz", **{name: np.array(rows) for name, rows in many.items()})
+    for name in ("flwr.json", "fedlab.npz"):
+        assert [rows.tolist() for rows in from_rows.read(tmp_path / name)] == [[k] for k in range(11)]
+
+
+def test_parts_may_hold_rows_by_number_of_the_client(tmp_path):
+    parts = {name: {str(k): [3 * k + i] for k in range(3)} for i, name in enumerate(Partition._fields)}
+    (tmp_path / "a.json").write_text(json.dumps(parts))
+    assert as_lists(read(tmp_path / "a.json")) == [[[3 * k + i] for k in range(3)] for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('{"0": [1], "2": [3]}', ["client 1 of 2 is missing"]),
+        ('{"0": [1], "0": [2], "1": [3]}', ["key '0' occurs twice"]),
+        ('{"0": [1], "1": 2}', ["must be a list"]),
+        ('{"0": [1], "01": [2]}', ["client 1 of 2 is missing"]),
+        ('{"0": [1], "train": [[2]]}', ["no val"]),
+        ('{"0": [1], "1": [2]', ["no complete JSON"]),
+        ('{"train": {"0": [1], "2": [2]}, "val": [], "test": []}', ["client 1 of 2 is missing"]),
+    ],
+)
+def test_damaged_file_is_refused_in_one_line(tmp_path, text, parts):
+    (tmp_path / "a.json").write_text(text)
+    with says(str(tmp_path / "a.json"), *parts, "must hold"):
+        from_rows.read(tmp_path / "a.json")
+
+
+def test_file_whose_clients_share_a_row_is_refused_with_row_and_clients(tmp_path):
+    np.savez(tmp_path / "a.npz", **{"0": np.array([0, 1]), "1": np.array([1, 2]), "2": np.array([3])})
+    with says(str(tmp_path / "a.npz"), "row 1", "in clients 0 and 1"):
+        read(tmp_path / "a.npz")
+
+
+def test_npz_member_of_pickled_rows_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", **{"0": np.array([[1], [2, 3]], object)})
+    with says("a.npz", "Object arrays cannot be loaded"):
+        from_rows.read(tmp_path / "a.npz")
+
+
+def test_rows_held_out_of_all_clients_have_no_form_by_client(tmp_path):
+    with says("held out", "use parts"):
+        to_rows.write(tmp_path / "a.json", drawn(held_out="global"), "clients")
+
+
+def test_file_that_cannot_be_written_is_one_line(tmp_path):
+    with says("export_partition", "no such folder"):
+        to_rows.write(tmp_path / "none" / "a.json", drawn())
+
+
+def test_partition_of_flwr_datasets_is_read_as_that_framework_divides_the_rows(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs the hf extra")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")
+    partitioner = partitioners.DirichletPartitioner(num_partitions=3, partition_by="label", alpha=1.0, seed=1)
+    partitioner.dataset = datasets.Dataset.from_dict({"label": LABELS.tolist(), "row": list(range(len(LABELS)))})
+    of_client = {str(k): partitioner.load_partition(k)["row"][:] for k in range(3)}
+    (tmp_path / "flwr.json").write_text(json.dumps(of_client))
+    back = read(tmp_path / "flwr.json")
+    assert [sorted(np.concatenate(rows)) for rows in zip(*back, strict=True)] == [sorted(r) for r in of_client.values()]

@@ -1,0 +1,77 @@
+"""Texts, cut into rows of characters, and tables that come with scikit-learn."""
+
+import numpy as np
+import pytest
+from files import says
+from sklearn import datasets as sklearn_datasets
+
+from fedvg_jax import data
+from fedvg_jax.data.readers import tables, text
+
+ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
+
+
+def test_shipped_texts_are_ascii_and_each_is_a_group():
+    arrays = data.load("literature")
+    assert arrays.x.shape == arrays.y.shape == (3541, text.LENGTH) and arrays.x.dtype == arrays.y.dtype == np.int32
+    assert arrays.class_names[:3] == ("\\n", "space", "!") and len(arrays.class_names) == 64
+    assert all(name.isascii() for name in arrays.class_names)
+    counts = np.bincount(arrays.groups)
+    assert len(counts) == 20 and counts.min() == 68 and counts.max() == 202
+
+
+def test_labels_are_the_next_characters():
+    arrays = data.load("literature")
+    np.testing.assert_array_equal(arrays.y[:, :-1], arrays.x[:, 1:])
+    same_text = arrays.groups[1:] == arrays.groups[:-1]
+    np.testing.assert_array_equal(arrays.y[:-1, -1][same_text], arrays.x[1:, 0][same_text])
+
+
+def test_natural_partition_of_texts_has_one_text_for_each_client():
+    arrays = data.load("literature")
+    parts = data.draw_partition(
+        np.zeros(len(arrays.y), np.int32), kind="group", num_clients=20, alpha=1.0, groups=arrays.groups
+    )
+    owners = [set(arrays.groups[np.concatenate(rows)].tolist()) for rows in zip(*parts, strict=True)]
+    assert owners == [{k} for k in range(20)]
+
+
+def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
+    (tmp_path / "b.txt").write_text(ENGLISH * 4, encoding="utf-8")
+    (tmp_path / "a.txt").write_bytes(("café\r\n" * 20).encode())
+    (tmp_path / "notes.md").write_text("not a text")
+    arrays = data.load("text", tmp_path)
+    assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [99 // 64, 271 // 64]
+    shown = [arrays.class_names[c] for c in arrays.x[0, :6]]
+    assert shown == ["c", "a", "f", "é", "\\n", "c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, ["holds no .txt file", "one .txt file in UTF-8 for each author"]),
+        (b"short", ["a.txt has 5 characters", "at least 65"]),
+        (b"\xff\xfe" * 100, ["a.txt", "no text in UTF-8"]),
+        ("".join(map(chr, range(256, 1400))).encode(), ["1,144 different characters", "1,024"]),
+    ],
+)
+def test_unusable_text_is_one_line(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    with says(*said):
+        data.load("text", tmp_path)
+
+
+@pytest.mark.parametrize("name", tables.LOADERS)
+def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
+    arrays = data.load(name)
+    bunch = getattr(sklearn_datasets, tables.LOADERS[name])()
+    assert arrays.x.dtype == np.float32 and arrays.x.shape == bunch.data.shape
+    np.testing.assert_allclose(arrays.x.mean(0, np.float64), 0, atol=1e-6)
+    np.testing.assert_allclose(arrays.x.std(0, dtype=np.float64), 1, atol=1e-6)
+    np.testing.assert_array_equal(arrays.y, bunch.target)
+    assert arrays.class_names == tuple(bunch.target_names)
+
+
+def test_breast_cancer_is_the_table_with_the_most_rows():
+    assert max(tables.LOADERS, key=lambda name: len(data.load(name).y)) == "breast_cancer"

@@ -1,0 +1,169 @@
+"""Tables and sequences of characters through the engine, against the NumPy oracle and a Python loop."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+from sklearn import metrics as sklearn_metrics
+
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.engine import evaluate, executors, local_training
+from fedvg_jax.models import gru
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.layers import dense
+from fedvg_jax.models.mlp import MLP
+
+C, L, D = worlds.CLASSES, 4, 6
+
+
+class Bigram(nn.Module):
+    """Scores of the next character from the current one alone: an embedding and a dense layer."""
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        return dense(nn.Embed(C, 5, name="embed")(x), C, "classifier")
+
+
+def bigram_logits(params, stats, x, train):
+    """The network `Bigram` for the oracle: sequences -> logits of all places [B * L, C], backward passes."""
+    characters = x.ravel()
+
+    def embed_backward(dy):
+        gradient = np.zeros_like(params["embed/embedding"])
+        np.add.at(gradient, characters, dy)
+        return None, {"embed/embedding": gradient}
+
+    outputs, classifier = oracle.dense(params, "classifier", params["embed/embedding"][characters])
+    return outputs, (embed_backward, classifier), stats
+
+
+def mlp_logits(params, stats, x, train):
+    """The network `MLP` with one hidden layer, for the oracle."""
+    x, fc1 = oracle.dense(params, "fc1", x)
+    x, act = oracle.relu(x)
+    x, classifier = oracle.dense(params, "classifier", x)
+    return x, (fc1, act, classifier), stats
+
+
+def with_rows(x, y):
+    """Returns the small world with other rows."""
+    return worlds.small()._replace(pool=Batch(x, y))
+
+
+SIZE, RNG = len(worlds.small().pool.y), np.random.default_rng(5)
+SEQUENCES = with_rows(RNG.integers(0, C, (SIZE, L), np.int32), RNG.integers(0, C, (SIZE, L), np.int32))
+TABLE = with_rows(RNG.normal(size=(SIZE, D)).astype(np.float32), RNG.integers(0, C, SIZE, np.int32))
+BIGRAM = tasks.next_character(Bigram(), C, L)
+TABULAR = tasks.classification(MLP(C, hidden=(5,)), C, (D,))
+KINDS = {
+    "sequences": (SEQUENCES, BIGRAM, bigram_logits, "elastic", "fedvg", "l1", "layerwise"),
+    "table": (TABLE, TABULAR, mlp_logits, "fedavg", "samples+fedvg", "l2", "modelwise"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_rounds_equal_the_oracle(x64, monkeypatch, kind):
+    """The layerwise scores include that of the embedding; Elastic also measures outputs at every place."""
+    world, task, logits, algorithm, rule, norm, granularity = KINDS[kind]
+    monkeypatch.setattr(oracle, "logits", logits)
+    rule_here = worlds.weighting(
+        rule, worlds.algorithm(algorithm), task, world.batch_size, norm=norm, granularity=granularity
+    )
+    step = worlds.make_round(world, worlds.algorithm(algorithm), rule_here, task)
+    state, hyper = worlds.state(world, worlds.algorithm(algorithm), task), worlds.hyper()
+    plain, mine = {name: float(value) for name, value in hyper.items()}, oracle.ALGORITHMS[algorithm]
+    expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(world.train))
+    for number in range(3):
+        schedule = world.schedule(number, 2, probe_ratio=0.9)
+        state, metrics = step(state, schedule, world.data(), hyper)
+        scoring = oracle.Scoring(norm, granularity, "train")
+        expected, expected_metrics = oracle.round_step(
+            expected, schedule, world.pool, world.scoring, plain, mine, rule, scoring
+        )
+        worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
+        worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
+
+
+def test_metrics_of_sequences_are_those_of_their_characters():
+    variables, rows = worlds.variables(task=BIGRAM), np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32)
+    pool = jax.tree.map(jnp.asarray, SEQUENCES.pool)
+    found = BIGRAM.metrics(jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows)))
+    batch = Batch(pool.x[:6], pool.y[:6])
+    logits = np.asarray(worlds.jit(BIGRAM.predict)(*variables, batch), np.float64).reshape(-1, C)
+    true, predicted = np.asarray(batch.y).ravel(), logits.argmax(1)
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    np.testing.assert_allclose(found["loss"], -log_p[np.arange(6 * L), true].mean(), rtol=1e-5)
+    assert found["accuracy"] == pytest.approx(np.mean(true == predicted))
+    assert found["balanced_accuracy"] == pytest.approx(sklearn_metrics.balanced_accuracy_score(true, predicted))
+    assert found["macro_f1"] == pytest.approx(sklearn_metrics.f1_score(true, predicted, average="macro"))
+
+
+def test_loss_of_sequences_ignores_padded_rows_and_refuses_another_length():
+    variables, pool = worlds.variables(task=BIGRAM), SEQUENCES.pool
+    loss = worlds.jit(lambda mask, other: BIGRAM.loss(*variables, Batch(pool.x[:5], other), mask, True)[0])
+    mask = np.arange(5) < 3
+    other = np.where(mask[:, None], pool.y[:5], C - 1 - pool.y[:5])
+    assert loss(mask, pool.y[:5]) == loss(mask, other) != loss(np.ones(5, bool), other)
+    with pytest.raises(UsageError, match=r"sequences of \(3,\) for the loss of a task made for \(4,\)"):
+        BIGRAM.loss(*variables, Batch(pool.x[:2, :3], pool.y[:2, :3]), np.ones(2, bool), True)
+
+
+# --- the recurrent network
+
+GRU = tasks.next_character(gru.GRU(C, width=2, hidden=3), C, L, gru.blocks)
+
+
+def test_gru_equals_its_equations_in_numpy(x64):
+    variables, x = worlds.variables(task=GRU), SEQUENCES.pool.x[:5]
+    p = {path: np.asarray(value) for path, value in worlds.by_path(variables.params).items()}
+    assert {GRU.block_of(path) for path in p} == {"embed", "gru", "classifier"}
+    state, outputs = np.zeros((len(x), 3)), []
+    w, u = np.split(p["gru/input/kernel"], 3, 1), np.split(p["gru/recurrent"], 3, 1)
+    b = np.split(p["gru/input/bias"], 3)
+    for place in range(L):
+        e = p["embed/embedding"][x[:, place]]
+        reset, update = (1 / (1 + np.exp(-(e @ w[i] + b[i] + state @ u[i]))) for i in (0, 1))
+        candidate = np.tanh(e @ w[2] + b[2] + reset * (state @ u[2] + p["gru/candidate_bias"]))
+        state = (1 - update) * candidate + update * state
+        outputs.append(state @ p["classifier/kernel"] + p["classifier/bias"])
+    predicted = worlds.jit(GRU.predict)(*variables, Batch(x, x))
+    np.testing.assert_allclose(predicted, np.stack(outputs, 1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def gru_clients():
+    """Returns what the GRU's clients share, and their carries after a Python loop over clients and steps."""
+    shared = worlds.state(SEQUENCES, worlds.algorithm("fedavg"), GRU), SEQUENCES.data(), worlds.hyper()
+    schedule = jax.tree.map(jnp.asarray, SEQUENCES.schedule(0))
+    client = make_client(shared, schedule)
+    step, carries = worlds.jit(client.step), []
+    for k in range(SEQUENCES.cohort_size):
+        carry = client.init(k)
+        for i in range(int(schedule.num_steps[k])):
+            carry = step(carry, k, int(schedule.start[k]) + i)
+        carries.append(carry)
+    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *carries)
+
+
+def make_client(shared, schedule):
+    state, *rest = shared
+    return local_training.make_client(GRU, worlds.algorithm("fedavg"), local_training.sgd, state, schedule, *rest)
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        pytest.param(executors.lanes(2), id="2 lanes"),
+        pytest.param(executors.vmapped(), id="vmapped", marks=pytest.mark.slow),
+        pytest.param(executors.sharded(2, 2), id="2 devices, 2 lanes", marks=pytest.mark.slow),
+    ],
+)
+def test_executor_trains_the_gru_like_a_python_loop(gru_clients, executor):
+    shared, expected = gru_clients
+    schedule = SEQUENCES.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
+    carries = worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(shared, schedule)
+    worlds.assert_close(carries.params, expected.params, 1e-5)
+    np.testing.assert_allclose(carries.loss, expected.loss, rtol=1e-5)

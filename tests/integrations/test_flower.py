@@ -1,0 +1,208 @@
+"""FedVG as a strategy of Flower, run by Flower's own loop on clients in this process."""
+
+import importlib
+import importlib.util
+
+import numpy as np
+import one_round
+import pytest
+import worlds
+
+from fedvg_jax import config
+from fedvg_jax.core.types import UsageError
+
+flwr = pytest.importorskip("flwr", reason="needs the extra flower")
+
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.serverapp import Grid  # noqa: E402
+from flwr.serverapp import strategy as strategies  # noqa: E402
+
+from fedvg_jax.integrations import flower  # noqa: E402
+
+NODES = [11, 22, 33, 44]
+
+
+class LocalGrid(Grid):
+    """Answers every message at once, by a function (node, message) -> reply."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return NODES
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return [self.answer(message.metadata.dst_node_id, message) for message in messages]
+
+
+def reply(message, arrays, **metrics):
+    """Returns a reply; Flower's transport sets the id of the node."""
+    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    content = RecordDict({"arrays": record, "metrics": MetricRecord(metrics)})
+    made = Message(content=content, reply_to=message)
+    made.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    return made
+
+
+def jax_client(node, message):
+    """Trains on the engine's minibatches of the round."""
+    if message.metadata.message_type.startswith("evaluate"):
+        return reply(message, {}, **{"num-examples": 1, "seen": 1.0})
+    number = message.content["config"]["server-round"] - 1
+    client = int(one_round.WORLD.schedule(number).clients[NODES.index(node)])
+    variables = flower.variables_of(message.content["arrays"], worlds.variables())
+    trained = one_round.trained(variables, client, number)
+    arrays = {name: array.numpy() for name, array in flower.array_record(trained).items()}
+    return reply(message, arrays, **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)})
+
+
+def fedvg(case="mean", **changes):
+    settings = {"task": worlds.TASK, "validation": one_round.validation(), "fraction_evaluate": 0.0}
+    return flower.FedVG(one_round.settings(case), **settings | changes)
+
+
+@pytest.fixture(autouse=True)
+def server_process(monkeypatch):
+    """Identifies this process as Flower's server, and keeps the order of the cohort that of the engine's schedule."""
+    monkeypatch.setattr("random.sample", lambda population, count: list(population)[:count])
+    if importlib.util.find_spec("flwr.supercore.task_identity"):
+        identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+        for name in ("run_id", "node_id", "task_id"):
+            monkeypatch.setattr(identity, f"_{name}", 1)
+
+
+@one_round.every_case
+def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
+    if case == "permuted":
+        pytest.skip("the strategy draws its own permutations")
+    start = worlds.variables()
+    strategy = fedvg(case)
+    result = strategy.start(LocalGrid(jax_client), flower.array_record(start), num_rounds=2)
+    first, weights_of_first = one_round.engine_round(case, start)
+    expected, weights_of_second = one_round.engine_round(case, first, number=1)
+    for round_of_weights, weights in zip(strategy.rounds, (weights_of_first, weights_of_second), strict=True):
+        np.testing.assert_allclose(round_of_weights.weights, weights, atol=1e-5)
+    worlds.assert_close(flower.variables_of(result.arrays, start), expected, 1e-5)
+
+
+QUADRATIC = {"layer.weight": np.array([1.0, -1.0], np.float32), "bn.running_var": np.ones(1, np.float32)}
+
+
+def gradient(arrays):
+    return {"layer.weight": 2 * arrays["layer.weight"]}
+
+
+def quadratic_client(node, message, count=None):
+    arrays = {name: array.numpy() * NODES.index(node) / 4 for name, array in message.content["arrays"].items()}
+    return reply(message, arrays, **{"num-examples": NODES.index(node) + 1 if count is None else count, "loss": node})
+
+
+def one_round_of(strategy, client=quadratic_client):
+    record = ArrayRecord({name: Array(array) for name, array in QUADRATIC.items()})
+    result = strategy.start(LocalGrid(client), record, num_rounds=1)
+    return {name: array.numpy() for name, array in result.arrays.items()}, result.train_metrics_clientapp.get(1)
+
+
+def without_evaluation(kind, **options):
+    return kind(fraction_evaluate=0.0, **options)
+
+
+def test_uniform_weights_of_samples_equal_flowers_fedavg():
+    ours, metrics = one_round_of(
+        flower.FedVG(config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0)
+    )
+    flowers, expected = one_round_of(without_evaluation(strategies.FedAvg))
+    worlds.assert_close(ours, flowers, 1e-6)
+    assert dict(metrics) == dict(expected) and expected["loss"] == (11 + 2 * 22 + 3 * 33 + 4 * 44) / 10
+
+
+@pytest.mark.parametrize("kind", ["FedAdam", "FedYogi", "FedAdagrad", "FedAvgM", "FedProx"])
+def test_server_steps_from_the_weighted_mean(kind):
+    options = {"FedAvgM": {"server_momentum": 0.9, "server_learning_rate": 0.5}, "FedProx": {"proximal_mu": 0.1}}
+
+    def server():
+        return without_evaluation(getattr(strategies, kind), **options.get(kind, {}))
+
+    ours, metrics = one_round_of(flower.FedVG(config.Config(weighting="samples"), gradient=gradient, server=server()))
+    flowers, expected = one_round_of(server())
+    worlds.assert_close(ours, flowers, 1e-5)
+    assert dict(metrics) == dict(expected)
+
+
+def test_clients_near_a_minimum_weigh_more_and_a_minimum_is_kept():
+    strategy = flower.FedVG(config.Config(), gradient=gradient, fraction_evaluate=0.0)
+    arrays, _ = one_round_of(strategy)
+    (weights,) = strategy.rounds
+    assert weights.nodes == NODES and weights.weights.argmax() == 0 and weights.weights[0] > 0.99
+    np.testing.assert_allclose(arrays["layer.weight"], 0, atol=1e-6)
+    np.testing.assert_allclose(weights.scores, [0, 1, 2, 3])
+
+
+def test_failed_and_diverged_clients_are_left_out():
+    def client(node, message):
+        if node == 11:
+            return Message(Error(1, "gone"), reply_to=message)
+        made = quadratic_client(node, message)
+        if node == 22:
+            broken = {name: Array(np.full_like(array, np.nan)) for name, array in QUADRATIC.items()}
+            made.content["arrays"] = ArrayRecord(broken)
+        return made
+
+    strategy = flower.FedVG(config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0)
+    arrays, _ = one_round_of(strategy, client)
+    np.testing.assert_allclose(arrays["layer.weight"], QUADRATIC["layer.weight"] * (3 * 2 + 4 * 3) / 4 / 7, rtol=1e-6)
+    np.testing.assert_allclose(strategy.rounds[0].weights, [0, 3 / 7, 4 / 7], rtol=1e-6)
+
+
+def test_round_without_a_finite_client_keeps_the_model():
+    def client(node, message):
+        return reply(message, {name: array * np.nan for name, array in QUADRATIC.items()}, **{"num-examples": 1})
+
+    strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
+    record = ArrayRecord({name: Array(array) for name, array in QUADRATIC.items()})
+    result = strategy.start(LocalGrid(client), record, num_rounds=1)
+    assert not result.arrays and strategy.rounds[0].weights.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "needs gradient, or task and validation; got neither"),
+        ({"gradient": gradient, "task": worlds.TASK}, "got both"),
+        ({"task": worlds.TASK}, "got task alone"),
+        ({"task": worlds.TASK, "validation": 1, "block_of": str}, "block_of or measures beside a task"),
+        ({"gradient": gradient, "server": strategies.Krum()}, "got server Krum; allowed are strategies"),
+        (
+            {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},
+            "give fraction_train to the server",
+        ),
+        ({"gradient": gradient, "config": config.Config(method="fedavgm+fedvg")}, "got algorithm fedavgm"),
+        ({"gradient": gradient, "config": config.Config(weighting="fedvgg")}, "unknown weighting 'fedvgg'"),
+    ],
+    ids=lambda case: None if isinstance(case, str) else "+".join(case) or "nothing",
+)
+def test_strategy_that_cannot_work_is_refused_before_the_first_round(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        flower.FedVG(**arguments)
+
+
+def test_reply_without_its_number_of_examples_is_refused():
+    strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
+    with pytest.raises(UsageError, match="node 11 replied with num-examples None; expected its number"):
+        one_round_of(strategy, lambda node, message: reply(message, QUADRATIC, loss=1.0))

@@ -1,0 +1,144 @@
+"""Weights and averages of named arrays are those of the engine's round; needs neither Flower nor PyTorch."""
+
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import one_round
+import pytest
+import worlds
+
+from fedvg_jax import config, weightings
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.integrations import named_arrays
+from fedvg_jax.integrations.named_arrays import Client
+
+MODEL = {
+    "conv.weight": np.array([1.0, -2.0], np.float32),
+    "head.bias": np.array([0.5], np.float32),
+    "bn.running_mean": np.array([3.0], np.float32),
+    "bn.count": np.array(4),
+}
+CLIENTS = [
+    Client({name: (array + k + 1).astype(array.dtype) for name, array in MODEL.items()}, num_samples=10 * (k + 1))
+    for k in range(3)
+]
+NORMS = {"conv.weight": np.array([1.0, 2.0, 4.0]), "head.bias": np.array([3.0, 1.0, 2.0])}
+
+
+def gradient(arrays):
+    """Returns a gradient whose L1 norms are those of NORMS, by the client that the arrays are of."""
+    client = round(float(arrays["bn.running_mean"][0] - MODEL["bn.running_mean"][0])) - 1
+    return {name: np.full(MODEL[name].shape, norms[client] / MODEL[name].size) for name, norms in NORMS.items()}
+
+
+def scheme(block_of=None, measures=(), **settings):
+    checked = config.check(config.Config(**settings))
+    return named_arrays.scheme_of_gradient(checked, gradient, MODEL, block_of=block_of, measures=dict(measures))
+
+
+@one_round.every_case
+def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
+    start = worlds.variables()
+    expected, weights_of_engine = one_round.engine_round(case, start)
+    model = named_arrays.named_arrays(start)
+    scheme = named_arrays.scheme_of_task(one_round.settings(case), worlds.TASK, one_round.validation(), model)
+    schedule = one_round.WORLD.schedule(0)
+    clients = [
+        Client(named_arrays.named_arrays(one_round.trained(start, k)), len(one_round.WORLD.train[k]))
+        for k in schedule.clients
+    ]
+    weights = named_arrays.weigh(scheme, model, clients, schedule.shuffle)
+    mean = named_arrays.average(model, [client.arrays for client in clients], weights)
+    np.testing.assert_allclose(weights.mean, weights_of_engine, atol=1e-5)
+    worlds.assert_close(named_arrays.variables_of(mean, start), expected, 1e-5)
+
+
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise", "blockwise"])
+def test_weights_of_callables_equal_inverse_norm_weights(granularity):
+    weights = named_arrays.weigh(scheme(fedvg={"granularity": granularity}), MODEL, CLIENTS)
+    norms = jax.tree.map(jnp.float32, {name.replace(".", "/"): value for name, value in NORMS.items()})
+    for path, expected in weightings.inverse_norm_weights(norms, granularity).items():
+        np.testing.assert_allclose(weights.of_tensors[path.replace("/", ".")], expected, rtol=1e-6)
+    statistics = weights.of_tensors["bn.running_mean"]
+    client_weights = weights.of_tensors["head.bias"]
+    np.testing.assert_allclose(
+        statistics, client_weights if granularity == "modelwise" else np.full(3, 1 / 3), rtol=1e-6
+    )
+
+
+def test_counters_are_rounded_means_and_dtypes_stay():
+    weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, CLIENTS)
+    mean = named_arrays.average(MODEL, [client.arrays for client in CLIENTS], weights)
+    assert list(mean) == list(MODEL) and all(isinstance(array, np.ndarray) for array in mean.values())
+    assert {name: array.dtype for name, array in mean.items()} == {name: array.dtype for name, array in MODEL.items()}
+    assert mean["bn.count"] == 6  # 4 + (1 * 10 + 2 * 20 + 3 * 30) / 60 = 6.33
+    np.testing.assert_allclose(mean["head.bias"], [0.5 + 14 / 6], rtol=1e-6)
+
+
+def test_double_arrays_are_averaged_in_double_precision():
+    third = np.array([1 / 3])
+    mean = named_arrays.weighted_mean(third, [third, third + 1e-12], np.array([0.5, 0.5]))
+    assert mean.dtype == np.float64 and abs(float(mean[0]) - (1 / 3 + 5e-13)) < 1e-16
+
+
+@pytest.mark.parametrize("where", ["model", "score"])
+def test_client_with_anything_nonfinite_has_weight_0(where):
+    broken = CLIENTS[1].arrays | {"head.bias": np.array([np.nan], np.float32)}
+    clients = [CLIENTS[0], Client(broken, 20), CLIENTS[2]] if where == "model" else CLIENTS
+    measure = {"val_loss": lambda arrays: np.nan if where == "score" and arrays["head.bias"] == 2.5 else 1.0}
+    weights = named_arrays.weigh(scheme(weighting="val_loss", measures=measure), MODEL, clients)
+    assert weights.present.tolist() == [True, False, True]
+    assert weights.mean.tolist() == [0.5, 0, 0.5] and np.isnan(weights.scores[1])
+    mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
+    np.testing.assert_allclose(mean["head.bias"], [2.5], rtol=1e-6)
+
+
+def test_round_without_a_finite_client_has_no_weights():
+    broken = Client({name: array * np.nan for name, array in MODEL.items() if name != "bn.count"} | {"bn.count": 0}, 1)
+    broken.arrays["bn.count"] = MODEL["bn.count"]
+    weights = named_arrays.weigh(scheme(), MODEL, [broken])
+    assert not weights.present.any() and weights.mean.tolist() == [0]
+
+
+def test_blocks_are_named_by_the_function_of_the_user():
+    one_block = scheme(fedvg={"granularity": "blockwise"}, block_of=lambda name: name.partition(".")[2][:0])
+    modelwise = named_arrays.weigh(scheme(), MODEL, CLIENTS).of_tensors
+    blockwise = named_arrays.weigh(one_block, MODEL, CLIENTS).of_tensors
+    np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weighting": "fltrust"}, "weighting fltrust needs a task"),
+        ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs a task"),
+        ({"weighting": "val_loss"}, "weighting val_loss needs measures"),
+        ({"measures": {"loss": len}}, "unknown measure 'loss'; allowed: val_loss, val_accuracy"),
+        ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs a task"),
+        ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
+    ],
+)
+def test_scheme_that_callables_cannot_measure_is_refused(change, message):
+    with pytest.raises(UsageError, match=message):
+        scheme(**change)
+
+
+def test_reply_with_other_arrays_is_refused_with_the_first_name():
+    missing = Client({name: array for name, array in MODEL.items() if name != "head.bias"}, 1)
+    with pytest.raises(UsageError, match="reply 1 has no array"):
+        named_arrays.weigh(scheme(), MODEL, [CLIENTS[0], missing])
+    other = Client(MODEL | {"head.bias": np.zeros(2, np.float32)}, 1)
+    with pytest.raises(UsageError, match=r"'head.bias' has shape \[2\]; expected \[1\]"):
+        named_arrays.weigh(scheme(), MODEL, [other])
+
+
+@pytest.mark.parametrize(("extra", "package"), [("flower", "flwr"), ("torch", "torch")])
+def test_integration_without_its_package_names_the_extra(extra, package, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(f"fedvg_jax.integrations.{extra}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"needs {package}; pip install 'fedvg_jax\[{extra}\]'$"):
+        importlib.import_module(f"fedvg_jax.integrations.{extra}")

@@ -1,0 +1,213 @@
+"""Scores, weights and averages of PyTorch's state dicts, against the package's own functions."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax import weightings
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.weightings import signals
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+from torch import nn  # noqa: E402
+
+from fedvg_jax.integrations import named_arrays  # noqa: E402
+from fedvg_jax.integrations import torch as fedvg_torch  # noqa: E402
+
+LOSS = nn.CrossEntropyLoss()
+
+
+class Net(nn.Module):
+    """Dense 6 -> 5, BatchNorm, ReLU, Dropout, dense 5 -> 3; the network of `worlds` with Dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(6, 5)
+        self.bn1 = nn.BatchNorm1d(5)
+        self.dropout = nn.Dropout(0.5)
+        self.classifier = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.classifier(self.dropout(torch.relu(self.bn1(self.fc1(x)))))
+
+
+@pytest.fixture(scope="module")
+def nets():
+    """Three clients' models, none at a special value."""
+    torch.manual_seed(0)
+    made = [Net() for _ in range(3)]
+    with torch.no_grad():
+        for net in made:
+            for tensor in [*net.parameters(), net.bn1.running_mean, net.bn1.running_var]:
+                tensor.add_(torch.rand_like(tensor) / 3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def minibatches():
+    """D_val in minibatches of 4, the last of 2 rows."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand((10, 6), generator=generator), torch.randint(0, 3, (10,), generator=generator)
+    return [(x[i : i + 4], y[i : i + 4]) for i in range(0, 10, 4)]
+
+
+def variables_of(net):
+    """Returns the same model for the task of `worlds`."""
+    state = {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}
+    dense = {
+        name: {"kernel": state[f"{name}.weight"].T, "bias": state[f"{name}.bias"]} for name in ("fc1", "classifier")
+    }
+    params = {**dense, "bn1": {"scale": state["bn1.weight"], "bias": state["bn1.bias"]}}
+    stats = {"bn1": {"mean": state["bn1.running_mean"], "var": state["bn1.running_var"]}}
+    return jax.tree.map(jnp.asarray, named_arrays.Variables(params, stats))
+
+
+def named_as_in_torch(params):
+    """Returns a tree like the parameters of `worlds`, by torch's names."""
+    names = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+    return {f"{m}.{names[leaf]}": value for m, leaves in params.items() for leaf, value in leaves.items()}
+
+
+def images(minibatches):
+    return jnp.asarray(torch.cat([x for x, _ in minibatches]).numpy().reshape(-1, *worlds.IMAGE))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_validation_gradient_equals_that_of_the_jax_model(nets, minibatches, train):
+    x, y = images(minibatches), jnp.asarray(torch.cat([y for _, y in minibatches]).numpy().astype(np.int32))
+    data = named_arrays.validation_data(Batch(x, y), 10, 4)
+    report = named_arrays.Report(variables_of(nets[0]), None, None)
+    expected = signals.validation_gradient(worlds.TASK, train, 1)({}, report, data)
+    found = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches, train=train)
+    expected = named_as_in_torch(jax.tree.map(np.asarray, expected))
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient.numpy(), expected[name].T, atol=1e-5, err_msg=name)
+    state = {name: tensor.numpy() for name, tensor in nets[0].state_dict().items()}
+    arrays = {name: array for name, array in state.items() if array.dtype == np.float32}
+    of_arrays = fedvg_torch.validation_gradient(Net(), LOSS, minibatches, train=train)(arrays)
+    worlds.assert_close(of_arrays, {name: gradient.numpy() for name, gradient in found.items()}, 1e-7)
+
+
+def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
+    net = copy.deepcopy(nets[0]).train()
+    net.fc1.weight.grad = torch.ones_like(net.fc1.weight)
+    before = copy.deepcopy(net.state_dict())
+    fedvg_torch.validation_gradients(net, LOSS, minibatches)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.training and net.dropout.training and torch.equal(net.fc1.weight.grad, torch.ones(5, 6))
+
+
+def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
+    net = Net()
+    net.fc1.requires_grad_(False)
+    net.unused = nn.Linear(2, 2)
+    gradients = fedvg_torch.validation_gradients(net, LOSS, minibatches)
+    assert "fc1.weight" not in gradients and not gradients["unused.weight"].any()
+
+
+def test_validation_loss_and_accuracy_are_means_over_rows(nets, minibatches):
+    net = nets[0].eval()
+    x, y = (torch.cat(tensors) for tensors in zip(*minibatches, strict=True))
+    arrays = {n: t.numpy() for n, t in net.state_dict().items() if t.is_floating_point()}
+    with torch.no_grad():
+        loss, accuracy = float(LOSS(net(x), y)), float((net(x).argmax(1) == y).float().mean())
+    assert fedvg_torch.validation_loss(Net(), LOSS, minibatches)(arrays) == pytest.approx(loss, rel=1e-6)
+    assert fedvg_torch.validation_accuracy(Net(), minibatches)(arrays) == pytest.approx(accuracy, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise", "blockwise"])
+def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granularity, norm):
+    states = [net.state_dict() for net in nets]
+    start = Net().state_dict()
+    gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
+    weights = fedvg_torch.inverse_norm_weights(gradients, start, granularity, norm=norm)
+    stacked = {
+        name.replace(".", "/"): jnp.stack([jnp.asarray(g[name].numpy()) for g in gradients]) for name in gradients[0]
+    }
+    expected = weightings.inverse_norm_weights(weightings.gradient_norms(stacked, norm), granularity)
+    by_name = {path.replace("/", "."): np.asarray(w) for path, w in expected.items()}
+    for name, of_tensor in by_name.items():
+        np.testing.assert_allclose(weights[name].numpy(), of_tensor, rtol=1e-6, err_msg=name)
+    uniform = np.full(3, 1 / 3)
+    statistics = {"modelwise": by_name["bn1.weight"], "layerwise": uniform, "blockwise": by_name["bn1.weight"]}
+    np.testing.assert_allclose(weights["bn1.running_mean"].numpy(), statistics[granularity], rtol=1e-6)
+    mean = fedvg_torch.aggregate(start, states, weights)
+    for name, w in weights.items():
+        theta, clients = (jnp.asarray(t.numpy()) for t in (start[name], torch.stack([s[name] for s in states])))
+        expected = weightings.aggregate(theta, clients, jnp.asarray(w.numpy()))
+        np.testing.assert_allclose(mean[name].numpy(), expected, rtol=1e-6, err_msg=name)
+    net = Net()
+    net.load_state_dict(mean)
+
+
+def test_blocks_are_named_by_torch_names(nets, minibatches):
+    gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
+    state, seen = nets[0].state_dict(), []
+    weights = fedvg_torch.inverse_norm_weights(gradients, state, "blockwise", block_of=seen.append)
+    assert set(seen) == set(weights) and "num_batches_tracked" not in "".join(weights)
+    assert torch.equal(weights["fc1.weight"], weights["classifier.bias"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_floating_dtype_is_averaged_in_its_own_precision(dtype):
+    clients = [{"w": torch.tensor([1.0, 2.0], dtype=dtype), "n": torch.tensor(k)} for k in (2, 5)]
+    weights = {"w": torch.tensor([0.25, 0.75])}
+    mean = fedvg_torch.aggregate({"w": torch.zeros(2, dtype=dtype), "n": torch.tensor(0)}, clients, weights)
+    assert mean["w"].dtype == dtype and mean["w"].tolist() == [1, 2] and mean["n"].item() == 4
+    if dtype == torch.float64:
+        third = torch.tensor([1 / 3], dtype=dtype)
+        close = fedvg_torch.aggregate({"w": third}, [{"w": third}, {"w": third + 1e-12}], weights)
+        assert abs(close["w"].item() - (1 / 3 + 0.75e-12)) < 1e-15
+
+
+def test_tensors_reach_jax_without_a_copy():
+    from fedvg_jax.integrations.torch import aggregation
+
+    tensor = torch.arange(64.0)
+    assert tensor.data_ptr() % 64 or aggregation._to_jax(tensor).unsafe_buffer_pointer() == tensor.data_ptr()
+    assert aggregation._to_jax(torch.ones(3, 2).T).shape == (2, 3)
+
+
+def test_twelve_lines_equal_the_strategy_of_named_arrays(nets, minibatches):
+    from fedvg_jax import config
+
+    states, start = [net.state_dict() for net in nets], Net().state_dict()
+    gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
+    ours = fedvg_torch.aggregate(start, states, fedvg_torch.inverse_norm_weights(gradients, start))
+    model, *clients = ({name: tensor.numpy() for name, tensor in state.items()} for state in (start, *states))
+    gradient = fedvg_torch.validation_gradient(Net(), LOSS, minibatches)
+    scheme = named_arrays.scheme_of_gradient(config.check(config.Config()), gradient, model)
+    weights = named_arrays.weigh(scheme, model, [named_arrays.Client(arrays, 1) for arrays in clients])
+    theirs = named_arrays.average(model, clients, weights)
+    worlds.assert_close({name: tensor.numpy() for name, tensor in ours.items()}, theirs, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fedvg_torch.inverse_norm_weights([], {}), "gradients is empty"),
+        (
+            lambda: fedvg_torch.inverse_norm_weights([{"a": torch.ones(1)}, {}], {"a": torch.ones(1)}),
+            "gradients of client 1 has no array 'a'",
+        ),
+        (lambda: fedvg_torch.inverse_norm_weights([{"b": torch.ones(1)}], {"a": torch.ones(1)}), "gradients has 'b'"),
+        (lambda: fedvg_torch.aggregate({"a": torch.ones(1)}, [{}], {"a": torch.ones(1)}), "client 0 has no array 'a'"),
+        (lambda: fedvg_torch.validation_gradients(Net(), LOSS, iter([])), "loader of D_val has no minibatch"),
+        (lambda: fedvg_torch.validation_gradients(nn.ReLU(), LOSS, []), "ReLU has no parameter with requires_grad"),
+        (lambda: fedvg_torch.validation_gradient(Net(), LOSS, [])({}), "the model has no array 'fc1.weight'"),
+        (
+            lambda: fedvg_torch.from_module(Net(), "lenet", (8, 8, 1)),
+            "unknown architecture 'lenet'; there are resnet18",
+        ),
+        (lambda: fedvg_torch.from_module(Net(), "resnet18", (8, 8, 3)), "Net has no head; expected one of fc.weight"),
+    ],
+    ids=range(9),
+)
+def test_mistake_is_named_in_one_line(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()

@@ -1,0 +1,238 @@
+"""Several devices and processes give the history of one; a lost process ends the run, which then resumes."""
+
+import functools
+import json
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import several_processes
+import worlds
+from several_processes import TESTS, free_port, started_together
+
+from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import processes
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import executors, federated_round
+from fedvg_jax.runs import devices, launch, stop_signals
+
+# --- the command line
+
+
+def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
+    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
+    monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
+    by_hand = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
+    assert launch.parse(by_hand) == launch.Launch("localhost:9911", 2, 1)
+    assert launch.parse({"distributed": "auto"}) == launch.Launch("auto") and launch.parse({}) is None
+    for values, message in [
+        ({"process": "0"}, "--process needs --distributed"),
+        (by_hand | {"distributed": "localhost"}, "auto or HOST:PORT"),
+        (by_hand | {"distributed": "localhost:99999"}, "auto or HOST:PORT"),
+        ({"distributed": "localhost:9911"}, "needs --processes and --process"),
+        (by_hand | {"process": "2"}, r"process must be 0\.\.1"),
+        (by_hand | {"processes": "two"}, "processes must be a whole number"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            launch.parse(values)
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    monkeypatch.setenv("JAX_PROCESS_ID", "3")
+    assert launch.parse({"distributed": "localhost:9911"}) == launch.Launch("localhost:9911", 4, 3)
+
+
+# --- devices
+
+TWO = hw.Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None, num_processes=2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "expected"),
+    [
+        (TWO, {}, 8),
+        (TWO, {"clients": 3}, 4),
+        (TWO, {"devices": "2"}, 2),
+        (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
+        (TWO._replace(platform="cpu"), {"model": "resnet18"}, 8),
+    ],
+)
+def test_every_process_contributes_equally_many_devices(hardware, changes, expected):
+    settings = {"clients": 10, "join_ratio": 1.0, "model": "mlp"} | changes
+    assert devices.num_devices(Config(**settings), hardware) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": "3"}, "devices 3 for 2 processes; use a multiple of 2"),
+        ({"devices": "10", "clients": 20}, "devices 10 of 8"),
+        ({"clients": 1}, "2 processes for a cohort of 1; start 1 or fewer"),
+        ({"lanes": "all"}, "lanes all is one vmap on one device; got 2 processes"),
+    ],
+)
+def test_settings_that_processes_cannot_share_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        devices.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes), TWO)
+
+
+def test_double_precision_allows_one_cpu_device_a_process():
+    config = Config(clients=10, join_ratio=1.0, model="resnet18", devices="2")
+    with jax.enable_x64(True):
+        assert devices.num_devices(config, TWO._replace(platform="cpu")) == 2
+        with pytest.raises(UsageError, match="double precision"):
+            devices.num_devices(Config(clients=10, join_ratio=1.0, devices="4"), TWO._replace(platform="cpu"))
+
+
+COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pvary"}
+COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
+
+
+def test_devices_exchange_only_finished_clients_and_no_gradient():
+    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices."""
+    import programs
+
+    world, algorithm, executor = worlds.uneven(), worlds.full_algorithm(), executors.sharded(4, 1)
+    rule = worlds.weighting("samples+fedvg", algorithm)
+    step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, worlds.with_momentum, 5)
+    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
+    state = worlds.state(world, algorithm, worlds.QUADRATIC)
+    used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
+    assert used & COLLECTIVES == {"reduce_scatter"} and "shard_map" in used
+
+
+# --- what processes agree on
+
+
+def test_a_signal_of_one_process_stops_and_saves_in_all():
+    def largest_with(other):
+        return lambda values: [max(pair) for pair in zip(values, other, strict=True)]
+
+    own = stop_signals.Requests([], ["SIGUSR1"])
+    agreed = stop_signals.agree(own, largest_with([signal.SIGTERM, 0]))
+    assert agreed == (["SIGTERM"], ["SIGUSR1"])
+    assert own == ([], []), "a request to stop of another process must not count as a first one here"
+    assert stop_signals.agree(stop_signals.Requests(["SIGINT"], []), processes.largest) == (["SIGINT"], [])
+
+
+def test_errors_that_say_a_process_is_gone_are_known():
+    assert processes.is_loss(ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"))
+    assert not processes.is_loss(UsageError("gloo")) and not processes.is_loss(KeyError("socket closed"))
+
+
+# --- whole runs
+
+LAYOUTS = {"1 process, 4 devices": (1, 4), "2 processes, 2 devices each": (2, 2), "4 processes, 1 device each": (4, 1)}
+
+
+@functools.cache
+def one_device(is_double):
+    with jax.enable_x64(is_double):
+        return several_processes.results(executors.lanes(1), 3 if is_double else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_rounds_of_one_device(layout, tmp_path):
+    """Every algorithm and weighting, BatchNorm, ragged clients, cohort blocks.
+
+    Three rounds in double precision where a process has one device; otherwise, where double precision is refused, one
+    round in single precision.
+    """
+    count, num_devices = LAYOUTS[layout]
+    port, script, file = free_port(), TESTS / "several_processes.py", tmp_path / "found.npz"
+    commands = [[sys.executable, script, str(count), str(i), str(port), file] for i in range(count)]
+    with started_together(commands, tmp_path, num_devices) as started:
+        assert [process.wait(3000) for process in started] == [0] * count, logs(tmp_path)
+    is_double = num_devices == 1
+    expected = {f"{c}/{i}": x for c, leaves in one_device(is_double).items() for i, x in enumerate(leaves)}
+    with np.load(file) as found:
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            worlds.assert_close(found[name], value, 1e-9 if is_double else 1e-5)
+
+
+def logs(folder):
+    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+
+
+RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "400", "--eval-every", "40"]
+RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--lr", "0.05"]
+
+
+def together(folder, *words):
+    """Starts the run in two processes."""
+    port = free_port()
+    command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
+    where = ["--distributed", f"localhost:{port}", "--processes", "2", "--process"]
+    return started_together([[*command, *where, str(i)] for i in range(2)], folder)
+
+
+def history_of(folder):
+    records = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def wait_for_rounds(folder, least, started):
+    """Waits until the history has this many lines, or a process has ended."""
+    path = folder / "run" / "history.jsonl"
+    while all(p.poll() is None for p in started) and (not path.exists() or path.read_bytes().count(b"\n") < least):
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with together(folder) as started:
+        assert [process.wait(1000) for process in started] == [0, 0], logs(folder)
+    return history_of(folder)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, uninterrupted):
+    """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds with exit code 3."""
+    stream = random.Random(0)
+    for number in range(20):
+        with together(tmp_path, "--resume", "auto") as started:
+            done = len(history_of(tmp_path)) if (tmp_path / "run" / "history.jsonl").exists() else 0
+            wait_for_rounds(tmp_path, min(399, done + stream.randrange(1, 20)), started)
+            time.sleep(stream.random() / 10)
+            victim = stream.randrange(2)
+            started[victim].send_signal(signal.SIGSTOP if number % 10 == 9 else signal.SIGKILL)
+            start = time.monotonic()
+            code = started[1 - victim].wait(60)
+            line = (tmp_path / f"process{1 - victim}.log").read_text().splitlines()[-1]
+            print(f"{number}: process {victim} lost, the other ended with {code} in {time.monotonic() - start:.1f} s")
+            assert code == launch.LOST and "another process of the run was lost" in line, logs(tmp_path)
+    with together(tmp_path, "--resume", "auto") as started:
+        assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
+    assert history_of(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_round(tmp_path, uninterrupted):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        with together(tmp_path, "--resume", "auto") as started:
+            done = len(history_of(tmp_path)) if (tmp_path / "run" / "history.jsonl").exists() else 0
+            wait_for_rounds(tmp_path, done + 10, started)
+            started[1].send_signal(number)
+            assert [process.wait(100) for process in started] == [code, code], logs(tmp_path)
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["stopped_by"] == number.name and summary["rounds"] < 400
+    with together(tmp_path, "--resume", "auto") as started:
+        assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
+    assert history_of(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "note.txt").write_text("taken")
+    with together(tmp_path) as started:
+        assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
+    first, second = (Path(tmp_path, f"process{i}.log").read_text() for i in range(2))
+    assert "error: " in first and "note.txt" in first + "note.txt" and "error: " not in second

@@ -1,0 +1,98 @@
+"""Runs on texts and tables: settings that need images are refused in one line, and all others work."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedvg_jax import prepare
+from fedvg_jax.api import run
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.models import gru
+from fedvg_jax.runs import registry, simulation
+from fedvg_jax.views import pictures
+
+
+def text_config(**settings) -> Config:
+    return Config(**({"dataset": "literature", "model": "gru", "partition": "group"} | settings))
+
+
+def table_config(**settings) -> Config:
+    return Config(**({"dataset": "iris", "clients": 3, "alpha": 10.0} | settings))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            text_config(model="mlp"),
+            r"model mlp needs class labels.*y of literature is int32 \[3541, 64\]; use --model gru",
+        ),
+        (text_config(model="tinycnn"), "model tinycnn needs class labels.*use --model gru"),
+        (table_config(model="gru"), r"model gru takes sequences.*iris is float32 \[150, 4\].*use --model mlp"),
+        (table_config(model="cnn"), "model cnn takes images.*use mlp"),
+        (text_config(partition="dirichlet"), "partition dirichlet needs class labels.*use iid, quantity, group"),
+        (text_config(augment="flip"), "augment flip is for images"),
+        (table_config(augment="crop"), "augment crop is for images"),
+        (text_config(normalise="half"), "normalise half is for pixels.*use none"),
+        (text_config(corrupt={"kind": "rotate"}), "corrupt.kind rotate is for images.*use label_flip, label_noise"),
+        (table_config(corrupt={"kind": "pixel_noise"}), "corrupt.kind pixel_noise is for images"),
+        (table_config(validation={"pixel_noise": 0.1}), "validation.pixel_noise 0.1 is for images.*use 0"),
+        (text_config(validation={"rho": 0.5}), "validation.rho 0.5 needs class labels"),
+        (
+            table_config(validation={"source": "npz", "data_dir": "x"}, val_ratio=0.0),
+            "validation.source npz is for images.*use --validation.source clients",
+        ),
+    ],
+)
+def test_setting_that_does_not_fit_the_rows_is_one_line(tmp_path, config, said):
+    with pytest.raises(UsageError, match=said) as error:
+        simulation.simulation(dataclasses.replace(config, cache_dir=tmp_path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Returns a folder of two short texts."""
+    rng = np.random.default_rng(0)
+    for author in ("first", "second"):
+        (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
+    return tmp_path
+
+
+def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.MODELS, "gru", lambda classes, name: gru.GRU(classes, width=2, hidden=3))
+    settings = {
+        "clients": 2,
+        "join_ratio": 1.0,
+        "rounds": 2,
+        "eval_every": 1,
+        "local_epochs": 1,
+        "cache_dir": tmp_path / "cache",
+    }
+    config = text_config(
+        dataset="text",
+        data_dir=texts,
+        record="client_accuracy, confusion",
+        weighting="fedvg+val_accuracy",
+        corrupt={"kind": "label_noise", "clients": 0.5},
+        validation={"label_noise": 0.2},
+        **settings,
+    )
+    record = run(config).records[-1]
+    confusion = np.array(record["test_confusion"])  # 21 rows of each author, of which 5 are for test
+    assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
+    assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
+    assert np.array(record["client_accuracy"]).shape == (2,) and 0 < np.min(record["client_accuracy"]) < 1
+
+
+def test_prepare_counts_characters_and_draws_no_images(texts, tmp_path, capsys, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure", reason="pictures need the plot extra")
+    monkeypatch.setattr(pictures, "clients", lambda *_: figures.Figure(figsize=(1, 1)))  # which takes a second
+    out = tmp_path / "out"
+    flags = ["--data-dir", str(texts), "--clients", "2", "--out", str(out), "--cache-dir", str(tmp_path / "cache")]
+    assert prepare.main(["text", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "42 sequences of 64, 5 characters" in shown and "characters of a client: 1,344 to 1,344" in shown
+    assert [path.name for path in out.iterdir()] == ["clients.png"]

@@ -1,0 +1,108 @@
+"""Rounds of small federations on one layout of devices and processes, and processes that are started together.
+
+    python tests/several_processes.py PROCESSES PROCESS PORT FILE
+
+writes the results of every case to FILE, from process 0.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import default_signals
+
+TESTS = Path(__file__).parent
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started_together(commands, folder, num_devices=1, **environment):
+    """Starts a process for each command, each with its own log in `folder`, and kills them at the end."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(num_devices), "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = []
+    try:
+        with default_signals():
+            for number, command in enumerate(commands):
+                log = (folder / f"process{number}.log").open("ab")
+                started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+ALGORITHMS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "scaffold", "feddyn", "elastic")
+RULES = ("samples", "uniform", "inverse_samples", "val_loss", "fedvg", "samples+fedvg")
+HELD = ("scaffold", "feddyn")
+"""Algorithms whose rounds also run in cohort blocks; one has memories that depend on the weights."""
+
+
+def results(executor, num_rounds):
+    """Returns case -> states and metrics of its rounds: every algorithm with every weighting, BatchNorm included."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import worlds
+
+    from fedvg_jax.core import processes
+    from fedvg_jax.engine import federated_round
+
+    world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=6, local_epochs=2)
+    found = {}
+    for name in ALGORITHMS:
+        algorithm = worlds.algorithm(name)
+        rules = [worlds.weighting(rule, algorithm, worlds.TASK, 4) for rule in RULES]
+        step = federated_round.make_round(
+            worlds.TASK, algorithm, worlds.any_of(rules), executor, worlds.with_momentum, len(world.train)
+        )
+        step = worlds.jit(step, out_shardings=executor.placement)
+        for block_size in (None, 4) if name in HELD else (None,):
+            for number, rule in enumerate(RULES):
+                if block_size and not rules[number].terms:
+                    continue
+                hyper = {n: np.asarray(v) for n, v in worlds.hyper(momentum=0.5).items()}
+                hyper |= {"rule": np.int32(number)}
+                start = jax.tree.map(np.asarray, (worlds.state(world, algorithm), world.data()))
+                state, data = (processes.place(tree, executor.placement) for tree in start)
+                plan = {"lanes_together": executor.lanes_together, "block_size": block_size}
+                plan |= {"probe_ratio": 0.5} if name == "elastic" else {}
+                for r in range(num_rounds):
+                    schedule = world.schedule(r, executor.num_lanes, **plan)
+                    state, metrics = step(state, schedule, data, hyper)
+                leaves = jax.tree.leaves((state, metrics._replace(detail={})))
+                found[f"{name} {rule} {block_size}"] = [np.asarray(jnp.asarray(leaf)) for leaf in leaves]
+    return found
+
+
+def main(count, index, port, file):
+    """Joins the processes and computes the results on all their devices."""
+    from fedvg_jax.runs import launch
+
+    if count > 1:
+        launch.join(launch.Launch(f"localhost:{port}", count, index), lambda: "lost")
+    import jax
+    import numpy as np
+
+    from fedvg_jax.engine import executors
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    is_double = jax.local_device_count() == 1
+    with jax.enable_x64(is_double):
+        found = results(executors.sharded(jax.device_count(), 1), 3 if is_double else 1)
+    if index == 0:
+        np.savez(file, **{f"{case}/{i}": leaf for case, leaves in found.items() for i, leaf in enumerate(leaves)})
+    if count > 1:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), sys.argv[4])

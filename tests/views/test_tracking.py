@@ -1,0 +1,278 @@
+"""Trackers: what they are given, resumed runs, and failures. Real packages are tried where they are installed."""
+
+import dataclasses
+import importlib.util
+import signal
+import struct
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from files import says
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.runs import loop, simulation
+from fedvg_jax.views import tracking
+from fedvg_jax.views.tracking.writers import Writer
+
+
+def record(number):
+    weights = {"clients": [0, 1], "weights": [0.5, 0.5], "num_samples": [3, 4], "scores": [1.0, 2.0]}
+    return {
+        "round": number,
+        **weights,
+        "train_loss": 1 / number,
+        "seconds": 0.1,
+        "test_loss": 2.0,
+        "test_accuracy": 0.5,
+    }
+
+
+def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None):
+    """Runs `tracking.run_simulation` on records in place of a simulation, as a run from `first` on gives them."""
+
+    def run(sim, on_start, on_records, **_):
+        sim.config.out.mkdir(parents=True, exist_ok=True)
+        on_start()
+        if first > 1:
+            on_records([record(i) for i in range(1, first)])
+        on_records([record(first)])
+        on_records([record(i) for i in range(first + 1, last + 1)])
+        if error:
+            raise error
+        summary = {"test_accuracy_final": 0.5, "stopped_by": None, "device": "cpu"}
+        return fv.History([record(i) for i in range(1, last + 1)], summary, None, sim.config.out, None, sim.config)
+
+    monkeypatch.setattr(loop, "run_simulation", run)
+    return tracking.run_simulation(types.SimpleNamespace(config=config), log=log)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A tracker without a package; returns what it was given, by the name of the call."""
+    calls = []
+
+    def open_writer(run):
+        calls.append(("open", run))
+        log, close = (lambda value, name=name: calls.append((name, value)) for name in ("log", "close"))
+        return Writer("nowhere", {"id": run.stored.get("id", f"run {len(calls)}")}, log, close)
+
+    module = types.ModuleType("fake_tracker")
+    module.open_writer = open_writer
+    monkeypatch.setitem(sys.modules, "fake_tracker", module)
+    monkeypatch.setattr(tracking, "WRITERS", {"wandb": ("sys", "fake_tracker")})
+    monkeypatch.setattr(tracking, "_pictures", lambda *_: {})
+    return calls
+
+
+def settings(tmp_path, **changes):
+    return Config(**{"out": tmp_path / "sweep" / "points" / "alpha=1", "track": "wandb", "rounds": 4, **changes})
+
+
+def rounds_of(calls):
+    return [number for name, value in calls if name == "log" for number in value]
+
+
+def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monkeypatch):
+    a_run(monkeypatch, settings(tmp_path))
+    assert [name for name, _ in fake] == ["open", "log", "log", "close"] and rounds_of(fake) == [1, 2, 3, 4]
+    run, ending = fake[0][1], fake[-1][1]
+    assert (run.name, run.group, run.num_tracked) == ("alpha=1", "sweep", 0)
+    assert run.settings["rounds"] == 4 and not {"out", "track", "fedprox.mu"} & run.settings.keys()
+    expected = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5, "seconds": 0.1, "clients/effective": 2.0}
+    assert fake[1][1] == {1: expected}
+    assert (ending.status, ending.num_rounds, ending.summary) == ("finished", 4, {"test_accuracy_final": 0.5})
+
+
+def test_pictures_of_a_run_are_drawn_for_its_trackers(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    history = fv.History([record(1), record(2)], {}, None, None)
+    drawn = tracking._pictures(history, settings(tmp_path), tmp_path, pytest.fail)
+    assert {name: path.read_bytes()[:4] for name, path in drawn.items()} == dict.fromkeys(
+        ("accuracy", "weights"), b"\x89PNG"
+    )
+
+
+def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        a_run(monkeypatch, settings(tmp_path), last=3, error=KeyboardInterrupt())
+    a_run(monkeypatch, settings(tmp_path), first=3, last=5)
+    opened = [value for name, value in fake if name == "open"]
+    assert opened[1].stored == {"id": "run 1"} and opened[1].num_tracked == 3
+    assert rounds_of(fake) == [1, 2, 3, 4, 5]
+    assert [value.status for name, value in fake if name == "close"] == ["failed", "finished"]
+
+
+def test_run_that_was_not_tracked_before_is_tracked_whole(fake, tmp_path, monkeypatch):
+    a_run(monkeypatch, settings(tmp_path), first=3)
+    assert rounds_of(fake) == [1, 2, 3, 4]
+
+
+def test_damaged_file_of_tracked_runs_starts_a_new_one(fake, tmp_path, monkeypatch):
+    a_run(monkeypatch, settings(tmp_path), last=2)
+    (settings(tmp_path).out / "tracking" / "runs.json").write_text('{"wandb": {"rounds": "x"')
+    a_run(monkeypatch, settings(tmp_path), last=2)
+    assert rounds_of(fake) == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("when", ["open_writer", "log", "close"])
+def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, monkeypatch, when):
+    module, lines = sys.modules["fake_tracker"], []
+
+    def fail(_):
+        raise ValueError("no\nanswer")
+
+    opened = module.open_writer
+    module.open_writer = fail if when == "open_writer" else lambda run: opened(run)._replace(**{when: fail})
+    history = a_run(monkeypatch, settings(tmp_path), log=lines.append)
+    assert len(history.records) == 4
+    assert [line for line in lines if "failed" in line] == [
+        "tracker wandb failed, and the run continues without it: no answer"
+    ]
+
+
+def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    for name in tracking.WRITERS:
+        with says(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
+            fv.run(Config(track=name, out=tmp_path / "out"))
+        with says(f"track {name} needs"):
+            fv.run_sweep(Config(rounds=1), {"seed": [0]}, tmp_path / "out", track=name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
+    with says("tensorboard writes into the run folder", "out"):
+        fv.run(Config(rounds=1), track=["tensorboard"])
+
+
+def test_points_of_a_sweep_are_tracked(monkeypatch, tmp_path):
+    tracked = []
+
+    def run(sim, **_):
+        tracked.append(sim.config)
+        return fv.History([record(1)], {"interrupted": False}, None, None, None, sim.config)
+
+    monkeypatch.setattr(tracking, "run_simulation", run)
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(simulation, "simulation", lambda config, **_: types.SimpleNamespace(config=config))
+    start = Config(rounds=1, cache_dir=tmp_path / "cache")
+    results = fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")
+    assert [config.track for config in tracked] == ["wandb"] * 2 and len(results) == 2
+
+
+# --- real packages
+
+
+def events_of(folder: Path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    return events
+
+
+def test_events_are_read_back_by_tensorboard_also_of_a_resumed_run(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
+    config = settings(tmp_path, track="tensorboard")
+    with pytest.raises(KeyboardInterrupt):
+        a_run(monkeypatch, config, last=3, error=KeyboardInterrupt())
+    stored = config.out / "tracking" / "runs.json"
+    stored.write_text(stored.read_text().replace("3", "2"))  # as after a crash before the number was written
+    a_run(monkeypatch, config, first=3, last=5)
+    events = events_of(config.out / "tracking")
+    assert [(e.step, round(e.value, 4)) for e in events.Scalars("train/loss")] == [
+        (i, round(1 / i, 4)) for i in range(1, 6)
+    ]
+    assert b'"rounds": 4' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+    if importlib.util.find_spec("matplotlib"):
+        assert sorted(events.Tags()["images"]) == ["accuracy", "weights"]
+        assert events.Images("accuracy")[0].encoded_image_string.startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["sqlite:///{}/runs.db", "{}/mlruns"])
+def test_mlflow_stores_one_run_of_both_parts(tmp_path, monkeypatch, store):
+    mlflow = pytest.importorskip("mlflow", reason="needs the mlflow extra")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(store.format(tmp_path))
+    config, lines = settings(tmp_path, track="mlflow"), []
+    with pytest.raises(KeyboardInterrupt):
+        a_run(monkeypatch, config, last=3, error=KeyboardInterrupt(), log=lines.append)
+    a_run(monkeypatch, config, first=3, last=5, log=lines.append)
+    assert not [line for line in lines if "failed" in line]
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("fedvg_jax").experiment_id])
+    assert (run.info.run_name, run.info.status, run.data.tags["sweep"]) == ("alpha=1", "FINISHED", "sweep")
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5]
+    assert run.data.params["rounds"] == "4"
+    assert {f.path for f in client.list_artifacts(run.info.run_id, "pictures")} == {
+        "pictures/accuracy.png",
+        "pictures/weights.png",
+    }
+
+
+@pytest.mark.slow
+def test_wandb_offline_files_are_of_one_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="needs the wandb extra")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    config, lines = settings(tmp_path, track="wandb"), []
+    with pytest.raises(KeyboardInterrupt):
+        a_run(monkeypatch, config, last=3, error=KeyboardInterrupt(), log=lines.append)
+    a_run(monkeypatch, config, first=3, last=5, log=lines.append)
+    assert not [line for line in lines if "failed" in line]
+    files = sorted((config.out / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len({file.stem for file in files}) == 1 and len(files) == 2
+    rounds = [number for file in files for number in wandb_rounds(file)]
+    assert rounds == [1, 2, 3, 4, 5, 5]  # the last one has the pictures
+
+
+def wandb_rounds(file: Path) -> list[int]:
+    """Returns the rounds in an offline file, in its order."""
+    from wandb.proto import wandb_internal_pb2
+
+    rounds = []
+    for text in leveldb_records(file.read_bytes()):
+        entry = wandb_internal_pb2.Record()
+        entry.ParseFromString(text)
+        named = {(item.key or ".".join(item.nested_key)): item.value_json for item in entry.history.item}
+        rounds += [int(named["round"])] if "round" in named else []
+    return rounds
+
+
+def leveldb_records(text: bytes) -> Iterator[bytes]:
+    """Yields the records of a log of LevelDB's format, which starts with seven bytes of W&B."""
+    block, head = 2**15, struct.Struct("<IHB")
+    position, record = 7, b""
+    while position + head.size <= len(text):
+        if block - position % block < head.size:
+            position += block - position % block
+            continue
+        _, length, kind = head.unpack_from(text, position)
+        position += head.size + length
+        record += text[position - length : position]
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+@pytest.mark.slow
+def test_run_stopped_by_a_signal_is_one_tracked_run_after_its_resumption(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
+
+    def stop(record, state):
+        if record["round"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    start = Config(rounds=6, clients=4, alpha=10.0, out=tmp_path / "run", cache_dir=tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        fv.run(start, callbacks=[stop], track="tensorboard")
+    resumed = fv.run(dataclasses.replace(start, resume=str(tmp_path / "run")), track="tensorboard")
+    events = events_of(tmp_path / "run" / "tracking")
+    got = {e.step: e.value for e in events.Scalars("train/loss")}
+    assert got == pytest.approx({r["round"]: r["train_loss"] for r in resumed.records}, rel=1e-6)

@@ -107,6 +107,7 @@ class Choices(NamedTuple):
     rows_per_scoring_pass: Mapping[str, int]
     """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
     group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
+    Whatever the images, ViTs see 224 x 224 pixels.
 
     A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32."""
     values_per_scoring_pass: float
@@ -129,8 +130,8 @@ class Choices(NamedTuple):
     is_packed: bool
     """Whether lanes load and store clients, and scores are collected, as one vector instead of tensor by tensor.
 
-    On a GPU every tensor is a launch: 103 of the 124 kernels with which four lanes of ResNet-18 change clients store
-    tensors, and a scoring loop collects 62 norms."""
+    On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
+    124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
     is_default_float32: bool
     """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
 

@@ -8,14 +8,17 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import worlds
 from rich.console import Console
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import targets
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, programs, simulation, target_programs
 from fedvg_jax.views import display, target_plan
 
@@ -24,10 +27,22 @@ H100 = targets.parse_target("h100")
 
 
 @pytest.fixture(scope="module")
-def planned():
-    """Returns a simulation, and its plan on an H100 from the programs of this CPU."""
-    made = simulation.simulation(SETTINGS, machine=programs.Machine(hw.current(), tuple(jax.devices()[:1])))
-    return made, target_plan.make_plan(made, H100, target_programs.compile_for(made, H100))
+def compiled():
+    """Returns a simulation for an H100, and its programs compiled for this CPU."""
+    made = simulation.simulation(SETTINGS, machine=programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
+    return made, target_programs.compile_for(made, H100)
+
+
+@pytest.fixture(scope="module")
+def planned(compiled):
+    """Returns the simulation and its plan."""
+    return compiled[0], target_plan.make_plan(compiled[0], H100, compiled[1])
+
+
+@pytest.fixture(scope="module")
+def here():
+    """Returns the same simulation for this machine."""
+    return simulation.simulation(SETTINGS)
 
 
 def test_a_plan_has_the_work_of_the_schedules(planned):
@@ -74,13 +89,27 @@ def test_a_plan_is_json_and_a_table_that_calls_its_times_estimates(planned):
     assert "NVIDIA H100" in text and "fits" in text and text.count("estimate") == 2
 
 
-def test_a_run_for_another_machine_has_the_shapes_of_this_one(planned):
-    shapes, made = planned[0], simulation.simulation(SETTINGS)
+def test_a_run_for_another_machine_has_the_shapes_of_this_one(planned, here):
+    shapes, made = planned[0], here
     for abstract, concrete in zip(
         jax.tree.leaves((shapes.state, shapes.data)), jax.tree.leaves((made.state, made.data)), strict=True
     ):
         assert isinstance(abstract, jax.ShapeDtypeStruct)
         assert (abstract.shape, abstract.dtype) == (concrete.shape, concrete.dtype)
+
+
+def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled, here):
+    """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
+    for_gpu, of_gpu = compiled
+    assert (for_gpu.executor.lanes_together, here.executor.lanes_together) == (2, 1)
+
+    def round_of(sim, chunk):
+        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        state, metrics = chunk(jax.tree.map(jnp.copy, here.state), np.int32(1), rounds, here.data, here.hyper)
+        return state.variables, jax.tree.map(lambda leaf: leaf[0], metrics)
+
+    found = round_of(for_gpu, lambda *arguments: of_gpu.chunk(*arguments))
+    worlds.assert_close(found, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
 
 
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 
-
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "targets.json"
 

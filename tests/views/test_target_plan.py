@@ -108,7 +108,7 @@ def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compil
         state, metrics = chunk(jax.tree.map(jnp.copy, here.state), np.int32(1), rounds, here.data, here.hyper)
         return state.variables, jax.tree.map(lambda leaf: leaf[0], metrics)
 
-    found = round_of(for_gpu, lambda *arguments: of_gpu.chunk(*arguments))
+    found = round_of(for_gpu, of_gpu.chunk)
     worlds.assert_close(found, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
 
 

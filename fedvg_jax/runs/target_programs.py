@@ -87,8 +87,8 @@ def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:
     lowered = sim.chunk.lower(sim.state, *shapes((np.int32(0), rounds)), sim.data, shapes(dict(sim.hyper)))
     evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.test)
     with _cached_with_names():
-        compiled = [_compile(program, target.hardware.platform) for program in (lowered, evaluate)]
-    return TargetPrograms(*compiled, time.perf_counter() - start)
+        chunk, evaluated = (_compile(program, target.hardware.platform) for program in (lowered, evaluate))
+    return TargetPrograms(chunk, evaluated, time.perf_counter() - start)
 
 
 def _compile(lowered: Any, platform: str) -> Any:

@@ -52,11 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
 
     Returns:
-        The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 129,
-        130 or 143 after SIGHUP, SIGINT or SIGTERM.
+        The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 3 where
+        another process of the run was lost; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if print_help(words, PROG, PURPOSE, EXAMPLES):
+        if "--help-all" in words:
+            print(f"\n{launch.HELP}")
         return 0
     return guarded(lambda: _run_command(words))
 
@@ -204,7 +206,7 @@ def apply_flags(config: Config, argv: Sequence[str], prog: str = PROG) -> Config
         prog: the command as it is typed, for messages.
 
     Raises:
-        UsageError: a flag is unknown, or its value is no value of the setting.
+        UsageError: a flag is unknown, or its value is not one of the setting's.
     """
     import tyro
 

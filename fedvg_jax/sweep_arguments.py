@@ -209,7 +209,7 @@ def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]
     """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
 
     Raises:
-        UsageError: a flag is unknown, or a value is no value of its setting.
+        UsageError: a flag is unknown, or a value is not one of its setting's.
     """
     texts = {name: [str(v) for word in words for v in axes.seeds(name, word)] for name, words in flags.items()}
     columns: dict[str, list[Any]] = {name: [] for name in texts}

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import xla_flags
+
 # before jax is imported, here and in every process a test starts
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
@@ -15,6 +17,7 @@ os.environ |= {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("XLA_FLAGS", xla_flags.environment())
 
 import hypothesis
 import pytest
@@ -63,13 +66,3 @@ def x64():
 
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture
-def cheap_programs(monkeypatch):
-    """Compiles a run's programs with the options of `worlds.jit`, for runs of small dense models."""
-    import jax
-    import worlds
-
-    compile = jax.stages.Lowered.compile
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: compile(self, compiler_options=worlds.HASTE))

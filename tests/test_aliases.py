@@ -6,6 +6,7 @@ import sys
 import warnings
 
 import pytest
+from cases import naming
 
 from fedvg_jax import _aliases
 
@@ -21,12 +22,13 @@ types.Executor types.SimState types.Metrics history.History loop.run round.make_
 """
 
 
-@pytest.mark.parametrize("name", PROMISED.split())
-def test_a_documented_name_of_an_earlier_version_is_found(name):
-    module, _, attribute = name.partition(".")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        assert getattr(importlib.import_module(f"fedvg_jax.{module}"), attribute) is not None
+def test_a_documented_name_of_an_earlier_version_is_found():
+    for name in PROMISED.split():
+        with naming(name):
+            module, _, attribute = name.partition(".")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                assert getattr(importlib.import_module(f"fedvg_jax.{module}"), attribute) is not None
 
 
 def test_an_alias_warns_once_and_names_the_new_place():

@@ -119,7 +119,14 @@ def test_only_the_hardware_module_asks_jax_for_its_back_end():
         assert not asks or module == "core/hardware", f"{module} asks for the back end; it takes a Hardware"
 
 
+def test_no_module_imports_an_integration():
+    for module in SOURCES:
+        others = {m for m in imported_modules(module) if package_of(m) == "integrations"}
+        assert not others or package_of(module) == "integrations", f"{module} imports {others}"
+
+
 @pytest.mark.parametrize("module", ["", ".config", ".data", ".engine.schedule", ".runs.history"])
-def test_importing_it_imports_no_jax(module):
-    code = f"import sys, fedvg_jax{module}; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
+def test_importing_it_imports_no_jax_and_no_integration(module):
+    heavy = "{'jax', 'flax', 'torch', 'flwr', 'fedvg_jax.integrations'}"
+    code = f"import sys, fedvg_jax{module}; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from cases import naming
 
 import fedvg_jax
 from fedvg_jax.config import Config, flatten
@@ -26,8 +27,6 @@ WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
 WRITTEN = [path for path in WRITTEN if path.parent != DOCS / "reference" / "api"]
 """Pages that are written by hand."""
-
-pages = pytest.mark.parametrize("page", WRITTEN, ids=lambda path: path.name)
 
 
 def module(path):
@@ -51,12 +50,13 @@ def code_of(text: str) -> str:
     return re.sub(r"^!.*$", "", "\n".join(blocks), flags=re.M)
 
 
-@pages
-def test_every_link_of_a_page_resolves(page):
-    prose = re.sub(r"^```(?!\{include\}).*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    base = ROOT if page == README else page.parent
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        assert re.match(r"https?://", link) or (base / link).exists(), link
+def test_every_link_of_a_page_resolves():
+    for page in WRITTEN:
+        with naming(page.name):
+            prose = re.sub(r"^```(?!\{include\}).*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+            base = ROOT if page == README else page.parent
+            for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+                assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
 @functools.cache
@@ -64,37 +64,81 @@ def pieces(generated):
     return generated.pieces()
 
 
-@pages
-def test_every_included_piece_exists(page, extension):
+def test_every_included_piece_exists(extension):
     generated = extension("generated")
-    for target in re.findall(r"^```\{include\} (\S+)", page.read_text(encoding="utf-8"), re.M):
-        path = page.parent / target
-        assert path.stem in pieces(generated) if path.parent.name == "_generated" else path.exists(), target
+    for page in WRITTEN:
+        with naming(page.name):
+            for target in re.findall(r"^```\{include\} (\S+)", page.read_text(encoding="utf-8"), re.M):
+                path = page.parent / target
+                assert path.stem in pieces(generated) if path.parent.name == "_generated" else path.exists(), target
 
 
-@pages
-def test_a_page_names_only_what_exists(page):
-    if page.name == "CHANGELOG.md":
-        return
-    text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\bfv\.(\w+(?:\.\w+)*)", text):
-        first, *rest = path.split(".")
-        assert first in fedvg_jax.__all__, f"fv.{path}"
-        thing = getattr(fedvg_jax, first)
-        for name in rest:
-            thing = getattr(thing, name)
-    for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
-        assert (ROOT / path.replace(".", "/")).with_suffix(".py").exists() or (ROOT / path.replace(".", "/")).is_dir()
+def test_a_page_names_only_what_exists():
+    for page in WRITTEN:
+        if page.name == "CHANGELOG.md":
+            continue
+        with naming(page.name):
+            text = page.read_text(encoding="utf-8")
+            for path in re.findall(r"\bfv\.(\w+(?:\.\w+)*)", text):
+                first, *rest = path.split(".")
+                assert first in fedvg_jax.__all__, f"fv.{path}"
+                thing = getattr(fedvg_jax, first)
+                for name in rest:
+                    thing = getattr(thing, name)
+            for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
+                place = ROOT / path.replace(".", "/")
+                assert place.with_suffix(".py").exists() or place.is_dir()
 
 
-@pages
-def test_the_python_of_a_page_imports_only_public_names(page):
-    for node in ast.walk(ast.parse(code_of(page.read_text(encoding="utf-8")))):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
-            assert node.module == "fedvg_jax", node.module
-            assert {alias.name for alias in node.names} <= set(fedvg_jax.__all__)
-        if isinstance(node, ast.Import):
-            assert not any(alias.name.startswith("fedvg_jax.") for alias in node.names)
+INTEGRATIONS = {
+    "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
+    "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",
+}
+"""Public modules that need an extra, and the file that lists their names."""
+
+
+def public_names(module):
+    """`__all__` of fedvg_jax, or of an integration, whose source is read without importing it."""
+    if module not in INTEGRATIONS:
+        assert module == "fedvg_jax", module
+        return set(fedvg_jax.__all__)
+    (listed,) = (
+        node.value
+        for node in ast.parse(INTEGRATIONS[module].read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return set(ast.literal_eval(listed))
+
+
+def test_the_python_of_a_page_imports_only_public_names():
+    for page in WRITTEN:
+        with naming(page.name):
+            for node in ast.walk(ast.parse(code_of(page.read_text(encoding="utf-8")))):
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
+                    assert {alias.name for alias in node.names} <= public_names(node.module)
+                if isinstance(node, ast.Import):
+                    assert not any(alias.name.startswith("fedvg_jax.") for alias in node.names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "package"), [("flower", "flwr"), ("pytorch", "torch")])
+def test_the_python_of_a_page_on_an_integration_runs(page, package):
+    for needed in ("torch", package):
+        pytest.importorskip(needed, reason=f"the page needs {needed}")
+    names = {}
+    exec(code_of((DOCS / "integrations" / f"{page}.md").read_text(encoding="utf-8")), names)
+    if page == "pytorch":
+        assert min(names["accuracy_of_fedavg"], names["accuracy_of_fedvg"]) > 0.8
+
+
+@pytest.mark.slow
+def test_models_of_the_page_on_pytorch_are_converted():
+    pytest.importorskip("torchvision", reason="the page needs torchvision")
+    blocks = re.findall(
+        r"^```python notest\n(.*?)^```", (DOCS / "integrations" / "pytorch.md").read_text(), re.S | re.M
+    )
+    assert len(blocks) == 1
+    exec(blocks[0], {})
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)

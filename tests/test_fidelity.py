@@ -4,14 +4,13 @@ import re
 import typing
 from collections import Counter
 
-import pytest
+from cases import naming
 
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, presets
 from fedvg_jax.paper import fidelity
 
 DEFAULTS = config.flatten(Config())
-every_row = pytest.mark.parametrize("row", fidelity.DEPARTURES, ids=lambda row: row.id)
 WORDS = 15
 """Maximum number of words in a cell of the table."""
 
@@ -20,25 +19,28 @@ def is_default(row):
     return all(DEFAULTS[name] == value for name, value in row.settings.items())
 
 
-@every_row
-def test_every_row_has_settings_or_a_reason(row):
-    assert row.settings or row.reason
+def test_every_row_has_settings_or_a_reason():
+    for row in fidelity.DEPARTURES:
+        with naming(row.id):
+            assert row.settings or row.reason
 
 
-@every_row
-def test_settings_of_a_row_are_valid(row):
+def test_settings_of_a_row_are_valid():
     """`apply` refuses unknown names and types, `check` refuses unknown values."""
-    settings = dict(row.settings)
-    changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
-    assert {name: changed[name] for name in settings} == settings
+    for row in fidelity.DEPARTURES:
+        with naming(row.id):
+            settings = dict(row.settings)
+            changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
+            assert {name: changed[name] for name in settings} == settings
 
 
-@every_row
-def test_profile_applies_settings_that_differ_from_defaults_or_gives_a_reason(row):
-    if row.official:
-        assert row.settings and not is_default(row)
-    else:
-        assert is_default(row) or row.reason
+def test_profile_applies_settings_that_differ_from_defaults_or_gives_a_reason():
+    for row in fidelity.DEPARTURES:
+        with naming(row.id):
+            if row.official:
+                assert row.settings and not is_default(row)
+            else:
+                assert is_default(row) or row.reason
 
 
 def test_profile_consists_of_the_official_rows():
@@ -57,17 +59,19 @@ def test_profile_changes_only_its_settings():
     assert corrected == config.flatten(sim.parse([])) and moved == fidelity.official_settings()
 
 
-@pytest.mark.parametrize("method", presets.METHODS)
-def test_profile_is_valid_with_every_method(method):
-    config.check(sim.parse(["--fidelity", "official", "--method", method]))
+def test_profile_is_valid_with_every_method():
+    for method in presets.METHODS:
+        with naming(method):
+            config.check(sim.parse(["--fidelity", "official", "--method", method]))
 
 
-@every_row
-def test_texts_of_a_row_are_short_and_name_existing_flags(row):
-    texts = (row.subject, row.paper, row.published, row.ours, row.reason)
-    assert all(len(text.split()) <= WORDS and "|" not in text for text in texts)
-    flags = re.findall(r"--([a-z][a-z_.-]*)", " ".join(texts))
-    assert all(flag.replace("-", "_") in DEFAULTS for flag in flags)
+def test_texts_of_a_row_are_short_and_name_existing_flags():
+    for row in fidelity.DEPARTURES:
+        with naming(row.id):
+            texts = (row.subject, row.paper, row.published, row.ours, row.reason)
+            assert all(len(text.split()) <= WORDS and "|" not in text for text in texts)
+            flags = re.findall(r"--([a-z][a-z_.-]*)", " ".join(texts))
+            assert all(flag.replace("-", "_") in DEFAULTS for flag in flags)
 
 
 def test_rows_have_unique_ids_and_evidence():

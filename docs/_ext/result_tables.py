@@ -109,13 +109,8 @@ def controls(name: str) -> str:
                 gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
                 shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
             rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    head = ["setting"] * has_settings + [
-        "weights",
-        "test accuracy, %",
-        "runs",
-        "minus FedVG, points (95 % interval)",
-        "p, Holm",
-    ]
+    columns = ["setting", "weights", "test accuracy, %", "runs", "minus FedVG, points (95 % interval)", "p, Holm"]
+    head = columns[not has_settings :]
     run = load(f"{name}/run")
     source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
     return f"{table(head, rows)}\n\n{source}\n"

@@ -116,7 +116,7 @@ def _check_batch_size(config: Config) -> None:
 
 
 def _check_devices(config: Config) -> None:
-    """Raises UsageError for numbers of lanes or devices that are no numbers, or that contradict each other."""
+    """Raises UsageError for numbers of lanes or devices that are not numbers, or that contradict each other."""
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
     is_devices = config.devices == "auto" or _is_count(config.devices)

@@ -162,7 +162,7 @@ def _shown(value: Any) -> str:
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the settings of nested tables by dotted name.
 
-    An empty table that is no group stays a value, which no setting accepts.
+    An empty table that is not a group stays a value, which no setting accepts.
 
     >>> dotted({"lr": 0.1, "fedvg": {"norm": "l2"}, "fedprox": {}, "rounds": {}})
     {'lr': 0.1, 'fedvg.norm': 'l2', 'rounds': {}}

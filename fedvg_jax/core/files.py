@@ -32,7 +32,7 @@ def export_target(path: Path, setting: str = "export") -> Path:
         setting: that names it, for messages.
 
     Raises:
-        UsageError: `path` exists and is no regular file (but a folder, a device, a pipe or a broken link), or its
+        UsageError: `path` exists and is not a regular file (but a folder, a device, a pipe or a broken link), or its
             folder is missing or cannot be written to.
     """
     try:
@@ -254,7 +254,7 @@ def parse_json(text: bytes, source: object, unique_keys: bool = False) -> Any:
     except RecursionError:
         raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
     except ValueError as error:
-        raise UsageError(f"{source} is damaged: no complete JSON ({reason(error)})") from None
+        raise UsageError(f"{source} is damaged: not complete JSON ({reason(error)})") from None
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 
     The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
-    that cannot be made is no error; writing to it will be. Systems without user ids are not checked.
+    that cannot be made is not an error; writing to it will be. Systems without user ids are not checked.
 
     Args:
         folder: the cache folder.

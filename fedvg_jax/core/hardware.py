@@ -109,7 +109,9 @@ class Choices(NamedTuple):
     group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
     Whatever the images, ViTs see 224 x 224 pixels.
 
-    A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32."""
+    A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32. On a CPU, 2, 4 and 8 groups of 32
+    CIFAR-10 images take LeNet5 1.19, 1.24 and 1.8 times the CPU seconds of one by one (its activations leave the
+    cache). The MLP takes 0.89, 0.71 and 0.65 times on 3,072 inputs, but 1.2 to 0.96 times on the 64 of the digits."""
     values_per_scoring_pass: float
     """Most input values (pixels x channels) of a pass, which bound its activations.
 

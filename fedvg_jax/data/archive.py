@@ -127,7 +127,7 @@ def opened(path: Path, source: str) -> Iterator[Place]:
         source: where to download the archive, for errors.
 
     Raises:
-        UsageError: a file that is no complete zip archive.
+        UsageError: a file that is not a complete zip archive.
     """
     if not path.is_file():
         yield path

@@ -146,7 +146,7 @@ def _checked(array, name: str) -> np.ndarray:
     if not array.ndim or array.dtype.kind not in "biuf":
         raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {_shape(array)}")
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is no int64
+        largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":

@@ -187,7 +187,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
         tensors: arrays by name.
 
     Raises:
-        UsageError: the file cannot be written, or `path` is no regular file.
+        UsageError: the file cannot be written, or `path` is not a regular file.
     """
     code = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

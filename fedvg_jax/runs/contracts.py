@@ -107,7 +107,7 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
     """The weighting that a user's function makes for the task.
 
     Raises:
-        UsageError: `factory` is no function of the task, or returns something else.
+        UsageError: `factory` is not a function of the task, or returns something else.
 
     >>> weighting_of(lambda task: "samples", None)
     Traceback (most recent call last):

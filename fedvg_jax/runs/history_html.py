@@ -90,7 +90,7 @@ def _frame(metric: str, limits: tuple[float, float], last: int) -> str:
     low, high = limits
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     suffix = " %" if metric == "accuracy" else ""
-    texts = [
+    texts: list[tuple[float, float, str, str]] = [
         (LEFT - 4, _y(value, low, high) + 4, "end", f"{value:.3g}{suffix}")
         for value in (low + 0.06 * (high - low), high - 0.06 * (high - low))
     ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, sweep_points
+from fedvg_jax.config.help import show_default
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -109,7 +110,11 @@ def description(config: Config, arrays: Arrays) -> dict[str, Any]:
 def _settings(config: Config) -> dict[str, Any]:
     """Returns the settings that the run used and that can affect its results, without paths of this machine."""
     left_out = {*sweep_points.HOST, *PLACES, *unused(config)}
-    return {name: value for name, value in configs.flatten(config).items() if name not in left_out}
+    settings = {name: value for name, value in configs.flatten(config).items() if name not in left_out}
+    prefix, colon, folder = config.dataset.partition(":")
+    if Path(folder).is_absolute():
+        settings["dataset"] = f"{prefix}{colon}{Path(folder).name}"
+    return settings
 
 
 def card(sim: Simulation, history: History) -> str:
@@ -125,7 +130,7 @@ def card(sim: Simulation, history: History) -> str:
         "The maximum is chosen on the test rows and is optimistic. The round best on validation is chosen on the shared"
         " validation set" + (", which the weights also use." if config.select == "shared" else "."),
         "## Settings",
-        _table(("setting", "value"), {name: f"{value}" for name, value in _settings(config).items()}),
+        _table(("setting", "value"), {name: show_default(value) for name, value in _settings(config).items()}),
         "## Provenance",
         _table(("source", "value"), _provenance(history)),
         "## Use",

@@ -84,7 +84,7 @@ def checked(parameter: Hyperparameter, value: Any) -> float:
     """`value` as a float.
 
     Raises:
-        UsageError: it is no finite number, not in the declared range, or zero or infinite in float32.
+        UsageError: it is not a finite number, not in the declared range, or zero or infinite in float32.
 
     >>> checked(Hyperparameter("p", 0.5, 0, 1, excludes_low=True), 0)
     Traceback (most recent call last):

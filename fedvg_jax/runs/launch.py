@@ -36,6 +36,18 @@ FLAGS = ("distributed", "processes", "process")
 """Options of the command line that start several processes; they are no settings of a run."""
 
 
+HELP = """Several processes:
+  --distributed HOST:PORT|auto
+                        Run in several processes, which share the clients of
+                        every round. Start each with the same command.
+                        HOST:PORT is an address of process 0; auto detects
+                        Slurm, Open MPI or Kubernetes.
+  --processes INT       Number of processes. Default: $JAX_NUM_PROCESSES.
+  --process INT         Number of this process, from 0. Default:
+                        $JAX_PROCESS_ID."""
+"""Entry of the options in `FLAGS` in `--help-all`."""
+
+
 class Launch(NamedTuple):
     """How the processes of a run find each other."""
 

@@ -73,7 +73,7 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
             split by the config's ratios.
 
     Raises:
-        UsageError: it is no partition of these data among the config's clients.
+        UsageError: it is not a partition of these data among the config's clients.
     """
     return _checked(config, arrays, partition, "the partition given")
 

@@ -34,7 +34,7 @@ ALWAYS_CAUGHT = _existing("SIGINT", "SIGTERM")
 """Other signals keep a handler that is not the default: nohup ignores SIGHUP, and a caller may use SIGUSR1."""
 
 REPEATED = _existing("SIGHUP")
-"""Shells and the kernel both send it when a terminal closes, so a second one is no request to stop at once."""
+"""Shells and the kernel both send it when a terminal closes, so a second one is not a request to stop at once."""
 
 
 MERGED = 0.02

@@ -133,8 +133,8 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
         total: number of rounds.
     """
     if console.is_jupyter:
-        with notebook.round_progress(total, metric_text) as show:
-            yield show
+        with notebook.round_progress(total, metric_text) as show_bar:
+            yield show_bar
         return
     if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)

@@ -319,7 +319,7 @@ def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(shell, t
     with started(
         [sys.executable, "-c", script, *SHORT, "--out", str(tmp_path / "run")], env=shell.environment
     ) as process:
-        said = process.communicate(timeout=60)
+        said = process.communicate(timeout=240)
     assert (process.returncode, said) == (code, ("", f"stopped at once; there is no run folder {tmp_path / 'run'}\n"))
 
 
@@ -329,7 +329,7 @@ def test_stop_signal_before_the_first_round_ends_the_process_in_one_line(shell, 
     with started([sys.executable, "-m", "fedvg_jax.sim", *arguments], env=shell.environment) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=240)[1]
     assert process.returncode == 143 and re.fullmatch(r"stopped at once; [^\n]*\n", said)
 
 

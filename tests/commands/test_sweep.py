@@ -266,10 +266,11 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
     start = [sys.executable, "-m", "fedvg_jax.sweep", *SHORT, *words, "--out", str(tmp_path / "out"), "--jobs", "2"]
     with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
         while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
+            assert process.poll() is None
             time.sleep(0.1)
         process.kill()
     claims = list((tmp_path / "out").glob("points/*/.claim"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not all(map(is_free, claims)):  # the workers end after their present chunks
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -105,9 +105,9 @@ def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
         return state, metrics
 
     start = worlds.state(WORLD, algorithm, TASK)
-    found = rounds(TASK, TASK.support)
-    worlds.assert_close(found, rounds(TASK._replace(support=None), gradient_support.FULL_SUPPORT), 1e-12)
-    kernels = [state.variables.params["conv1"]["kernel"] for state in (start, found[0])]
+    on_support = rounds(TASK, TASK.support)
+    worlds.assert_close(on_support, rounds(TASK._replace(support=None), gradient_support.FULL_SUPPORT), 1e-12)
+    kernels = [state.variables.params["conv1"]["kernel"] for state in (start, on_support[0])]
     np.testing.assert_array_equal(*(kernel[0] for kernel in kernels))
     assert jnp.abs(kernels[1] - kernels[0])[1].min() > 0
 
@@ -147,8 +147,8 @@ def test_client_carries_the_support_only():
 )
 def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
     """Weight decay moves them, and a kept optimiser state covers them."""
-    found = simulation.make_live(dataclasses.replace(config.Config(), **changes), TASK)
-    assert found is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
+    support = simulation.make_live(dataclasses.replace(config.Config(), **changes), TASK)
+    assert support is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
 
 
 def test_loss_refuses_images_of_another_shape():

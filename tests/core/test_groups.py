@@ -44,17 +44,19 @@ def measured(grads, norm="l1"):
     return jax.tree.map(np.asarray, measure(norm)(grads))
 
 
-def score(rule, found):
-    return worlds.jit(rule.score)(found)
+def score(rule, measured_norms):
+    return worlds.jit(rule.score)(measured_norms)
 
 
-def weigh(rule, found, eps=0.0):
+def weigh(rule, measured_norms, eps=0.0):
     @worlds.jit
-    def weights_of(found, eps, model, data):
+    def weights_of(measured_norms, eps, model, data):
         returns = Returns(model, tree.repeat(model, K), jnp.arange(K), data)
-        return rule.weigh({"eps": eps}, found, returns)
+        return rule.weigh({"eps": eps}, measured_norms, returns)
 
-    weights = jax.tree.map(np.asarray, weights_of(found, jnp.asarray(eps, float), worlds.variables(), WORLD.data()))
+    weights = jax.tree.map(
+        np.asarray, weights_of(measured_norms, jnp.asarray(eps, float), worlds.variables(), WORLD.data())
+    )
     return dict(zip(PATHS, jax.tree.leaves(weights.params), strict=True)), weights.stats
 
 
@@ -64,8 +66,8 @@ def inverse(g):
 
 def concatenated(grads, module):
     """[K, entries] of a module's tensors."""
-    found = dict(zip(PATHS, jax.tree.leaves(grads), strict=True))
-    return np.concatenate([found[path].reshape(K, -1) for path in PATHS if path.startswith(module + "/")], 1)
+    by_path = dict(zip(PATHS, jax.tree.leaves(grads), strict=True))
+    return np.concatenate([by_path[path].reshape(K, -1) for path in PATHS if path.startswith(module + "/")], 1)
 
 
 # --- layers
@@ -89,9 +91,9 @@ def test_a_module_s_norm_equals_that_of_its_concatenated_tensors(x64, norm, of, 
     weights, _ = weigh(make(norm=norm, layer="module", granularity=granularity), measured(grads, norm))
     by_module = {module: of(concatenated(grads, module)) for module in ("bn1", "classifier", "fc1")}
     overall = inverse(sum(by_module.values()) / 3)
-    for path, found in weights.items():
+    for path, weight in weights.items():
         expected = overall if granularity == "modelwise" else inverse(by_module[groups.module_of(path)])
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(weight, expected, rtol=1e-12)
 
 
 def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
@@ -103,10 +105,10 @@ def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
 
 @pytest.mark.parametrize(("norm", "root"), [("l1", 1), ("l2", 2)])
 def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
-    found = measured(tensors(), norm)
-    by_path = dict(zip(PATHS, jax.tree.leaves(found), strict=True))
+    measured_norms = measured(tensors(), norm)
+    by_path = dict(zip(PATHS, jax.tree.leaves(measured_norms), strict=True))
     expected = sum(by_path[path] / SIZES[path] ** (1 / root) for path in PATHS) / len(PATHS)
-    np.testing.assert_allclose(score(make(norm=norm, per_element=True), found), expected, rtol=1e-12)
+    np.testing.assert_allclose(score(make(norm=norm, per_element=True), measured_norms), expected, rtol=1e-12)
 
 
 def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
@@ -121,15 +123,15 @@ def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
 
 def test_only_tensors_that_match_the_expression_count(x64):
     """Modelwise the others take the client's weight all the same; layerwise and blockwise they are uniform."""
-    found = measured(tensors())
-    head = (found["classifier"]["kernel"] + found["classifier"]["bias"]) / 2
+    measured_norms = measured(tensors())
+    head = (measured_norms["classifier"]["kernel"] + measured_norms["classifier"]["bias"]) / 2
     for granularity in ("modelwise", "blockwise"):
-        weights, _ = weigh(make(include="^classifier/", granularity=granularity), found)
+        weights, _ = weigh(make(include="^classifier/", granularity=granularity), measured_norms)
         other = inverse(head) if granularity == "modelwise" else np.full(K, 1 / K)
         for path, w in weights.items():
             np.testing.assert_allclose(w, inverse(head) if path.startswith("classifier") else other, rtol=1e-12)
-    weights, _ = weigh(make(include="kernel", granularity="layerwise"), found)
-    np.testing.assert_allclose(weights["fc1/kernel"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+    weights, _ = weigh(make(include="kernel", granularity="layerwise"), measured_norms)
+    np.testing.assert_allclose(weights["fc1/kernel"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
     np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-12)
 
 
@@ -139,17 +141,17 @@ def test_an_expression_without_a_tensor_is_refused_when_built():
 
 
 def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):
-    found = measured(tensors(), "spectral")
-    expected = (found["classifier"]["kernel"] + found["fc1"]["kernel"]) / 2
-    np.testing.assert_allclose(score(make(norm="spectral"), found), expected, rtol=1e-12)
-    weights, _ = weigh(make(norm="spectral", granularity="blockwise"), found)
-    np.testing.assert_allclose(weights["bn1/scale"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+    measured_norms = measured(tensors(), "spectral")
+    expected = (measured_norms["classifier"]["kernel"] + measured_norms["fc1"]["kernel"]) / 2
+    np.testing.assert_allclose(score(make(norm="spectral"), measured_norms), expected, rtol=1e-12)
+    weights, _ = weigh(make(norm="spectral", granularity="blockwise"), measured_norms)
+    np.testing.assert_allclose(weights["bn1/scale"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
 
 
 def test_layerwise_a_vector_takes_the_weight_of_its_module_s_matrix(x64):
-    found = measured(tensors(), "spectral")
-    weights, _ = weigh(make(norm="spectral", granularity="layerwise", include="kernel|fc1/bias"), found)
-    np.testing.assert_allclose(weights["fc1/bias"], inverse(found["fc1"]["kernel"]), rtol=1e-12)
+    measured_norms = measured(tensors(), "spectral")
+    weights, _ = weigh(make(norm="spectral", granularity="layerwise", include="kernel|fc1/bias"), measured_norms)
+    np.testing.assert_allclose(weights["fc1/bias"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
     np.testing.assert_allclose(weights["bn1/scale"], np.full(K, 1 / K), rtol=1e-12)
 
 
@@ -171,9 +173,9 @@ def test_the_published_spectral_norm_gives_a_weight_for_every_tensor(x64):
 
 
 def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_layer(x64):
-    found = measured(tensors())
+    measured_norms = measured(tensors())
     for stats in ("uniform", "layer"):
-        weights, of_stats = weigh(make(granularity="layerwise", stats=stats), found)
+        weights, of_stats = weigh(make(granularity="layerwise", stats=stats), measured_norms)
         own = (weights["bn1/scale"] + weights["bn1/bias"]) / 2
         for w in jax.tree.leaves(of_stats):
             np.testing.assert_allclose(w, own if stats == "layer" else np.full(K, 1 / K), rtol=1e-12)
@@ -181,25 +183,27 @@ def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_
 
 @pytest.mark.parametrize("granularity", ["modelwise", "blockwise"])
 def test_statistics_follow_a_weight_shared_by_their_layer(x64, granularity):
-    found = measured(tensors())
-    uniform, layer = (weigh(make(granularity=granularity, stats=stats), found)[1] for stats in ("uniform", "layer"))
+    measured_norms = measured(tensors())
+    uniform, layer = (
+        weigh(make(granularity=granularity, stats=stats), measured_norms)[1] for stats in ("uniform", "layer")
+    )
     worlds.assert_close(layer, uniform, 1e-12)
 
 
 def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
-    found = measured(tensors())
-    found = jax.tree.map(lambda x: x.astype(np.float32), found)
-    found["fc1"]["bias"] = np.array([1e-9, 3e-9, 0.0, 2e-8], np.float32)
-    weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
+    measured_norms = measured(tensors())
+    measured_norms = jax.tree.map(lambda x: x.astype(np.float32), measured_norms)
+    measured_norms["fc1"]["bias"] = np.array([1e-9, 3e-9, 0.0, 2e-8], np.float32)
+    weights, _ = weigh(make(granularity="layerwise"), measured_norms, eps=1e-8)
     np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-6)
     assert np.ptp(weights["fc1/kernel"]) > 0.01
-    modelwise, _ = weigh(make(), found, eps=1e-8)
+    modelwise, _ = weigh(make(), measured_norms, eps=1e-8)
     assert np.ptp(modelwise["fc1/bias"]) > 0.01
 
 
 def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
-    found = {"a": jnp.ones(3), "b": jnp.array([1e-9, 1e-9, 1e-3])}
-    weights = worlds.jit(lambda norms: inverse_norm_weights(norms, "layerwise"))(found)
+    measured_norms = {"a": jnp.ones(3), "b": jnp.array([1e-9, 1e-9, 1e-3])}
+    weights = worlds.jit(lambda norms: inverse_norm_weights(norms, "layerwise"))(measured_norms)
     assert weights["b"][2] < 1e-4
 
 
@@ -208,8 +212,8 @@ def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
     signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
     reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
-    found = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
-    weights, _ = weigh(make(granularity="layerwise"), found, eps=1e-8)
+    measured_norms = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
+    weights, _ = weigh(make(granularity="layerwise"), measured_norms, eps=1e-8)
     even = {path for path, w in weights.items() if np.ptp(w) < 1e-6}
     assert even == {"fc1/bias"}
 
@@ -227,16 +231,16 @@ def test_noise_has_zero_gradient_without_nan():
 @pytest.mark.parametrize("options", [{}, {"layer": "module"}, {"norm": "spectral"}, {"include": "bias"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
     rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
-    found = measured(tensors(), options.get("norm", "l1"))
-    shares = worlds.jit(rule.detail)(found)["layer_shares"]
+    measured_norms = measured(tensors(), options.get("norm", "l1"))
+    shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
     assert shares.shape == (K, len(weighting_registry.layer_names(settings, worlds.TASK)))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)
 
 
 def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
-    found = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
+    measured_norms = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
     rule = fedvg(None, groups.modelwise, lambda path: path)
-    assert rule.detail(found)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
+    assert rule.detail(measured_norms)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
 
 
 def test_only_fedvg_s_history_names_layers():

@@ -25,9 +25,9 @@ accelerators = pytest.mark.parametrize("hardware", [GPU, TPU], ids=lambda h: h.p
 
 
 def test_current_hardware_is_what_jax_computes_on():
-    found = hw.current()
-    assert (found.platform, found.num_devices) == (jax.default_backend(), len(jax.devices()))
-    assert found.kind == jax.devices()[0].device_kind and found.cores >= 1
+    hardware = hw.current()
+    assert (hardware.platform, hardware.num_devices) == (jax.default_backend(), len(jax.devices()))
+    assert hardware.kind == jax.devices()[0].device_kind and hardware.cores >= 1
 
 
 def test_choices_default_to_the_current_hardware():

@@ -65,9 +65,9 @@ def test_the_gradient_is_the_outer_product_of_the_singular_vectors(x64):
 
 def test_the_gradient_at_zero_is_zero_also_among_others_in_a_vmap():
     both = jnp.stack([jnp.zeros((3, 2)), jnp.ones((3, 2))])
-    found = worlds.jit(jax.vmap(jax.grad(norms.spectral)))(both)
-    assert not found[0].any()
-    np.testing.assert_allclose(found[1], np.full((3, 2), 6**-0.5), rtol=1e-6)
+    gradients = worlds.jit(jax.vmap(jax.grad(norms.spectral)))(both)
+    assert not gradients[0].any()
+    np.testing.assert_allclose(gradients[1], np.full((3, 2), 6**-0.5), rtol=1e-6)
 
 
 def test_a_repeated_singular_value_gives_a_subgradient(x64):

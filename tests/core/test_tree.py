@@ -18,9 +18,9 @@ def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(cohort, x6
         return jnp.einsum("k,kij->ij", w, x - o[None])
 
     @worlds.jit
-    def value_and_derivatives(*at):
+    def value_and_derivatives(*arguments):
         return [
-            (f(*at), jax.jacrev(f, (0, 1, 2))(*at), jax.jacfwd(f, (0, 1, 2))(*at))
+            (f(*arguments), jax.jacrev(f, (0, 1, 2))(*arguments), jax.jacfwd(f, (0, 1, 2))(*arguments))
             for f in (tree.weighted_sum, equation)
         ]
 
@@ -33,5 +33,5 @@ def test_one_nonfinite_number_marks_its_client_at_any_position(size, bad):
     places = sorted({0, size // 2, size - 1})
     leaf = np.random.default_rng(0).normal(size=(1 + len(places), size)).astype(np.float32)
     leaf[1 + np.arange(len(places)), places] = bad
-    found = worlds.jit(tree.is_finite)({"a": jnp.asarray(leaf), "none": jnp.zeros((len(leaf), 0))})
-    assert found.tolist() == [True] + len(places) * [False]
+    flags = worlds.jit(tree.is_finite)({"a": jnp.asarray(leaf), "none": jnp.zeros((len(leaf), 0))})
+    assert flags.tolist() == [True] + len(places) * [False]

@@ -108,7 +108,7 @@ def test_client_array_is_read_in_linear_time(tmp_path):
 )
 def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
     np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])
-    with says("rows.npz", "no partition"):
+    with says("rows.npz", "not a partition"):
         from_rows.read(tmp_path / "rows.npz")
 
 
@@ -226,15 +226,15 @@ def test_partition_that_unpacks_beyond_memory_is_refused(tmp_path, monkeypatch):
     [
         (b"[" * 100_000, "nested too deeply"),
         (b'{"train":' * 100_000, "nested too deeply"),
-        (b"\xff", "no complete JSON"),
-        (b"3", "no partition"),
-        (b"null", "no partition"),
-        (b'"client"', "no partition"),
+        (b"\xff", "not complete JSON"),
+        (b"3", "not a partition"),
+        (b"null", "not a partition"),
+        (b'"client"', "not a partition"),
         (b"[[[0]]]", "must be integers"),
-        (b'{"client": {"a": 1}}', "no partition"),
-        (b'{"client": [0, 99999999999999999999]}', "no partition"),
-        (b'{"train": [[0]], "val": 3, "test": [[1]]}', "no partition"),
-        (b'{"train": [0], "train_sizes": {"a": 1}, "val": [[0]], "test": [[1]]}', "no partition"),
+        (b'{"client": {"a": 1}}', "not a partition"),
+        (b'{"client": [0, 99999999999999999999]}', "not a partition"),
+        (b'{"train": [[0]], "val": 3, "test": [[1]]}', "not a partition"),
+        (b'{"train": [0], "train_sizes": {"a": 1}, "val": [[0]], "test": [[1]]}', "not a partition"),
     ],
 )
 def test_json_that_is_no_partition_is_refused_in_one_line(tmp_path, content, said):

@@ -189,7 +189,7 @@ def test_classes_with_the_same_word_get_distinct_names(tmp_path):
     [
         ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
         ("wnids.txt", b"", ["wnids.txt", "empty"]),
-        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "no text file"]),
+        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
         ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
         ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
         ("train/n01/images/n01_2.JPEG", b"half", ["n01_2.JPEG", "not a complete image"]),

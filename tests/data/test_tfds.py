@@ -164,7 +164,7 @@ def test_description_that_names_other_code_is_refused(copied, tmp_path):
 
 def test_truncated_description_is_refused(copied, tmp_path):
     (copied / "features.json").write_text("{")
-    with says("features.json", "no complete JSON"):
+    with says("features.json", "not complete JSON"):
         data.load("tfds:tiny", tmp_path)
 
 

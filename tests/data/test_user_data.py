@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
@@ -102,8 +103,6 @@ def test_metrics_that_are_no_scalars_are_refused_in_one_line(metrics, said):
 
 
 def test_run_without_accuracy_shows_its_loss(capsys):
-    from rich.console import Console
-
     with display.round_progress(Console(), 4) as show:
         for record in RECORDS:
             show([record])

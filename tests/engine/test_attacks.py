@@ -40,20 +40,20 @@ def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
 @pytest.mark.parametrize("kind", attacks.BY_KIND)
 def test_honest_clients_and_statistics_are_unchanged(kind):
     model, clients = returns()
-    found = disturbed(kind, model, clients)
+    sent = disturbed(kind, model, clients)
     honest = [k for k in range(len(IDS)) if k not in BAD]
-    leaves = (map(np.asarray, jax.tree.leaves(c.params)) for c in (clients, found))
+    leaves = (map(np.asarray, jax.tree.leaves(c.params)) for c in (clients, sent))
     for before, after in zip(*leaves, strict=True):
         np.testing.assert_array_equal(before[honest], after[honest])
         assert (before[BAD] != after[BAD]).all() == (kind != "none")
-    jax.tree.map(np.testing.assert_array_equal, found.stats, clients.stats)
+    jax.tree.map(np.testing.assert_array_equal, sent.stats, clients.stats)
 
 
 @pytest.mark.parametrize(("kind", "c"), [("sign_flip", -1.5), ("scaling", 1.5)])
 def test_a_corrupt_client_returns_theta_minus_c_times_its_update(x64, kind, c):
     model, clients = returns()
-    found = disturbed(kind, model, clients)
-    leaves = jax.tree.map(np.asarray, [jax.tree.leaves(v.params) for v in (model, clients, found)])
+    sent = disturbed(kind, model, clients)
+    leaves = jax.tree.map(np.asarray, [jax.tree.leaves(v.params) for v in (model, clients, sent)])
     for theta, client, after in zip(*leaves, strict=True):
         for k in BAD:
             np.testing.assert_allclose(after[k], theta - c * (theta - client[k]), rtol=0, atol=1e-12)
@@ -63,33 +63,33 @@ def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
     """Of n normal numbers the mean of squares is within 5 sqrt(2 / n) of the variance, but for once in a million; so is
     the cosine of two independent directions within 5 / sqrt(n) of 0."""
     model, clients = returns((500, 40))
-    found, n = disturbed("noise", model, clients, scale=0.5), 20_003
+    sent, n = disturbed("noise", model, clients, scale=0.5), 20_003
 
     def update(variables, k):
         parts = jax.tree.map(lambda theta, c: np.asarray(theta - c[k]).ravel(), model.params, variables.params)
         return np.concatenate(jax.tree.leaves(parts))
 
-    made = [update(found, k) for k in BAD]
-    for k, noise in zip(BAD, made, strict=True):
+    updates = [update(sent, k) for k in BAD]
+    for k, noise in zip(BAD, updates, strict=True):
         honest = update(clients, k)
         assert abs((noise @ noise) / (0.25 * honest @ honest) - 1) < 5 * math.sqrt(2 / n)
         assert abs(noise @ honest) < 5 / math.sqrt(n) * np.linalg.norm(noise) * np.linalg.norm(honest)
-    assert abs(made[0] @ made[1]) < 5 / math.sqrt(n) * np.linalg.norm(made[0]) * np.linalg.norm(made[1])
+    assert abs(updates[0] @ updates[1]) < 5 / math.sqrt(n) * np.linalg.norm(updates[0]) * np.linalg.norm(updates[1])
 
 
 def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
     model, clients = returns()
     order = jnp.array([3, 5, 0, 1, 2, 4])
-    found = disturbed("noise", model, clients)
+    sent = disturbed("noise", model, clients)
     moved = disturbed("noise", model, jax.tree.map(lambda x: x[order], clients), ids=IDS[order])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[order], b, rtol=1e-6), found, moved)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[order], b, rtol=1e-6), sent, moved)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_on_a_zero_update_changes_nothing(attack):
     model, _ = returns()
-    found = worlds.jit(attack)(jnp.float32(2.0), KEY, model.params, jax.tree.map(jnp.zeros_like, model.params))
-    jax.tree.map(np.testing.assert_array_equal, found, model.params)
+    sent = worlds.jit(attack)(jnp.float32(2.0), KEY, model.params, jax.tree.map(jnp.zeros_like, model.params))
+    jax.tree.map(np.testing.assert_array_equal, sent, model.params)
 
 
 # --- who

@@ -49,9 +49,9 @@ def in_chunks(chunk, sizes):
 
 @pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
 def test_rounds_are_bit_identical_in_chunks_of_any_size(x64, chunk, sizes):
-    found, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
-    assert found[0].round == 4
-    jax.tree.map(np.testing.assert_array_equal, found, alone)
+    chunked, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
+    assert chunked[0].round == 4
+    jax.tree.map(np.testing.assert_array_equal, chunked, alone)
 
 
 def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
@@ -123,12 +123,14 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
     arrays = simulation.load_data(config)
     parts = simulation.make_partition(config, arrays)
-    found = simulation.make_schedule(config, arrays, parts, simulation.make_executor(config))(0)
-    assert found.rows.shape[1] == width
-    for place, (client, first, count) in enumerate(zip(found.clients, found.start, found.num_steps, strict=True)):
-        rows = found.rows[first : first + count]
+    schedule = simulation.make_schedule(config, arrays, parts, simulation.make_executor(config))(0)
+    assert schedule.rows.shape[1] == width
+    for place, (client, first, count) in enumerate(
+        zip(schedule.clients, schedule.start, schedule.num_steps, strict=True)
+    ):
+        rows = schedule.rows[first : first + count]
         epochs = np.sort(rows[rows >= 0].reshape(config.local_epochs, -1), axis=1)
-        assert found.num_samples[place] == len(parts.train[client])
+        assert schedule.num_samples[place] == len(parts.train[client])
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
 
 

@@ -29,16 +29,16 @@ RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_lo
 def world():
     """Six quadratics of 4 to 8 rows, one without a step; five play. The data of client 3 are not finite."""
     rng = np.random.default_rng(0)
-    made = worlds.quadratics(rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K)
-    for leaf in jax.tree.leaves(made.pool[1]):
-        leaf[made.train[3]] = np.nan
-    return made
+    federation = worlds.quadratics(rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K)
+    for leaf in jax.tree.leaves(federation.pool[1]):
+        leaf[federation.train[3]] = np.nan
+    return federation
 
 
 def schedule_of(number, size=None, num_lanes=2):
     """One client drops out besides the one that diverges."""
-    made = world().schedule(number, num_lanes, probe_ratio=0.5, block_size=size)
-    return made._replace(heard=np.arange(K) != 3 * number)
+    schedule = world().schedule(number, num_lanes, probe_ratio=0.5, block_size=size)
+    return schedule._replace(heard=np.arange(K) != 3 * number)
 
 
 def falls(count):
@@ -107,8 +107,8 @@ def test_a_group_crosses_the_noise_floor_between_blocks(norms_of, first):
     """The world has the corner it is there for."""
     counts = schedule_of(0).num_samples
     assert counts[:3].max() < 8 and schedule_of(0).heard[np.argmax(counts == 8)]
-    for seen, is_loud in ((3, first), (K, not first)):
-        returns = Returns(TASK.init(None), None, None, None, jnp.arange(K) < seen)
+    for num_clients, is_loud in ((3, first), (K, not first)):
+        returns = Returns(TASK.init(None), None, None, None, jnp.arange(K) < num_clients)
         share = crossing(norms_of).terms[0].share({}, norms_of(counts.astype(np.float32)), returns).params
         assert share["left"]["x"] == 1 and bool(share["right"]["x"]) == is_loud
 
@@ -200,10 +200,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_rules_that_need_all_models_are_refused_in_one_line(name):
-    changes, said = REFUSED[name]
-    with pytest.raises(UsageError) as found:
+    changes, message = REFUSED[name]
+    with pytest.raises(UsageError) as error:
         config.check(run_config(**changes))
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
     if name != "negative":
         for hold in (0, 2, 3):  # the cohort is one block
             config.check(run_config(**changes | {"hold": hold}))
@@ -212,19 +212,19 @@ def test_rules_that_need_all_models_are_refused_in_one_line(name):
 @pytest.mark.parametrize("name", config.WEIGHTINGS)
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
 def test_streamable_names_are_the_rules_with_terms(name, granularity):
-    made = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
-    assert bool(made.terms) == config.streams(name)
-    assert bool(basic.mix(basic.samples(), made).terms) == config.streams(f"samples+{name}")
-    assert not baselines.permuted(made).terms and not basic.with_own_statistics(made).terms
+    rule = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
+    assert bool(rule.terms) == config.streams(name)
+    assert bool(basic.mix(basic.samples(), rule).terms) == config.streams(f"samples+{name}")
+    assert not baselines.permuted(rule).terms and not basic.with_own_statistics(rule).terms
 
 
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
-    for options, said in (
+    for options, message in (
         ({"rule": baselines.permuted(basic.samples())}, "this weighting has no terms"),
         ({"rule": basic.samples(), "aggregate": robust.median}, "a robust rule needs all models at once"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             jax.eval_shape(
                 worlds.round_step(world(), algorithm, **options), start, schedule_of(0, 3), world().data(), {}
             )
@@ -249,10 +249,10 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
-    found, said = WRONG[mistake]
+    terms, message = WRONG[mistake]
     with pytest.raises(UsageError) as error:
-        contracts.check_terms(of_terms(*found), TASK, world().data(), worlds.hyper())
-    assert said in str(error.value) and "\n" not in str(error.value)
+        contracts.check_terms(of_terms(*terms), TASK, world().data(), worlds.hyper())
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_weightings_with_terms_pass_the_check():
@@ -271,7 +271,7 @@ def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
 
 
-def test_a_run_in_cohort_blocks_records_the_whole_cohort(cheap_programs, tmp_path):
+def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
     """Its records name the cohort and nobody else, with the weights n_k / n."""
     settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
     settings = replace(settings, hold=2, lanes="1", cache_dir=tmp_path / "cache", out=tmp_path / "run")
@@ -286,8 +286,8 @@ def test_a_run_in_cohort_blocks_records_the_whole_cohort(cheap_programs, tmp_pat
 
 def test_the_command_line_refuses_hold_with_fltrust_in_one_line(capsys):
     assert sim.main(["--hold", "3", "--weighting", "fltrust"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert "--hold 0" in said and "hold 3 of a cohort of 10" in said.replace("\n", " ")
+    message = capsys.readouterr().err.strip()
+    assert "--hold 0" in message and "hold 3 of a cohort of 10" in message.replace("\n", " ")
 
 
 def test_a_dry_run_shortens_the_plans_of_cohort_blocks():

@@ -126,11 +126,11 @@ def test_gradients_through_rounds_equal_finite_differences(x64, name):
 
 def fast_equals_unrolled(name, weighting="fedvg"):
     at = worlds.hyper(), model()
-    found, expected = (
+    unrolled_numbers, expected = (
         worlds.jit(numbers(name, executor, weighting=weighting))(*at)
         for executor in (unrolled(epochs=2), executors.lanes(2))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(unrolled_numbers, expected, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -153,8 +153,8 @@ def test_the_loop_takes_the_given_number_of_steps(x64, options, count):
     expected, derivative, x = 0.7, 0.0, 0.7
     for i in range(count):
         derivative, x = x + 1.1 * derivative, 1.1 * x + i
-    value, found = f(1.1, jnp.int32(count), 0.7)
-    np.testing.assert_allclose((value, found), (x if count else expected, derivative), rtol=1e-12)
+    value, slope = f(1.1, jnp.int32(count), 0.7)
+    np.testing.assert_allclose((value, slope), (x if count else expected, derivative), rtol=1e-12)
 
 
 def test_a_loop_that_is_too_short_returns_nan(x64):
@@ -205,9 +205,11 @@ def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
     start = worlds.QUADRATIC.init(None).params
     gradient = worlds.jit(jax.grad(f, 1))
     for lr in (0.3, 0.1, 0.0):
-        found = gradient(jnp.asarray(lr), start)
+        gradients = gradient(jnp.asarray(lr), start)
         expected = np.prod([contraction(lr)(plans[i]) for i in through], 0) if through else np.zeros(3)
-        np.testing.assert_allclose(np.concatenate([found["left"]["x"], found["right"]["x"]]), expected, rtol=1e-12)
+        np.testing.assert_allclose(
+            np.concatenate([gradients["left"]["x"], gradients["right"]["x"]]), expected, rtol=1e-12
+        )
     assert gradient._cache_size() == 1
 
 
@@ -232,19 +234,19 @@ def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
 
 def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
     start = worlds.QUADRATIC.init(None).params
-    found = []
+    by_mode = []
     for mode, executor in (("reverse", None), ("forward", executors.lanes(1))):
         f, _ = of_quadratics(executor=executor)
         objective = lambda hyper, f=f: f(hyper["lr"] * hyper["eps"], start)  # noqa: E731
         hyper = {"lr": jnp.float64(0.3), "eps": jnp.float64(1.0), "mu": jnp.float64(0)}
         gradient = functools.partial(differentiable.hypergradient, objective, names=["lr", "eps"], mode=mode)
-        found.append(worlds.jit(gradient)(hyper))
-    worlds.assert_close(found[1], found[0], 1e-12)
-    assert set(found[0][1]) == {"lr", "eps"} and abs(found[0][1]["lr"]) > 1e-3
+        by_mode.append(worlds.jit(gradient)(hyper))
+    worlds.assert_close(by_mode[1], by_mode[0], 1e-12)
+    assert set(by_mode[0][1]) == {"lr", "eps"} and abs(by_mode[0][1]["lr"]) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: differentiable.unrolled(0), "num_steps must be >= 1; got 0"),
         (lambda: differentiable.unrolled(3, epochs=0), "epochs must be >= 1"),
@@ -258,8 +260,8 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
         ),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(make, said):
-    with pytest.raises(UsageError, match=said):
+def test_invalid_arguments_are_refused_in_one_line(make, message):
+    with pytest.raises(UsageError, match=message):
         make()
 
 
@@ -273,11 +275,11 @@ def aggregated(clients, val, eps):
     """[pairs] a number of the model aggregated by every norm and granularity."""
     theta = jax.tree.map(lambda x: 0.9 * x, model())
     grads = fedvg_jax.validation_gradients(lambda p, b: loss(p, {}, b, jnp.ones(2, bool), True)[0], clients, val)
-    found = []
+    numbers = []
     for norm, granularity in PAIRS:
         weights = fedvg_jax.inverse_norm_weights(fedvg_jax.gradient_norms(grads, norm), granularity, eps)
-        found.append(sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(theta, clients, weights))))
-    return jnp.stack(found)
+        numbers.append(sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(theta, clients, weights))))
+    return jnp.stack(numbers)
 
 
 def scored(num_clients=3):
@@ -329,8 +331,8 @@ def test_no_gradient_is_nan_at_a_special_value(corner):
     """Images of zeros leave the weights of the network without a gradient."""
     clients, val = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype != jnp.int32 else x, scored())
     clients, val = CORNERS[corner](clients, val)
-    found = gradients()(clients, val.x, jnp.float32(1e-8), val.y)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    by_argument = gradients()(clients, val.x, jnp.float32(1e-8), val.y)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument))
 
 
 def test_reverse_mode_of_a_loop_without_it_is_refused_in_one_line():

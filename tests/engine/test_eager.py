@@ -1,12 +1,14 @@
 """Every function takes Python's and NumPy's numbers in place of JAX's, without jit."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
+from cases import naming
 
 import fedvg_jax
 from fedvg_jax.algorithms import fedavg
@@ -37,8 +39,8 @@ def one_round(lr, as_array):
     data = Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
     schedule = schedules.make(0, ROWS, **SETTINGS)
     state, schedule, data = jax.tree.map(as_array, (state, schedule, data))
-    state, told = step(state, schedule, data, hyper)
-    return state.variables, told.weights
+    state, metrics = step(state, schedule, data, hyper)
+    return state.variables, metrics.weights
 
 
 @functools.cache
@@ -56,8 +58,8 @@ def test_a_round_takes_a_whole_number_as_a_learning_rate():
 
 
 def test_whole_numbers_inside_jit_take_the_model_s_dtype():
-    found = jax.jit(lambda hyper: tree.arrays(hyper, jnp.float32))({"lr": 1, "rule": jnp.int32(1)})
-    assert (found["lr"].dtype, found["rule"].dtype) == (jnp.float32, jnp.int32)
+    arrays = jax.jit(lambda hyper: tree.arrays(hyper, jnp.float32))({"lr": 1, "rule": jnp.int32(1)})
+    assert (arrays["lr"].dtype, arrays["rule"].dtype) == (jnp.float32, jnp.int32)
 
 
 PLAIN = {"w": np.array([1.0, 3.0, 3.0]), "b": np.array([0.5, 0.5, 2.0])}
@@ -98,23 +100,21 @@ NORMS = {
 
 
 @functools.cache
-def compiled(function, granularity):
-    return worlds.jit(functools.partial(WEIGH[function], granularity=granularity))
+def every_weighting():
+    """norms -> the weights of all functions and granularities, one program."""
+    cases = list(itertools.product(WEIGH, groups.BY_NAME))
+    return worlds.jit(lambda norms: {case: WEIGH[case[0]](norms, granularity=case[1]) for case in cases})
 
 
-@pytest.mark.parametrize("granularity", groups.BY_NAME)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("which", NORMS)
-@pytest.mark.parametrize("function", WEIGH)
-def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_precision(
-    function, which, dtype, granularity
-):
-    norms = {"a": {"w": np.asarray(NORMS[which], dtype)}, "b": {"w": np.asarray(NORMS[which], dtype)}}
-    weigh = compiled(function, granularity)
-    found, expected = weigh(norms), weigh(jax.tree.map(lambda x: x.astype(np.float32), norms))
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-    tolerance = float(jnp.finfo(dtype).eps)
-    worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), found), expected, tolerance)
+def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_precision(dtype):
+    for case, values in NORMS.items():
+        norms = {"a": {"w": np.asarray(values, dtype)}, "b": {"w": np.asarray(values, dtype)}}
+        weights, expected = (every_weighting()(x) for x in (norms, jax.tree.map(lambda x: x.astype(np.float32), norms)))
+        with naming(case):
+            assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(dtype)}
+            tolerance = float(jnp.finfo(dtype).eps)
+            worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), weights), expected, tolerance)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-8])

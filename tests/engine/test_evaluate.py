@@ -35,12 +35,12 @@ def test_padding_may_be_anywhere_in_a_batch(run):
     """Row 0 stands in for a missing row; it must not be counted."""
     rows = np.full((2, 4), -1, np.int32)
     rows[0, 1], rows[1, 3] = WORLD.test[:2]
-    found, _ = summed(run, rows)
+    sums, _ = summed(run, rows)
     expected, _ = summed(run, WORLD.test[:2].reshape(2, 1))
-    np.testing.assert_array_equal(found["confusion"], expected["confusion"])
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+    np.testing.assert_array_equal(sums["confusion"], expected["confusion"])
+    np.testing.assert_allclose(sums["loss"], expected["loss"], rtol=1e-6)
 
 
 def test_a_table_without_rows_sums_to_zero(run):
-    found, _ = summed(run, np.full((2, 4), -1, np.int32))
-    assert found["loss"] == 0 and not found["confusion"].any()
+    sums, _ = summed(run, np.full((2, 4), -1, np.int32))
+    assert sums["loss"] == 0 and not sums["confusion"].any()

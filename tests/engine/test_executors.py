@@ -66,15 +66,15 @@ def looped(dtype):
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_training_of_ragged_clients_equals_the_loop(x64, name):
     """Of a network with running statistics, memories, and an optimiser with a memory; two clients take no step."""
-    found = trained(EXECUTORS[name], np.float64)
-    assert found.params["fc1"]["kernel"].dtype == np.float64
-    worlds.assert_close(found, looped(np.float64), 1e-9)
+    model = trained(EXECUTORS[name], np.float64)
+    assert model.params["fc1"]["kernel"].dtype == np.float64
+    worlds.assert_close(model, looped(np.float64), 1e-9)
 
 
 def test_training_in_single_precision_equals_the_loop():
-    found = trained(executors.lanes(3), np.float32)
-    assert found.params["fc1"]["kernel"].dtype == np.float32
-    worlds.assert_close(found, looped(np.float32), 1e-5)
+    model = trained(executors.lanes(3), np.float32)
+    assert model.params["fc1"]["kernel"].dtype == np.float32
+    worlds.assert_close(model, looped(np.float32), 1e-5)
 
 
 # --- rounds
@@ -111,9 +111,9 @@ def vmapped_rounds():
 @pytest.mark.parametrize("way", WAYS)
 def test_rounds_are_equal_on_every_executor(x64, way):
     """Of an algorithm with every part; clients without a step have weight 0."""
-    found = after_two_rounds(*WAYS[way])
-    worlds.assert_close(found, vmapped_rounds(), 1e-9)
-    assert [(metrics.weights == 0).sum() for _, metrics in found] == [2, 3]
+    results = after_two_rounds(*WAYS[way])
+    worlds.assert_close(results, vmapped_rounds(), 1e-9)
+    assert [(metrics.weights == 0).sum() for _, metrics in results] == [2, 3]
 
 
 # --- lanes
@@ -139,9 +139,9 @@ def test_lanes_without_work_and_clients_without_steps_change_nothing(num_lanes, 
     executor, train = counted(num_lanes)
     schedule = world.schedule(0, num_lanes, lanes_together=executor.lanes_together)
     ids, steps, digests = train(schedule)
-    seen = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
+    minibatches = [[first + t for t in range(n)] for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
     assert ids.tolist() == list(range(K)) and steps.tolist() == schedule.num_steps.tolist()
-    assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in seen]
+    assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in minibatches]
 
 
 def test_each_device_keeps_its_part_of_the_trained_cohort():
@@ -172,8 +172,8 @@ def test_a_single_lane_holds_two_models():
 @pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
 def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
-    found = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)
-    assert found.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
+    products = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)
+    assert products.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
 
 
 FEW = Config(clients=6, join_ratio=0.5)
@@ -205,7 +205,7 @@ def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(g
 
 
 @pytest.mark.parametrize(
-    ("changes", "double", "said"),
+    ("changes", "double", "message"),
     [
         ({"devices": "5"}, False, "devices 5 of 4 cpu device"),
         ({"devices": "4"}, False, "devices 4 for a cohort of 3; use --devices 3 or fewer"),
@@ -213,6 +213,6 @@ def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(g
         ({"devices": "2"}, True, "in double precision.*use --devices 1"),
     ],
 )
-def test_unavailable_devices_are_refused(changes, double, said):
-    with jax.enable_x64(double), pytest.raises(UsageError, match=said):
+def test_unavailable_devices_are_refused(changes, double, message):
+    with jax.enable_x64(double), pytest.raises(UsageError, match=message):
         simulation.num_devices(dataclasses.replace(FEW, **changes))

@@ -52,8 +52,8 @@ def without(schedule, absent):
     return schedule._replace(heard=~np.isin(np.arange(len(schedule.clients)), absent))
 
 
-def assert_same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 # --- clients that drop out
@@ -93,8 +93,8 @@ def test_the_probe_of_a_client_that_drops_out_is_ignored(x64, sensitivity):
 
     def model(client, absent):
         schedule = schedule_of(0, THREE, clients=np.array([client, 3, 4], np.int32))
-        found, _ = step(start, without(schedule, absent), WORLD.data(), worlds.by_rule("samples"))
-        return found.variables.params
+        state, _ = step(start, without(schedule, absent), WORLD.data(), worlds.by_rule("samples"))
+        return state.variables.params
 
     first, *others = (model(client, [0]) for client in range(3))
     for other in others:
@@ -120,8 +120,8 @@ def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
     hyper = worlds.by_rule("samples+fedvg")
     expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), hyper)
-    found, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), hyper)
-    assert_same(found, expected)
+    state, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), hyper)
+    assert_same(state, expected)
     assert_same(metrics.weights, expected_metrics.weights)
     assert metrics.weights[bad] == 0 and metrics.weights.sum() == pytest.approx(1)
     assert metrics.finite.tolist() == [k != bad for k in range(3)] and np.isnan(metrics.train_loss[bad])
@@ -149,17 +149,17 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
         return jnp.where(report.num_samples == most, hyper["signal"], report.num_samples.astype(float))
 
     def weigh(hyper, raw, returns):
-        found = basic.broadcast_weights(basic.shares(raw, returns.present), returns)
+        weights = basic.broadcast_weights(basic.shares(raw, returns.present), returns)
         spoilt = (jnp.arange(5) == position) & returns.present & ~jnp.isfinite(hyper["weight"])
-        return jax.tree.map(lambda w: jnp.where(spoilt, hyper["weight"], w), found)
+        return jax.tree.map(lambda w: jnp.where(spoilt, hyper["weight"], w), weights)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
     step, state = worlds.make_round(WORLD, algorithm, rule), worlds.state(WORLD, algorithm, TASK)
     for where, bad in itertools.product(("signal", "weight"), (np.nan, np.inf)):
         hyper = worlds.hyper() | {"signal": jnp.float64(most), "weight": jnp.float64(0)} | {where: jnp.float64(bad)}
-        found, metrics = step(state, schedule, WORLD.data(), hyper)
+        after, metrics = step(state, schedule, WORLD.data(), hyper)
         expected, expected_metrics = step(state, without(schedule, [position]), WORLD.data(), hyper)
-        worlds.assert_close(found, expected, 1e-12)
+        worlds.assert_close(after, expected, 1e-12)
         np.testing.assert_allclose(metrics.weights, expected_metrics.weights, rtol=1e-12)
         assert metrics.finite.tolist() == [k != position for k in range(5)] and metrics.weights[position] == 0
 
@@ -188,21 +188,21 @@ def poisoned(tmp_path_factory):
     return simulation, int(who)
 
 
-def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(cheap_programs, poisoned, tmp_path):
+def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, tmp_path):
     """The record of the round reaches callbacks before the run stops."""
     (simulation, who), records = poisoned, []
     out = tmp_path / "run"
-    made = simulation("raise")
+    sim = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.run_simulation(made._replace(config=replace(made.config, out=out)), on_records=records.extend)
+        loop.run_simulation(sim._replace(config=replace(sim.config, out=out)), on_records=records.extend)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
     assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
-    said = str(error.value)
-    assert "round 1" in said and f"[{who}]" in said and "--nonfinite skip" in said and "\n" not in said
+    message = str(error.value)
+    assert "round 1" in message and f"[{who}]" in message and "--nonfinite skip" in message and "\n" not in message
 
 
-def test_a_run_skips_a_diverged_client_under_nonfinite_skip(cheap_programs, poisoned):
+def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     simulation, who = poisoned
     records = loop.run_simulation(simulation("skip")).records
     assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
@@ -229,28 +229,28 @@ def run_with_a_nan_validation_row(cache_dir, **changes):
     return loop.run_simulation(sim, log=lines.append).records, lines
 
 
-def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(cheap_programs, tmp_path):
+def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(tmp_path):
     with pytest.raises(UsageError) as error:
         run_with_a_nan_validation_row(tmp_path)
-    said = str(error.value)
-    assert "round 1" in said and "validation set holds NaN or infinity in 1 of its rows (of the data: 41)" in said
-    assert "--lr" not in said and "\n" not in said
+    message = str(error.value)
+    assert "round 1" in message and "validation set holds NaN or infinity in 1 of its rows (of the data: 41)" in message
+    assert "--lr" not in message and "\n" not in message
 
 
-def test_an_error_names_the_learning_rate_if_scores_do_not_depend_on_that_row(cheap_programs, tmp_path):
+def test_an_error_names_the_learning_rate_if_scores_do_not_depend_on_that_row(tmp_path):
     """The scores of sample counts do not depend on D_val."""
     with pytest.raises(UsageError, match="smaller --lr"):
         run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
 
 
-def test_rounds_without_present_clients_give_one_warning_and_a_count(cheap_programs, tmp_path):
+def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
     assert len(records) == 3 and not any(any(r["weights"]) for r in records)
     assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
     assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
 
 
-def test_rounds_with_present_clients_give_no_warning(cheap_programs, tmp_path):
+def test_rounds_with_present_clients_give_no_warning(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
     assert len(records) == 2 and lines == []
 
@@ -318,8 +318,8 @@ def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x6
 @pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
 def test_adam_equals_its_paper(x64, optimiser, decay):
     settings, x = Config(optimiser=optimiser, weight_decay=decay), np.array([1.0, 2.0, -1.0])
-    found = optimised(settings, worlds.hyper(lr=0.25, weight_decay=decay), 0, x)
-    np.testing.assert_allclose(found, numpy_adam(optimiser, decay, x), rtol=1e-9)
+    trained = optimised(settings, worlds.hyper(lr=0.25, weight_decay=decay), 0, x)
+    np.testing.assert_allclose(trained, numpy_adam(optimiser, decay, x), rtol=1e-9)
 
 
 RESTARTED = {
@@ -361,7 +361,7 @@ def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
     step, hyper = worlds.make_round(world, algorithm, optimiser=optimiser), worlds.hyper(lr=0.25, momentum=0.5)
     kept = optimiser(hyper, jnp.int32(0)).init(worlds.state(world, algorithm, TASK).variables.params)
     state = worlds.state(world, algorithm, TASK)._replace(optimisers=tree.repeat(kept, 3))
-    x, v, seen = np.concatenate(jax.tree.leaves(state.variables)), np.zeros((3, 3)), set()
+    x, v, trained = np.concatenate(jax.tree.leaves(state.variables)), np.zeros((3, 3)), set()
     for number in range(6):
         schedule = world.schedule(number, 2)._replace(heard=np.array([True, number != 2]))
         state, _ = step(state, schedule, world.data(), hyper)
@@ -374,12 +374,12 @@ def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
             if heard:
                 models.append(mine)
                 v[client] = moving
-                seen.add(int(client))
+                trained.add(int(client))
         x = np.mean(models, 0)
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
-        found = jax.tree.leaves(state.optimisers)
-        np.testing.assert_allclose(np.concatenate(found, -1), v, rtol=1e-12)
-    assert seen == {0, 1, 2}
+        momenta = jax.tree.leaves(state.optimisers)
+        np.testing.assert_allclose(np.concatenate(momenta, -1), v, rtol=1e-12)
+    assert trained == {0, 1, 2}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
@@ -393,8 +393,8 @@ def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, 
 
     hyper, number = worlds.hyper(momentum=beta), jnp.int32(3)
     expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
-    found = local_training.displacement(optimiser, hyper, number, jnp.int32(steps))
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    displaced = local_training.displacement(optimiser, hyper, number, jnp.int32(steps))
+    np.testing.assert_allclose(displaced, expected, rtol=1e-12, atol=1e-15)
     if beta == 0:
         plain = local_training.displacement(local_training.sgd, hyper, number, jnp.int32(steps))
         np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
@@ -447,13 +447,13 @@ STATS_TOO = ("feddyn", "elastic")
 def test_acting_on_running_statistics_does_not_change_models_without_them(x64, name):
     """Elastic has a sensitivity for statistics in the published form only."""
     settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
-    algorithm, found = worlds.algorithm(name, **settings), []
+    algorithm, models = worlds.algorithm(name, **settings), []
     for stats_too in ({}, {"stats_too": True}):
         step, state = worlds.shared_round(algorithm, **stats_too), worlds.shared_state(THREE, algorithm, **stats_too)
         for number in range(2):
             state, _ = step(state, schedule_of(number, THREE), THREE.data(), worlds.by_rule("samples"))
-        found.append(state.variables)
-    worlds.assert_close(*found, 1e-12)
+        models.append(state.variables)
+    worlds.assert_close(*models, 1e-12)
 
 
 def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():

@@ -59,8 +59,8 @@ def menu(rules, algorithm):
 
     def of(name, scoring):
         def signal(*report):
-            found = by_mode[scoring.mode](*report)
-            return jax.tree.map(lambda measured: measured[scoring.norm], found, is_leaf=is_one)
+            measured_norms = by_mode[scoring.mode](*report)
+            return jax.tree.map(lambda measured: measured[scoring.norm], measured_norms, is_leaf=is_one)
 
         by_norm = fedvg(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of)
         return {"samples": basic.samples(), "uniform": basic.uniform(), "fedvg": by_norm}[name]
@@ -172,8 +172,8 @@ def test_the_world_has_its_special_cases():
 
 def test_feddyn_clips_some_gradients_of_this_world_and_not_others():
     params, stats = map(worlds.by_path, worlds.variables())
-    found = [
+    lengths = [
         np.sqrt(sum((g * g).sum() for g in oracle.loss_and_gradients(params, stats, batch, True)[1].values()))
         for batch in oracle.batches(WORLD.pool, schedule_of(0).rows)
     ]
-    assert min(found) < float(worlds.hyper()["clip"]) < max(found)
+    assert min(lengths) < float(worlds.hyper()["clip"]) < max(lengths)

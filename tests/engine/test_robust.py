@@ -110,8 +110,8 @@ NUMPY = {
 def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
     model, clients = returns()
     weights = weights_of(model, absent)
-    found = joined(RULES[name], model, clients, weights, clip_norm=2.0)
-    worlds.assert_close(found, NUMPY[name](model, clients, weights), 1e-12)
+    joined_model = joined(RULES[name], model, clients, weights, clip_norm=2.0)
+    worlds.assert_close(joined_model, NUMPY[name](model, clients, weights), 1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -126,8 +126,8 @@ def test_an_absent_client_s_model_is_ignored(x64, name):
 @pytest.mark.parametrize("name", RULES)
 def test_without_present_clients_the_model_is_unchanged(x64, name):
     model, clients = returns()
-    found = joined(RULES[name], model, clients, weights_of(model, range(K)))
-    jax.tree.map(np.testing.assert_array_equal, found, model)
+    joined_model = joined(RULES[name], model, clients, weights_of(model, range(K)))
+    jax.tree.map(np.testing.assert_array_equal, joined_model, model)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -136,16 +136,16 @@ def test_the_order_of_clients_does_not_matter(x64, name):
     weights = weights_of(model, [3])
     order = jnp.asarray(np.random.default_rng(0).permutation(K))
     moved = jax.tree.map(lambda x: x[order], (clients, weights))
-    found = [joined(RULES[name], model, *given, clip_norm=2.0) for given in ((clients, weights), moved)]
-    worlds.assert_close(*found, 1e-12)
+    models = [joined(RULES[name], model, *given, clip_norm=2.0) for given in ((clients, weights), moved)]
+    worlds.assert_close(*models, 1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_equal_clients_are_their_own_average(x64, name):
     model, clients = returns()
     equal = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), clients)
-    found = joined(RULES[name], model, equal, weights_of(model), clip_norm=1e6)
-    worlds.assert_close(found, jax.tree.map(lambda x: x[0], clients), 1e-12)
+    joined_model = joined(RULES[name], model, equal, weights_of(model), clip_norm=1e6)
+    worlds.assert_close(joined_model, jax.tree.map(lambda x: x[0], clients), 1e-12)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -156,15 +156,15 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name, sign):
     clients = jax.tree.map(lambda x: x.at[4].set(sign * 1e30), clients)
     weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
     assert all(np.abs(x).min() > 1e28 for x in jax.tree.leaves(joined(robust.mean, model, clients, weights)))
-    found = joined(RULES[name], model, clients, weights, clip_norm=1.0)
+    joined_model = joined(RULES[name], model, clients, weights, clip_norm=1.0)
     # an honest client is within 5 deviations of the model, entry by entry; the clipped mean is within the clip norm
-    jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), found.params, model.params)
+    jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), joined_model.params, model.params)
 
 
 def test_trimming_nothing_equals_the_mean(x64):
     model, clients = returns()
-    found = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
-    worlds.assert_close(found, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
+    joined_model = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
+    worlds.assert_close(joined_model, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
 
 
 def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
@@ -190,16 +190,16 @@ def test_keeping_all_is_the_plain_mean_and_keeping_one_is_a_client(x64):
 def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit(absent):
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
     weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
-    found = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
-    jax.tree.map(np.testing.assert_array_equal, *found)
-    assert not np.array_equal(found[0].params["a"], model.params["a"])
+    models = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
+    jax.tree.map(np.testing.assert_array_equal, *models)
+    assert not np.array_equal(models[0].params["a"], model.params["a"])
 
 
 def test_no_client_moves_the_clipped_mean_by_more_than_its_share_of_the_norm(x64):
     model, clients = returns(spread=100.0)
     weights = weights_of(model, [k for k in range(K) if k != 3])
-    found = joined(robust.clipped_mean, model, clients, weights, clip_norm=0.5)
-    moved = jax.tree.map(lambda a, b: np.asarray(a - b).ravel(), found.params, model.params)
+    joined_model = joined(robust.clipped_mean, model, clients, weights, clip_norm=0.5)
+    moved = jax.tree.map(lambda a, b: np.asarray(a - b).ravel(), joined_model.params, model.params)
     assert np.linalg.norm(np.concatenate(jax.tree.leaves(moved))) == pytest.approx(0.5, rel=1e-12)
 
 
@@ -210,12 +210,12 @@ def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):
     model = Variables({"a": jnp.zeros(n // 2), "b": jnp.zeros((n // 4, 2))}, {"mean": jnp.ones(5)})
     clients = jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), model)
     weights = weights_of(model)
-    found = joined(robust.clipped_mean, model, clients, weights, clip_norm=2.0, noise=1.5)
+    joined_model = joined(robust.clipped_mean, model, clients, weights, clip_norm=2.0, noise=1.5)
     std = 1.5 * 2.0 * float(weights.params["a"].max())
-    drawn = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(found.params)]) / std
+    drawn = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(joined_model.params)]) / std
     assert abs((drawn**2).mean() - 1) < 5 * math.sqrt(2 / n) and abs(drawn.mean()) < 5 / math.sqrt(n)
     assert abs(np.corrcoef(drawn[: n // 2], drawn[n // 2 :])[0, 1]) < 5 / math.sqrt(n // 2)
-    np.testing.assert_array_equal(found.stats["mean"], model.stats["mean"])
+    np.testing.assert_array_equal(joined_model.stats["mean"], model.stats["mean"])
 
 
 # --- in rounds
@@ -287,8 +287,8 @@ def test_settings_reach_the_round():
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
     everyone, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
-    found = hooks["disturb"](hyper, KEY, everyone, Variables(model, {}), clients).params["w"]
+    disturbed = hooks["disturb"](hyper, KEY, everyone, Variables(model, {}), clients).params["w"]
     assert (
-        np.flatnonzero(found == 3).tolist() == simulation.corrupt_clients(settings).tolist()
-        and (found == 1).sum() == 16
+        np.flatnonzero(disturbed == 3).tolist() == simulation.corrupt_clients(settings).tolist()
+        and (disturbed == 1).sum() == 16
     )

@@ -127,10 +127,10 @@ def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_eve
             assert drawn.setdefault((seed, number, int(client)), int(steps)) == steps
     assert set(drawn.values()) == {4, 6, 8}
     for axis in range(3):  # each of the three matters
-        seen = collections.defaultdict(set)
+        counts = collections.defaultdict(set)
         for key, steps in drawn.items():
-            seen[key[:axis] + key[axis + 1 :]].add(steps)
-        assert any(len(found) > 1 for found in seen.values())
+            counts[key[:axis] + key[axis + 1 :]].add(steps)
+        assert any(len(distinct) > 1 for distinct in counts.values())
 
 
 # --- probes
@@ -146,10 +146,12 @@ def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_trai
     schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000)
     for k, client in enumerate(schedule.clients):
         mine, probed = clients_of(sizes)[client], int(ratio * sizes[client])
-        trained, seen = (set(table[table >= 0]) for table in (minibatches_of(schedule, k), probes_of(schedule, k)))
-        assert len(seen) == probed - (probed % 4 == 1) and seen <= set(mine)
+        trained, probe_rows = (
+            set(table[table >= 0]) for table in (minibatches_of(schedule, k), probes_of(schedule, k))
+        )
+        assert len(probe_rows) == probed - (probed % 4 == 1) and probe_rows <= set(mine)
         assert schedule.num_samples[k] == len(mine) - (probed if apart else 0)
-        assert trained <= set(mine) and not (apart and trained & seen)
+        assert trained <= set(mine) and not (apart and trained & probe_rows)
 
 
 def test_a_probe_that_shares_rows_does_not_change_training():
@@ -256,10 +258,10 @@ def test_a_round_of_a_stack_equals_the_round(numbers):
     stacked = schedules.stack(rounds, 6)
     assert all(len(leaf) == 6 for leaf in leaves(stacked._replace(rows=np.zeros(6))))
     for r, schedule in enumerate(rounds):
-        found = schedules.round_at(stacked, r)
-        assert same(found._replace(start=0, rows=0), schedule._replace(start=0, rows=0))
+        unstacked = schedules.round_at(stacked, r)
+        assert same(unstacked._replace(start=0, rows=0), schedule._replace(start=0, rows=0))
         for k in range(len(schedule.clients)):
-            np.testing.assert_array_equal(minibatches_of(found, k), minibatches_of(schedule, k))
+            np.testing.assert_array_equal(minibatches_of(unstacked, k), minibatches_of(schedule, k))
 
 
 # --- the plan of the lanes
@@ -302,14 +304,14 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
     num_lanes, together = lanes
     played_lanes = played(lane_plan.plan_lanes(num_steps, num_lanes, together))
     for k, steps in enumerate(num_steps):
-        seen = sorted(
+        visits = sorted(
             (now, job[1], lane // together)
             for lane, jobs in enumerate(played_lanes)
             for now, job in enumerate(jobs)
             if job and job[0] == k
         )
-        assert len({now for now, _, _ in seen}) == steps and len({device for _, _, device in seen}) <= 1
-        assert [step for _, step, _ in seen] == list(range(steps))
+        assert len({now for now, _, _ in visits}) == steps and len({device for _, _, device in visits}) <= 1
+        assert [step for _, step, _ in visits] == list(range(steps))
 
 
 @given(STEPS, st.integers(1, 14))
@@ -347,7 +349,7 @@ def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
 def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes):
-    """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here found by trying everything."""
+    """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here by exhaustive search."""
     loads = (
         np.bincount(lanes, num_steps, num_lanes).max()
         for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))

@@ -59,8 +59,8 @@ def test_server_tuning_lowers_the_validation_loss():
 def test_server_tuning_without_steps_or_rows_keeps_the_model():
     data = WORLD.data()
     empty = data._replace(scoring=jnp.full_like(data.scoring, -1))
-    for found in (refined(0), refined(5, data=empty)):
-        jax.tree.map(np.testing.assert_array_equal, found, worlds.variables())
+    for variables in (refined(0), refined(5, data=empty)):
+        jax.tree.map(np.testing.assert_array_equal, variables, worlds.variables())
 
 
 QUADRATICS = worlds.uneven()

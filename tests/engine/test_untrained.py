@@ -52,8 +52,8 @@ def rounds(step, state, plan, hyper):
     return state, all_metrics
 
 
-def assert_same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 # --- weight 0, in every bit as one that dropped out
@@ -64,10 +64,10 @@ def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
-    found = rounds(step, start(algorithm), plan, hyper)
+    results = rounds(step, start(algorithm), plan, hyper)
     expected = rounds(step, start(algorithm), list(map(without_untrained, plan)), hyper)
-    assert_same(found, expected)
-    assert [(metrics.weights == 0).tolist() for metrics in found[1]] == [[False, True, False], [True, False, False]]
+    assert_same(results, expected)
+    assert [(metrics.weights == 0).tolist() for metrics in results[1]] == [[False, True, False], [True, False, False]]
 
 
 def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64):
@@ -93,8 +93,8 @@ ROBUST = (robust.median, robust.trimmed_mean(0.3), robust.krum(1), robust.clippe
 
 
 def any_robust_rule(hyper, *arguments):
-    found = [rule(hyper, *arguments) for rule in ROBUST]
-    return jax.tree.map(lambda *models: jnp.stack(models)[hyper["robust"]], *found)
+    models = [rule(hyper, *arguments) for rule in ROBUST]
+    return jax.tree.map(lambda *models: jnp.stack(models)[hyper["robust"]], *models)
 
 
 def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64):
@@ -103,12 +103,12 @@ def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64):
     models = []
     for number in range(len(ROBUST)):
         hyper = worlds.hyper() | {"robust": jnp.int32(number)}
-        found, expected = (
+        results, expected = (
             rounds(step, worlds.state(WORLD, algorithm, TASK), [plan], hyper)
             for plan in (schedule, without_untrained(schedule))
         )
-        assert_same(found, expected)
-        models.append(tuple(np.concatenate(jax.tree.leaves(found[0].variables)).tolist()))
+        assert_same(results, expected)
+        models.append(tuple(np.concatenate(jax.tree.leaves(results[0].variables)).tolist()))
     assert len(set(models)) == len(ROBUST)
 
 
@@ -143,11 +143,11 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
     algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
     step, as_published = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
     state = worlds.shared_state(WORLD, algorithm)
-    found, (metrics,) = rounds(as_published, state, [schedule_of(0)], hyper)
+    published, (metrics,) = rounds(as_published, state, [schedule_of(0)], hyper)
     np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)
     trained, _ = rounds(step, state, [schedule_of(0)], hyper)
     expected = jax.tree.map(lambda old, new: old + 2 / 3 * (new - old), state.variables, trained.variables)
-    worlds.assert_close(found.variables, expected, 1e-12)
+    worlds.assert_close(published.variables, expected, 1e-12)
 
 
 def test_three_rounds_as_published_equal_the_oracle(x64):
@@ -200,7 +200,7 @@ def test_a_record_names_the_clients_without_a_step():
 
 
 @pytest.mark.parametrize("untrained", ["absent", "weighed"])
-def test_a_run_applies_the_setting(cheap_programs, tmp_path, untrained):
+def test_a_run_applies_the_setting(tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax
 

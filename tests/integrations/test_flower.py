@@ -192,6 +192,7 @@ def test_round_without_a_finite_client_keeps_the_model():
             {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},
             "give fraction_train to the server",
         ),
+        ({"gradient": gradient, "fraction_fit": 1.0}, "unexpected keyword argument 'fraction_fit'; arguments besides"),
         ({"gradient": gradient, "config": config.Config(method="fedavgm+fedvg")}, "got algorithm fedavgm"),
         ({"gradient": gradient, "config": config.Config(weighting="fedvgg")}, "unknown weighting 'fedvgg'"),
     ],

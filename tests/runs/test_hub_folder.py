@@ -48,6 +48,11 @@ def test_description_has_the_model_and_no_path_of_this_machine(exported):
     assert str(folder.parent) not in text and "cache_dir" not in text and "fedprox" not in text
 
 
+def test_folder_of_a_data_set_is_named_without_its_place():
+    settings = hub_folder._settings(Config(dataset="hf:/home/somebody/writers", data_dir="/home/x", seed=3))
+    assert settings["dataset"] == "hf:writers" and "data_dir" not in settings and settings["seed"] == 3
+
+
 def test_card_has_results_and_a_header_that_is_yaml(exported):
     yaml = pytest.importorskip("yaml")
     text = (exported[0] / "README.md").read_text()

@@ -88,7 +88,6 @@ def test_a_weighting_of_another_type_is_refused(factory, message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.usefixtures("cheap_programs")
 def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 import worlds
+from cases import naming
 from processes import default_signals
 from test_files import disk_of
 
@@ -540,18 +541,19 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(begun):
         resume.resolve(replace(auto, out=Path("runs/b")))
 
 
-@pytest.mark.parametrize("name", sorted(config.flatten(Config())))
-def test_changed_setting_that_affects_results_is_refused_by_name(begun, name):
-    value = config.flatten(SMALL)[name]
-    other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
-    changed = config.apply(SMALL, {name: other}, "test")
-    changed = replace(changed, resume="runs/a", out=None)
-    if name in resume.RESUMABLE_CHANGES:
-        assert resume.resolve(changed).out == Path("runs/a")
-    else:
-        with pytest.raises(UsageError) as error:
-            resume.resolve(changed)
-        assert f"{name} {value} -> {other}" in str(error.value) and "\n" not in str(error.value)
+def test_changed_setting_that_affects_results_is_refused_by_name(begun):
+    for name in sorted(config.flatten(Config())):
+        with naming(name):
+            value = config.flatten(SMALL)[name]
+            other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
+            changed = config.apply(SMALL, {name: other}, "test")
+            changed = replace(changed, resume="runs/a", out=None)
+            if name in resume.RESUMABLE_CHANGES:
+                assert resume.resolve(changed).out == Path("runs/a")
+            else:
+                with pytest.raises(UsageError) as error:
+                    resume.resolve(changed)
+                assert f"{name} {value} -> {other}" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from fedvg_jax.runs import sweep_objects
 
 CONFIG = fv.Config(clients=4, rounds=1)
 
-pytestmark = pytest.mark.usefixtures("cheap_programs")
-
 
 def tempered(task):
     """Weights n_k^T, normalised."""

@@ -53,7 +53,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     try:
         return _parse(members, num_samples)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{file}: no partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
+        raise UsageError(f"{file}: not a partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
 
 
 def _members(file: Path) -> Any:
@@ -89,7 +89,7 @@ def check(
         seed: of the split.
 
     Raises:
-        UsageError: rows are no integers, out of range or duplicated; or there are not `num_clients` clients.
+        UsageError: rows are not integers, out of range or duplicated; or there are not `num_clients` clients.
 
     >>> parts = check([[0, 1, 2, 3], [4, 5, 6, 7]], num_samples=8, num_clients=2, source="example")
     >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]

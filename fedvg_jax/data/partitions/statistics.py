@@ -22,7 +22,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
     Beyond `MAX_LISTED` clients there are no lists of all clients, which would take hundreds of megabytes.
 
     Args:
-        labels: [T]. For labels that are no integers, or without class names (regression), only sizes are counted.
+        labels: [T]. For labels that are not integers, or without class names (regression), only sizes are counted.
         class_names: [C], or empty.
         parts: the partition.
     """

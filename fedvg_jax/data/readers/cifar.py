@@ -123,7 +123,7 @@ def _records(content: bytes, source: object, num_classes: int, *, labels: int) -
     """Decodes a binary file of records: `labels` label bytes, of which the last is the class, then the image."""
     data, record = np.frombuffer(content, np.uint8), labels + PIXELS
     if not data.size or data.size % record:
-        raise UsageError(f"{source}: {data.size} bytes is no whole number of {record}-byte records; fetch it again")
+        raise UsageError(f"{source}: {data.size} bytes is not a whole number of {record}-byte records; fetch it again")
     records = data.reshape(-1, record)
     return _images(records[:, labels:]), _in_range(records[:, labels - 1], source, num_classes)
 

@@ -34,7 +34,7 @@ def load(
         progress: called with (decoded images, all images).
 
     Raises:
-        UsageError: no such folder, a class without images, or a file among them that is no image.
+        UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
     name = data_dir.resolve().name
     return decode(name, classes(data_dir), data_dir, cache_dir, size, progress)
@@ -83,7 +83,7 @@ def images_in(folder: Place) -> list[Place]:
     """Returns the image files of one class, sorted by name.
 
     Raises:
-        UsageError: there is none, or there is a file or folder that is no image.
+        UsageError: there is none, or there is a file or folder that is not an image.
     """
     inner = folder / "images"
     folder = inner if inner.is_dir() else folder

@@ -94,13 +94,13 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
     try:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
-                raise zipfile.BadZipFile("no zip archive, or one cut short")
+                raise zipfile.BadZipFile("not a zip archive, or one cut short")
             refuse_too_large(_claimed(stream, keys), file)
             with np.load(stream, allow_pickle=False) as archive:
                 members = {key: archive[key] for key in archive.files if key in keys}
         odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]
         if odd:
-            raise ValueError(f"its member {odd[0]} is no array")
+            raise ValueError(f"its member {odd[0]} is not an array")
         return members
     except UsageError:
         raise
@@ -135,7 +135,7 @@ def _texts(members: dict[str, np.ndarray], file: Path) -> list[str]:
     names = members["class_names"].ravel()
     try:
         if names.dtype.kind == "U" and _largest_character(names) > sys.maxunicode:
-            raise ValueError("codes that are no characters")
+            raise ValueError("codes that are not characters")
         return [label.decode() if isinstance(label, bytes) else str(label) for label in names]
     except ValueError as error:
         raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None

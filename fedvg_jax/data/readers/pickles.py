@@ -123,7 +123,7 @@ def _push_name(machine: _Machine, name: str) -> None:
 def _stacked_name(machine: _Machine, _: None) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if type(name) is not str or type(module) is not str:
-        raise ValueError("a name that is no text")
+        raise ValueError("a name that is not text")
     _push_name(machine, f"{module} {name}")
 
 
@@ -164,7 +164,7 @@ def _append_all(machine: _Machine, _: None) -> None:
 
 def _extend(machine: _Machine, items: list[Any]) -> None:
     if type(machine.stack[-1]) is not list:
-        raise ValueError("an item for an object that is no list")
+        raise ValueError("an item for an object that is not a list")
     machine.stack[-1].extend(items)
 
 
@@ -181,7 +181,7 @@ def _set_items(machine: _Machine, _: None) -> None:
 def _fill(mapping: Any, items: list[Any]) -> None:
     if type(mapping) is not dict or len(items) % 2 or any(type(key) not in (str, bytes) for key in items[::2]):
         raise ValueError(
-            "an entry for an object that is no dict, or a key that is no text"
+            "an entry for an object that is not a dict, or a key that is not text"
         )  # other keys could be chosen to collide
     mapping.update(zip(items[::2], items[1::2], strict=True))
 
@@ -201,7 +201,7 @@ def _recall(machine: _Machine, place: int) -> None:
 def _call(machine: _Machine, _: None) -> None:
     arguments, name = machine.stack.pop(), machine.stack.pop()
     if type(name) is not _Name or type(arguments) is not tuple:
-        raise ValueError("a call of an object that is no name")
+        raise ValueError("a call of an object that is not a name")
     machine.stack.append(_CALLS[name.what](machine, *arguments))
 
 
@@ -234,13 +234,13 @@ def _build(machine: _Machine, _: None) -> None:
     """Fills an array, or checks the state of its dtype."""
     state, unfilled = machine.stack.pop(), machine.stack[-1]
     if type(state) is not tuple:
-        raise ValueError("a state that is no tuple")
+        raise ValueError("a state that is not a tuple")
     if type(unfilled) is _Bytes8:
         if any(part is not None for part in state[2:5]):
             raise UsageError("the pickle holds an array with fields, and only 'u1' (uint8) is read")
         return
     if type(unfilled) is not _Unfilled:
-        raise ValueError("a state for an object that is no array")
+        raise ValueError("a state for an object that is not an array")
     machine.stack[-1] = array = _array(*state)
     recent = itertools.islice(reversed(machine.memo.items()), _RECENT)
     machine.memo.update({place: array for place, value in recent if value is unfilled})

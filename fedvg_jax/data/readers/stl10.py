@@ -80,7 +80,7 @@ def _decode(parts: Contents, source: Path) -> Arrays:
 def _images(file: object, content: bytes) -> np.ndarray:
     data, size = np.frombuffer(content, np.uint8), int(np.prod(SHAPE))
     if not data.size or data.size % size:
-        raise UsageError(f"{file}: {data.size} bytes is no whole number of {size}-byte images; fetch {SOURCE} again")
+        raise UsageError(f"{file}: {data.size} bytes is not a whole number of {size}-byte images; fetch {SOURCE} again")
     return data.reshape(-1, *SHAPE).transpose(0, 3, 2, 1)
 
 

@@ -37,7 +37,7 @@ def parse(text: str) -> Name:
     """Parses the name after "tfds:".
 
     Raises:
-        UsageError: it is no such name.
+        UsageError: it is not such a name.
 
     >>> parse("medmnist/organ:1.0.0")
     Name(name='medmnist', config='organ', version='1.0.0')

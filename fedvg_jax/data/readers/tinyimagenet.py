@@ -127,7 +127,7 @@ def _lines(file: Place) -> list[str]:
     try:
         lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: no text file; download it again from {SOURCE}") from error
+        raise UsageError(f"{file}: not a text file; download it again from {SOURCE}") from error
     if not lines:
         raise UsageError(f"{file}: empty; download it again from {SOURCE}")
     return lines

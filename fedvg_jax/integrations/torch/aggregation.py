@@ -3,6 +3,9 @@
 Tensors reach jax by DLPack, without a copy where jax has their device and they are aligned.
 """
 
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+# without PyTorch, pyright takes this folder for it
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
-from torch import Tensor  # pyright: ignore[reportMissingImports]
+import torch
+from torch import Tensor
 
 from fedvg_jax.core import checks, groups, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables

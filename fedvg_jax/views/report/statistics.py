@@ -166,7 +166,7 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p values corrected by Holm over a family; nan stays nan and is no member.
+    """Returns p values corrected by Holm over a family; nan stays nan and is not a member.
 
     >>> holm([0.01, float("nan"), 0.04])
     [0.02, nan, 0.04]

@@ -69,7 +69,7 @@ def options(study: Study, baseline: str | None = None, target: float | None = No
         target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
 
     Raises:
-        UsageError: the study has no such method, or the target is no accuracy.
+        UsageError: the study has no such method, or the target is not an accuracy.
     """
     if baseline is not None and baseline not in study.methods:
         raise UsageError(f"no method {baseline[:100]} to compare with; the runs have {', '.join(study.methods)}")

@@ -139,8 +139,8 @@ def test_a_target_is_no_setting_that_results_depend_on():
     assert programs.static_settings(other) == programs.static_settings(SETTINGS)
 
 
-MOST_KERNELS = {"step": 20, "scoring pass": 30, "round": 900}
-"""Part of a round of the MLP on an H100 -> upper bound of its kernels."""
+MOST_KERNELS = {"step": 26, "segment": 12, "scoring pass": 26}
+"""Part of a round of the MLP -> upper bound of its kernels; measured 25, 10 and 23 on an H100."""
 
 PLAN = """
 import json, sys
@@ -154,14 +154,14 @@ print(json.dumps(target_plan.to_json(plan)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "devices"), [("h100", 1), ("h200:2x4", 8)])
-def test_the_kernels_of_a_step_do_not_creep_up(target, devices):
+@pytest.mark.parametrize(("target", "devices", "most_rest"), [("h100", 1, 72), ("h200:2x4", 8, 170)])
+def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
     pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
     planned = subprocess.run([sys.executable, "-c", PLAN, target], capture_output=True, text=True, check=True)
     plan = json.loads(planned.stdout.splitlines()[-1])
     assert plan["fits"] and plan["num_devices"] == devices
     assert bool(plan["collectives"]) == (devices > 1)
-    for part, most in MOST_KERNELS.items():
+    for part, most in (MOST_KERNELS | {"rest of a round": most_rest}).items():
         assert 0 < plan["parts"][part]["kernels"] <= most, part
 
 

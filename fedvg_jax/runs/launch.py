@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError, one_line
 
 HEARTBEAT = 30
@@ -144,7 +145,7 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(launch, error)) from None
-    if jax.default_backend() == "cpu":
+    if hardware.current().is_cpu:
         # with jax 0.10.2 a program from the cache in one process and a compiled one in another waited for each other
         jax.config.update("jax_enable_compilation_cache", False)
     if jax.device_count() != jax.process_count() * jax.local_device_count():

@@ -40,47 +40,61 @@ def started_together(commands, folder, num_devices=1, **environment):
             process.wait()
 
 
-ALGORITHMS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "scaffold", "feddyn", "elastic")
 RULES = ("samples", "uniform", "inverse_samples", "val_loss", "fedvg", "samples+fedvg")
-HELD = ("scaffold", "feddyn")
-"""Algorithms whose rounds also run in cohort blocks; one has memories that depend on the weights."""
+CASES = {
+    **dict.fromkeys(("fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "elastic"), RULES[-1:]),
+    **dict.fromkeys(("scaffold", "feddyn"), RULES[-1:]),
+    "fedavg": RULES,
+}
+"""Algorithm -> weightings: every algorithm, and every weighting."""
+HELD = ("fedavg", "scaffold", "feddyn")
+"""Algorithms whose rounds also run in cohort blocks."""
 
 
 def results(executor, num_rounds):
-    """Returns case -> states and metrics of its rounds: every algorithm with every weighting, BatchNorm included."""
+    """Returns case -> leaves: states and metrics after the rounds of every case, and an evaluation."""
     import jax
-    import jax.numpy as jnp
     import numpy as np
     import worlds
 
     from fedvg_jax.core import processes
+    from fedvg_jax.engine import evaluate
+
+    world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=6, local_epochs=1)
+
+    def place(tree):
+        return processes.place(jax.tree.map(np.asarray, tree), executor.placement)
+
+    data, found = place(world.data()), {}
+    for name, rules in CASES.items():
+        algorithm = worlds.algorithm(name)
+        weightings = [worlds.weighting(rule, algorithm, worlds.TASK, 4) for rule in rules]
+        step = _round_step(world, algorithm, worlds.any_of(weightings), executor)
+        for block_size in (None, 4) if name in HELD else (None,):
+            for number, (rule, weighting) in enumerate(zip(rules, weightings, strict=True)):
+                if weighting.terms or not block_size:
+                    hyper = worlds.hyper(momentum=0.5, lr=0.1) | {"rule": np.int32(number)}
+                    plan = {"lanes_together": executor.lanes_together, "block_size": block_size}
+                    plan |= {"probe_ratio": 0.5} if name == "elastic" else {}
+                    state, metrics = place(worlds.state(world, algorithm)), None
+                    for r in range(num_rounds):
+                        schedule = world.schedule(r, executor.num_lanes, **plan)
+                        state, metrics = step(state, schedule, data, {n: np.asarray(v) for n, v in hyper.items()})
+                    found[f"{name} {rule} {block_size}"] = state, metrics._replace(detail={})
+    measure = worlds.jit(evaluate.make_evaluate(worlds.TASK, executor), out_shardings=executor.placement)
+    found["evaluation"] = measure(place(worlds.variables()), data.pool, data.test)
+    return {case: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for case, tree in found.items()}
+
+
+def _round_step(world, algorithm, weighting, executor):
+    import worlds
+
     from fedvg_jax.engine import federated_round
 
-    world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=6, local_epochs=2)
-    found = {}
-    for name in ALGORITHMS:
-        algorithm = worlds.algorithm(name)
-        rules = [worlds.weighting(rule, algorithm, worlds.TASK, 4) for rule in RULES]
-        step = federated_round.make_round(
-            worlds.TASK, algorithm, worlds.any_of(rules), executor, worlds.with_momentum, len(world.train)
-        )
-        step = worlds.jit(step, out_shardings=executor.placement)
-        for block_size in (None, 4) if name in HELD else (None,):
-            for number, rule in enumerate(RULES):
-                if block_size and not rules[number].terms:
-                    continue
-                hyper = {n: np.asarray(v) for n, v in worlds.hyper(momentum=0.5).items()}
-                hyper |= {"rule": np.int32(number)}
-                start = jax.tree.map(np.asarray, (worlds.state(world, algorithm), world.data()))
-                state, data = (processes.place(tree, executor.placement) for tree in start)
-                plan = {"lanes_together": executor.lanes_together, "block_size": block_size}
-                plan |= {"probe_ratio": 0.5} if name == "elastic" else {}
-                for r in range(num_rounds):
-                    schedule = world.schedule(r, executor.num_lanes, **plan)
-                    state, metrics = step(state, schedule, data, hyper)
-                leaves = jax.tree.leaves((state, metrics._replace(detail={})))
-                found[f"{name} {rule} {block_size}"] = [np.asarray(jnp.asarray(leaf)) for leaf in leaves]
-    return found
+    step = federated_round.make_round(
+        worlds.TASK, algorithm, weighting, executor, worlds.with_momentum, len(world.train)
+    )
+    return worlds.jit(step, out_shardings=executor.placement)
 
 
 def main(count, index, port, file):

@@ -37,6 +37,8 @@ WITHOUT_JAX = {
     "paper",
     "data",
     "core/types",
+    "core/device_models",
+    "core/targets",
     "core/files",
     "engine/schedule",
     "engine/lane_plan",
@@ -111,7 +113,20 @@ def test_no_algorithm_imports_another():
         assert others <= {"algorithms/base"}, f"{module} imports {others}"
 
 
+def test_only_the_hardware_module_asks_jax_for_its_back_end():
+    for module, source in SOURCES.items():
+        asks = any(isinstance(node, ast.Attribute) and node.attr == "default_backend" for node in ast.walk(source))
+        assert not asks or module == "core/hardware", f"{module} asks for the back end; it takes a Hardware"
+
+
+def test_no_module_imports_an_integration():
+    for module in SOURCES:
+        others = {m for m in imported_modules(module) if package_of(m) == "integrations"}
+        assert not others or package_of(module) == "integrations", f"{module} imports {others}"
+
+
 @pytest.mark.parametrize("module", ["", ".config", ".data", ".engine.schedule", ".runs.history"])
-def test_importing_it_imports_no_jax(module):
-    code = f"import sys, fedvg_jax{module}; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
+def test_importing_it_imports_no_jax_and_no_integration(module):
+    heavy = "{'jax', 'flax', 'torch', 'flwr', 'fedvg_jax.integrations'}"
+    code = f"import sys, fedvg_jax{module}; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

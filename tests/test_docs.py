@@ -90,15 +90,55 @@ def test_a_page_names_only_what_exists():
                 assert place.with_suffix(".py").exists() or place.is_dir()
 
 
+INTEGRATIONS = {
+    "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
+    "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",
+}
+"""Public modules that need an extra, and the file that lists their names."""
+
+
+def public_names(module):
+    """`__all__` of fedvg_jax, or of an integration, whose source is read without importing it."""
+    if module not in INTEGRATIONS:
+        assert module == "fedvg_jax", module
+        return set(fedvg_jax.__all__)
+    (listed,) = (
+        node.value
+        for node in ast.parse(INTEGRATIONS[module].read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return set(ast.literal_eval(listed))
+
+
 def test_the_python_of_a_page_imports_only_public_names():
     for page in WRITTEN:
         with naming(page.name):
             for node in ast.walk(ast.parse(code_of(page.read_text(encoding="utf-8")))):
                 if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
-                    assert node.module == "fedvg_jax", node.module
-                    assert {alias.name for alias in node.names} <= set(fedvg_jax.__all__)
+                    assert {alias.name for alias in node.names} <= public_names(node.module)
                 if isinstance(node, ast.Import):
                     assert not any(alias.name.startswith("fedvg_jax.") for alias in node.names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "package"), [("flower", "flwr"), ("pytorch", "torch")])
+def test_the_python_of_a_page_on_an_integration_runs(page, package):
+    for needed in ("torch", package):
+        pytest.importorskip(needed, reason=f"the page needs {needed}")
+    names = {}
+    exec(code_of((DOCS / "integrations" / f"{page}.md").read_text(encoding="utf-8")), names)
+    if page == "pytorch":
+        assert min(names["accuracy_of_fedavg"], names["accuracy_of_fedvg"]) > 0.8
+
+
+@pytest.mark.slow
+def test_models_of_the_page_on_pytorch_are_converted():
+    pytest.importorskip("torchvision", reason="the page needs torchvision")
+    blocks = re.findall(
+        r"^```python notest\n(.*?)^```", (DOCS / "integrations" / "pytorch.md").read_text(), re.S | re.M
+    )
+    assert len(blocks) == 1
+    exec(blocks[0], {})
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)

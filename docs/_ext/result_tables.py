@@ -109,16 +109,36 @@ def controls(name: str) -> str:
                 gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
                 shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
             rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    head = ["setting"] * has_settings + [
-        "weights",
-        "test accuracy, %",
-        "runs",
-        "minus FedVG, points (95 % interval)",
-        "p, Holm",
-    ]
+    columns = ["setting", "weights", "test accuracy, %", "runs", "minus FedVG, points (95 % interval)", "p, Holm"]
+    head = columns[not has_settings :]
     run = load(f"{name}/run")
     source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
     return f"{table(head, rows)}\n\n{source}\n"
+
+
+def client_values() -> str:
+    """Rank correlations with the value of a client, and accuracies after one round of other weights."""
+    from benchmarks import client_values as values
+
+    measured = load("client_values")
+    head, spans = ["measurement of the client", *values.SPANS], values.SPANS
+    correlations = [
+        [title, *(values.shown(measured["correlations"][name][span]) for span in spans)]
+        for name, title in values.MEASUREMENTS.items()
+    ]
+    rounds = [
+        [title, *(values.shown(measured["accuracy"][name][span]) for span in spans)]
+        for name, title in values.WEIGHTS.items()
+    ]
+    settings, machine = measured["settings"], measured["machine"]
+    source = (
+        f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."
+    )
+    first = f"Rank correlation with the value of a client:\n\n{table(head, correlations)}"
+    second = (
+        f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
+    )
+    return f"{first}\n\n{second}\n\n{source}\n"
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -144,7 +144,7 @@ class FedVG(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Returns the next global model and the aggregated metrics; no model if no client can be weighed.
+        """Returns the next global model and the aggregated metrics; neither if no client can be weighed.
 
         Raises:
             UsageError: a reply has other records or arrays than expected.
@@ -163,12 +163,12 @@ class FedVG(Strategy):
         for node, is_present in zip(nodes, weights.present, strict=True):
             if not is_present:
                 log.warning("FedVG: node %s has weight 0: its model or score is not finite", node)
-        contents = [reply.content for reply in replies]
+        contents = [r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present]
+        if not contents:
+            return None, None
         metrics = self.server.train_metrics_aggr_fn(contents, key)
-        if not weights.present.any():
-            return None, metrics
         mean = named_arrays.average(self._model, [client.arrays for client in clients], weights)
-        return self._server_step(server_round, replies[0], mean), metrics
+        return self._server_step(server_round, replies[0], contents[0], mean), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -180,17 +180,26 @@ class FedVG(Strategy):
         """Returns what the server's strategy makes of the clients' evaluations."""
         return self.server.aggregate_evaluate(server_round, replies)
 
-    def _server_step(self, server_round: int, reply: Message, mean: dict[str, np.ndarray]) -> ArrayRecord | None:
-        """Returns the model that the server's strategy makes of the mean."""
+    def _server_step(
+        self, server_round: int, reply: Message, content: RecordDict, mean: dict[str, np.ndarray]
+    ) -> ArrayRecord | None:
+        """Returns the model that the server's strategy makes of the mean.
+
+        Args:
+            server_round: number of the round.
+            reply: any of the replies, for its metadata.
+            content: of a client that is present, for its metrics.
+            mean: the weighted mean of the clients.
+        """
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})
         if type(self.server).aggregate_train is FedAvg.aggregate_train:
             return record
         # one reply, whose weight is exactly 1, in place of all; a custom aggregation of metrics finds its own keys
-        metrics = MetricRecord(dict(next(iter(reply.content.metric_records.values()))))
+        metrics = MetricRecord(dict(next(iter(content.metric_records.values()))))
         metrics[self.server.weighted_by_key] = 1
-        content = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})
+        only = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})
         log.info("FedVG: hands the weighted mean to %s as one reply", type(self.server).__name__)
-        return self.server.aggregate_train(server_round, [Message(content, reply_to=reply)])[0]
+        return self.server.aggregate_train(server_round, [Message(only, reply_to=reply)])[0]
 
 
 def array_record(variables: Variables) -> ArrayRecord:
@@ -218,7 +227,10 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
         UsageError: it has no weighted mean of the replies, or options for FedAvg beside it.
     """
     if server is None:
-        return FedAvg(**options)
+        try:
+            return FedAvg(**options)
+        except TypeError as error:
+            raise UsageError(f"FedVG: {error}; arguments besides FedVG's own are those of Flower's FedAvg") from None
     if options:
         raise UsageError(f"FedVG got server and {', '.join(options)}; give {', '.join(options)} to the server")
     kind = type(server).__name__

@@ -23,6 +23,7 @@ from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import schedule
+from fedvg_jax.models import norm
 from fedvg_jax.runs import contracts, hyperparameters
 from fedvg_jax.runs.programs import WeightingOrFactory
 from fedvg_jax.runs.simulation import fitting_width
@@ -186,7 +187,10 @@ def scheme_of_task(
 
     is_named = weighting is None
     rule = make_weighting(config, task, algorithms.fedavg()) if is_named else weighting
-    data = validation_data(validation, lengths.pop(), config.batch_size)
+    num_rows = lengths.pop()
+    has_lone_row = config.fedvg.mode == "train" and num_rows % config.batch_size == 1
+    keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined(task.init))
+    data = validation_data(validation, num_rows, config.batch_size, keeps_lone_row)
     weighting, values = _with_hyper(config, task, rule, hyper, is_named)
 
     @jax.jit
@@ -207,17 +211,19 @@ def _with_hyper(config: Config, task: Task, rule, given, is_named: bool) -> tupl
     return weighting, {**hyper, **(make_multipliers(config, task) if is_named else {})}
 
 
-def validation_data(validation: Tree, num_rows: int, batch_size: int) -> Data:
+def validation_data(validation: Tree, num_rows: int, batch_size: int, keeps_lone_row: bool = True) -> Data:
     """Returns D_val alone as the data of a round, in groups of `batch_size` rows.
 
     Args:
         validation: pytree of arrays [V, ...].
         num_rows: V.
         batch_size: rows that are scored together, which matters to BatchNorm in train mode.
+        keeps_lone_row: whether a last group of one row is scored.
     """
-    width = fitting_width(batch_size, num_rows)
-    rows = schedule.split_into_minibatches(np.arange(num_rows, dtype=np.int32), width, keep_single=True)
-    return Data(jax.tree.map(jnp.asarray, validation), *[jnp.asarray(rows)] * 3)
+    width, rows = fitting_width(batch_size, num_rows), np.arange(num_rows, dtype=np.int32)
+    scored = jnp.asarray(schedule.split_into_minibatches(rows, width, keep_single=keeps_lone_row))
+    table = jnp.asarray(schedule.split_into_minibatches(rows, width, keep_single=True))
+    return Data(jax.tree.map(jnp.asarray, validation), scored, table, table)
 
 
 def named_shapes(variables: Variables) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fedvg_jax import __main__ as command_line
 from fedvg_jax import bounds, config, sim
 from fedvg_jax.config import Config
 from fedvg_jax.config import help as help_texts
+from fedvg_jax.runs import launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +55,7 @@ def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main):
 def test_all_options_are_in_the_long_help_once(capsys):
     assert sim.main(["--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
-    names = [*config.flatten(Config()), "method", "fidelity"]
+    names = [*config.flatten(Config()), "method", "fidelity", *launch.FLAGS]
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 

@@ -87,10 +87,8 @@ def server_process(monkeypatch):
             monkeypatch.setattr(identity, f"_{name}", 1)
 
 
-@one_round.every_case
+@one_round.every_case("permuted")  # the strategy draws its own permutations
 def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
-    if case == "permuted":
-        pytest.skip("the strategy draws its own permutations")
     start = worlds.variables()
     strategy = fedvg(case)
     result = strategy.start(LocalGrid(jax_client), flower.array_record(start), num_rounds=2)
@@ -192,6 +190,7 @@ def test_round_without_a_finite_client_keeps_the_model():
             {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},
             "give fraction_train to the server",
         ),
+        ({"gradient": gradient, "fraction_fit": 1.0}, "unexpected keyword argument 'fraction_fit'; arguments besides"),
         ({"gradient": gradient, "config": config.Config(method="fedavgm+fedvg")}, "got algorithm fedavgm"),
         ({"gradient": gradient, "config": config.Config(weighting="fedvgg")}, "unknown weighting 'fedvgg'"),
     ],

@@ -113,8 +113,10 @@ def flwr_run(app, environment, connection, results, num_supernodes=None, **setti
     command = ["flwr", "run", str(app), connection, "--stream", "--run-config", overrides]
     if num_supernodes and IN_CONFIG_FILE:
         command += ["--federation-config", f"num-supernodes={num_supernodes}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
-    assert results.exists(), done.stdout + done.stderr
+    log = results.with_suffix(".log")
+    with running(command, environment, log) as process:
+        process.wait(3600)
+    assert results.exists(), log.read_text()
     return json.loads(results.read_text())
 
 
@@ -154,14 +156,16 @@ def test_ten_clients_on_digits_in_a_simulation(app, environment, tmp_path):
         else:
             connect(app, environment, 0)
         results = {
-            strategy: flwr_run(app, environment, "simulation", tmp_path / f"{strategy}.json", 10, strategy=strategy)
-            for strategy in ("fedvg", "fedavg")
+            name: flwr_run(
+                app, environment, "simulation", tmp_path / f"{name}.json", 10, strategy=name, num_server_rounds=5
+            )
+            for name in ("fedvg", "fedavg")
         }
     for strategy, result in results.items():
         print(strategy, [round(accuracy, 3) for accuracy in result["accuracy"]])
-        assert len(result["accuracy"]) == 11 and result["accuracy"][0] < 0.2 and result["accuracy"][-1] > 0.75
+        assert len(result["accuracy"]) == 6 and result["accuracy"][0] < 0.2 and result["accuracy"][-1] > 0.6
     weights = np.array(results["fedvg"]["weights"])
-    assert weights.shape == (10, 10) and np.allclose(weights.sum(1), 1, atol=1e-5) and weights.std() > 0.001
+    assert weights.shape == (5, 10) and np.allclose(weights.sum(1), 1, atol=1e-5) and weights.std() > 0.001
 
 
 def test_two_client_processes_on_the_transport_of_flower(app, environment, tmp_path):

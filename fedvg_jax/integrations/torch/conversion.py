@@ -3,12 +3,15 @@
 `models.pretrained` has the names and the axes of the tensors.
 """
 
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+# without PyTorch, pyright takes this folder for it
+
 from __future__ import annotations
 
 import jax
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
-from torch import Tensor, nn  # pyright: ignore[reportMissingImports]
+import torch
+from torch import Tensor, nn
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import Task, UsageError, Variables

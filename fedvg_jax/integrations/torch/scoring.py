@@ -1,5 +1,8 @@
 """Measurements of a PyTorch model on D_val: the gradient of its loss, its loss and its accuracy."""
 
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+# without PyTorch, pyright takes this folder for it
+
 from __future__ import annotations
 
 import copy
@@ -7,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
-from torch import Tensor, nn  # pyright: ignore[reportMissingImports]
+import torch
+from torch import Tensor, nn
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.integrations import named_arrays

@@ -69,7 +69,7 @@ def test_parts_may_hold_rows_by_number_of_the_client(tmp_path):
         ('{"0": [1], "1": 2}', ["must be a list"]),
         ('{"0": [1], "01": [2]}', ["client 1 of 2 is missing"]),
         ('{"0": [1], "train": [[2]]}', ["no val"]),
-        ('{"0": [1], "1": [2]', ["no complete JSON"]),
+        ('{"0": [1], "1": [2]', ["complete JSON"]),
         ('{"train": {"0": [1], "2": [2]}, "val": [], "test": []}', ["client 1 of 2 is missing"]),
     ],
 )

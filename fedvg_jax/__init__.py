@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fedvg_jax.runs.sweep_folder import Failure
     from fedvg_jax.runs.sweeps import SweepResult
     from fedvg_jax.runs.verification import MisfitError
+    from fedvg_jax.views.target_plan import TargetPlan, plan_for_target
     from fedvg_jax.weightings import (
         aggregate,
         fisher_trace,
@@ -73,6 +74,7 @@ _MODULES = {
     "SimState": "core.types",
     "Simulation": "runs.simulation",
     "SweepResult": "runs.sweeps",
+    "TargetPlan": "views.target_plan",
     "Task": "core.types",
     "UsageError": "core.types",
     "Variables": "core.types",
@@ -101,6 +103,7 @@ _MODULES = {
     "nnx_task": "models.adapt",
     "norms": "core.norms",
     "over_rounds": "engine.differentiable",
+    "plan_for_target": "views.target_plan",
     "run": "api",
     "run_sweep": "api",
     "sampled_joint_fisher": "weightings",
@@ -132,6 +135,7 @@ __all__ = [
     "SimState",
     "Simulation",
     "SweepResult",
+    "TargetPlan",
     "Task",
     "UsageError",
     "Variables",
@@ -160,6 +164,7 @@ __all__ = [
     "nnx_task",
     "norms",
     "over_rounds",
+    "plan_for_target",
     "run",
     "run_sweep",
     "sampled_joint_fisher",

@@ -25,7 +25,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, presets, shorthands
 from fedvg_jax.config import help as help_texts
-from fedvg_jax.core import files, hardware
+from fedvg_jax.core import files, hardware, targets
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
 from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
@@ -72,6 +72,7 @@ def _run_command(words: Sequence[str]) -> int:
         return simulate(*command)
     if command.config.dry_run:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
+    _set_environment(command.config)
     return launch.run(processes, lambda: simulate(*command), lambda: lost_message(command.config))
 
 
@@ -258,10 +259,14 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
+    _set_environment(config)
     from fedvg_jax.core import processes
     from fedvg_jax.runs import shared_start
 
-    _check_outputs(config)
+    with processes.together():
+        _check_outputs(config)
+    if config.dry_run and config.target:
+        return _show_target_plan(config, Console())
     if config.dry_run:
         return _show_plan(config, Console(), unused)
     console = Console(quiet=not processes.is_first())
@@ -372,6 +377,21 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
     return 0
 
 
+def _show_target_plan(config: Config, console: Console) -> int:
+    """Shows the plan of the run on other hardware, for which it compiles the run's programs."""
+    assert config.target is not None
+    targets.prepare_environment(targets.parse_target(config.target))
+    start_jax(config)
+    from fedvg_jax.views import display, target_plan
+
+    with console.status(f"compiling for {config.target}"), display.partition_progress(console) as progress:
+        plan = target_plan.plan_for_target(config, config.target, progress=progress)
+    console.print(display.target_table(plan))
+    for line in plan.assumptions:
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
+    return 0
+
+
 def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulation:
     """Starts jax, reads the data, and shows the start of the run."""
     start_jax(config)
@@ -384,6 +404,15 @@ def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulat
     return sim
 
 
+def _set_environment(config: Config) -> None:
+    """Sets what jax reads when it is imported and when its back end starts."""
+    flags, deterministic = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"
+    if "device_count" not in flags:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
+    if config.deterministic and deterministic not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {deterministic}".strip()
+
+
 def start_jax(config: Config) -> None:
     """Starts jax with every CPU core as a device, and with the persistent compilation cache.
 
@@ -392,10 +421,7 @@ def start_jax(config: Config) -> None:
     """
     cache_dir = config.cache_dir or configs.default_cache_dir()
     files.private_folder(cache_dir, config.trust_cache)
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
-    if config.deterministic:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    _set_environment(config)
     import jax
 
     try:

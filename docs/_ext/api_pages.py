@@ -41,6 +41,8 @@ SECTIONS = {
             "run_sweep",
             "SweepResult",
             "Failure",
+            "plan_for_target",
+            "TargetPlan",
         ),
     ),
     "rounds": (

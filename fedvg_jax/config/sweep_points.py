@@ -29,7 +29,7 @@ MAX_NAME = 150
 ONLY = "point"
 """Name of the point of a sweep in which nothing varies."""
 
-HOST = ("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
+HOST = ("out", "resume", "dry_run", "target", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
 HOST += ("trust_cache", "config", "track", "export_partition", "export_form")
 """Settings that change no result, so that points which differ in them only are one point."""
 
@@ -145,8 +145,6 @@ def sharing_refusal(config: Config) -> str:
         return f"hold {config.hold}, which trains a cohort in blocks; use --hold 0"
     if config.profile is not None:
         return f"profile {config.profile}, which traces a single run; leave it out"
-    if config.track:
-        return f"track {config.track}, which follows runs one after another; leave it out"
     return ""
 
 

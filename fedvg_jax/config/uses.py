@@ -149,6 +149,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "validation.clients": (_is("validation.source", "clients"), _is("split", "client")),
     "validation.imbalance": (Condition("validation.rho", lambda c: c.validation.rho > 0, "a rho above 0"),),
     "corrupt.clients": (_CORRUPT,),
+    "target": (Condition("dry_run", lambda config: config.dry_run, "--dry-run"),),
     "corrupt.strength": (
         Condition(
             "corrupt.kind",

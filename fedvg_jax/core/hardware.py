@@ -1,7 +1,8 @@
 """The hardware as a value, and the table of the choices it calls for.
 
 Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Code that chooses
-takes a `Hardware` (default: `current()`), so a test can ask on any machine what another one would get:
+takes a `Hardware` (default: `current()`), so one machine can compile what another one would run (`core.targets`), and a
+test can ask on any machine what another one would get:
 
     >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)
     >>> choices(gpu).layout, choices(gpu).max_lanes
@@ -15,10 +16,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from fedvg_jax.core import device_models
 
 
 class Hardware(NamedTuple):
@@ -35,7 +39,11 @@ class Hardware(NamedTuple):
     memory_bytes: int | None
     """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
     num_processes: int = 1
-    """Processes that share the run; each has an equal part of the devices."""
+    """Processes that share the run, one on each host; each has an equal part of the devices."""
+    processors: int | None = None
+    """Multiprocessors of one GPU, or cores of one TPU chip; None where they are unknown, and on a CPU."""
+    bandwidth: float | None = None
+    """Bytes a second that one accelerator's memory delivers, by its data sheet; None where it is unknown."""
 
     @property
     def is_cpu(self) -> bool:
@@ -83,7 +91,7 @@ class Choices(NamedTuple):
     runs_together: int
     """Runs of one program that `--vectorize auto` computes side by side; 1 computes them one after another.
 
-    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.8 with 8;
+    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.85 with 8;
     tinycnn 0.9 with 1 lane, 0.7 with 4 (digits, alpha 0.05). On an accelerator lanes share the launches, but no time
     was measured, so there `auto` times both ways for every program first."""
     bytes_per_client: Mapping[str, int] | None
@@ -96,15 +104,36 @@ class Choices(NamedTuple):
     is_float64_safe_on_many_devices: bool
     """False where a cohort must not be shared in double precision: with jax 0.10.2, two CPU devices at work at once
     occasionally gave gradients that were off by 1e-3, in float64 only."""
-    rows_per_scoring_pass: int
-    """Validation rows that scoring evaluates at once, in whole groups of `batch_size` rows and at least one group.
+    rows_per_scoring_pass: Mapping[str, int]
+    """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
+    group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
+    Whatever the images, ViTs see 224 x 224 pixels.
 
-    More rows fill an accelerator. On a CPU a single group needs no batch axis, which would turn its matmuls into
-    batched ones."""
+    A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32. On a CPU, 2, 4 and 8 groups of 32
+    CIFAR-10 images take LeNet5 1.19, 1.24 and 1.8 times the CPU seconds of one by one (its activations leave the
+    cache). The MLP takes 0.89, 0.71 and 0.65 times on 3,072 inputs, but 1.2 to 0.96 times on the 64 of the digits."""
+    values_per_scoring_pass: float
+    """Most input values (pixels x channels) of a pass, which bound its activations.
+
+    1,024 images of 32 x 32 for each of four lanes of ResNet-18 take 6 GB; images of 224 x 224 have 49 times as many."""
     microbatch_rows: Mapping[str, int]
     """Rows per microbatch, for models in which no row depends on another; other models use whole minibatches.
 
     The activations of two ViT images fit a CPU's caches."""
+    weighted_mean: str
+    """How `core.tree.weighted_sum` adds up the clients' models: "loop" over clients, or "product" of all at once.
+
+    The loop reads every model once, without writing differences, which a CPU's memory rewards. On a GPU it is a host
+    loop per tensor: 2,040 launches for ten clients of ResNet-18, where the product is one kernel per tensor."""
+    norms: str
+    """How the norms of all tensors of a gradient are computed: "by_tensor", or "segmented" over rows of all tensors.
+
+    A CPU reduces one tensor after the other in its caches. On a GPU every tensor would be one or two launches."""
+    is_packed: bool
+    """Whether lanes load and store clients, and scores are collected, as one vector instead of tensor by tensor.
+
+    On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
+    124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
     is_default_float32: bool
     """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
 
@@ -122,8 +151,12 @@ CPU = Choices(
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
     memory_share=0.5,
     is_float64_safe_on_many_devices=False,
-    rows_per_scoring_pass=0,
+    rows_per_scoring_pass={"": 1},
+    values_per_scoring_pass=math.inf,
     microbatch_rows={"vit_s16": 2, "vit_b16": 2},
+    weighted_mean="loop",
+    norms="by_tensor",
+    is_packed=False,
     is_default_float32=True,
 )
 
@@ -140,8 +173,12 @@ ACCELERATOR = Choices(
     bytes_per_client=None,
     memory_share=1.0,
     is_float64_safe_on_many_devices=True,
-    rows_per_scoring_pass=1024,
+    rows_per_scoring_pass={"": 1024, "vit_s16": 64, "vit_b16": 64},
+    values_per_scoring_pass=1024 * 32 * 32 * 3,
     microbatch_rows={},
+    weighted_mean="product",
+    norms="segmented",
+    is_packed=True,
     is_default_float32=False,
 )
 """GPUs and TPUs."""
@@ -195,14 +232,24 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
 
 
-def groups_per_scoring_pass(group_rows: int, hardware: Hardware | None = None) -> int:
+def groups_per_scoring_pass(
+    group_rows: int, model: str = "", hardware: Hardware | None = None, row_values: int = 1
+) -> int:
     """Returns how many validation groups of `group_rows` rows scoring evaluates at once.
 
     Args:
         group_rows: rows of one group, the run's `batch_size`.
+        model: name of the model.
         hardware: defaults to `current()`.
+        row_values: values of one row, e.g. height x width x channels of an image.
+
+    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=None)
+    >>> [groups_per_scoring_pass(32, "resnet18", gpu, side * side * 3) for side in (32, 64, 224)]
+    [32, 8, 1]
     """
-    return max(1, choices(hardware).rows_per_scoring_pass // group_rows)
+    chosen = choices(hardware)
+    most_rows = chosen.rows_per_scoring_pass.get(model, chosen.rows_per_scoring_pass[""])
+    return max(1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows)
 
 
 @functools.cache
@@ -212,7 +259,9 @@ def current() -> Hardware:
 
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+    known = device_models.by_kind(devices[0].device_kind)
+    found = Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+    return found._replace(processors=known.processors, bandwidth=known.bandwidth) if known else found
 
 
 def without_jax() -> Hardware | None:

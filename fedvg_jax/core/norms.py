@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
+
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import Norm, Tree
 
 
 def l1(x: Array) -> Array:
@@ -51,6 +57,43 @@ BY_NAME = {"l1": l1, "l2": l2, "spectral": spectral, "spectral_l2": spectral_l2}
 
 JOINED = {"l1": l1, "l2": l2, "spectral": largest, "spectral_l2": largest}
 """Name -> norm of a layer from the norms of its tensors."""
+
+
+SEGMENT_ROW = 1024
+"""Entries that one block of a GPU adds up in `of_tensors`; every tensor is padded to a multiple of it."""
+
+
+def of_tensors(norm: Norm, hardware: hw.Hardware | None = None) -> Callable[[Tree], Tree]:
+    """Returns the function from a pytree of tensors to the norm [] of each.
+
+    Args:
+        norm: of one tensor. L1 and L2 norms of all tensors can be one reduction, see `hardware.Choices.norms`.
+        hardware: what it will run on; defaults to `hardware.current()`.
+
+    >>> of_tensors(l1)({"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0]])})
+    {'a': Array(3., dtype=float32), 'b': Array(3., dtype=float32)}
+    """
+    is_segmented = norm in (l1, l2) and hw.choices(hardware).norms == "segmented"
+    return lambda tensors: _segmented(norm, tensors) if is_segmented else jax.tree.map(norm, tensors)
+
+
+def _segmented(norm: Norm, tensors: Tree) -> Tree:
+    """Returns the L1 or L2 norm of every tensor by one reduction over rows of all of them, and one over rows."""
+    leaves, structure = jax.tree.flatten(tensors)
+    if len({leaf.dtype for leaf in leaves}) != 1:
+        return jax.tree.map(norm, tensors)
+    entry = (lambda x: x * jnp.sign(x)) if norm is l1 else jnp.square
+    num_rows = [-(-leaf.size // SEGMENT_ROW) for leaf in leaves]
+    padded = []
+    for leaf, count in zip(leaves, num_rows, strict=True):
+        padded += [leaf.reshape(-1), jnp.zeros(count * SEGMENT_ROW - leaf.size, leaf.dtype)]
+    rows = entry(jnp.concatenate(padded).reshape(-1, SEGMENT_ROW)).sum(1)
+    tensor_of_row = np.repeat(np.arange(len(leaves), dtype=np.int32), num_rows)
+    is_own = np.arange(len(leaves), dtype=np.int32)[:, None] == jnp.asarray(tensor_of_row)[None]
+    sums = jnp.where(is_own, rows[None], 0).sum(1)
+    if norm is l2:  # with gradient 0 at the zero tensor
+        sums = jnp.where(sums > 0, jnp.sqrt(jnp.where(sums > 0, sums, 1)), 0)
+    return jax.tree.unflatten(structure, list(sums))
 
 
 @jax.custom_jvp

@@ -116,6 +116,11 @@ class Task(NamedTuple):
     """path of a tensor, "a/b/kernel" -> name of its network block"""
     support: GradientSupport | None = None
     """The entries of the parameters whose gradient can be nonzero; None for all."""
+    takes_groups: bool = False
+    """Whether `loss` also takes several groups of B rows at once: a mask bool [G, B], and a batch of G B rows.
+
+    Batch statistics are then those of each group, the loss is the mean over the real rows of all groups, and the
+    statistics are returned unchanged."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

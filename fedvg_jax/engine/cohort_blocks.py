@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
+from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Schedule, SimState, Term, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import lane_plan, robust
 from fedvg_jax.weightings import streaming
@@ -185,18 +186,19 @@ def scale_tensors(factors: Tree, means: Tree) -> Tree:
     return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
 
 
-def weighted_sums(weights: Tree, stacked: Tree) -> Tree:
+def weighted_sums(weights: Tree, stacked: Tree, hardware: Hardware | None = None) -> Tree:
     """Returns sum_k s_k x_k for each tensor's entry of `stacked`; () stays ().
 
     Args:
         weights: tensor -> s, leaves [H].
         stacked: tensor -> pytree with leaves [H, ...].
+        hardware: what it will run on; defaults to the hardware of this process.
     """
     if not jax.tree.leaves(stacked):
         return stacked
 
     def total(s: Array, part: Tree) -> Tree:
-        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype)), part)
+        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype), hardware), part)
 
     return jax.tree.map(total, weights, stacked)
 
@@ -209,7 +211,7 @@ def terms_of(weighting: Weighting, aggregate: robust.Rule, schedule: Schedule) -
     """
     if is_one_block(schedule):
         return streaming.single_term(weighting.weigh)
-    if aggregate is not robust.mean:
+    if not robust.is_mean(aggregate):
         raise UsageError(
             "a cohort in blocks takes the weighted mean; a robust rule needs all models at once: use --hold 0 or"
             " robust.mean"

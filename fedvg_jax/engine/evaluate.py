@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
+from fedvg_jax.core.scopes import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
 
 
@@ -40,6 +41,7 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Var
 
         empty = tree.zeros_like(jax.eval_shape(measure_batch, rows[0]))
         num_used = (rows >= 0).any(1).sum()
-        return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_batch(rows[i])), empty)
+        with jax.named_scope(EVALUATION):
+            return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_batch(rows[i])), empty)
 
     return evaluate

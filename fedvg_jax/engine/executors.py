@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,19 +18,25 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
+from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
 
 
-def lanes(num_lanes: int) -> Executor:
+def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
     """Returns an executor of L clients side by side, without padding or masks; trip counts are data.
 
     Lanes load and store clients only between the segments of the plan.
+
+    Args:
+        num_lanes: L.
+        is_packed: whether a stored client is one vector, see `hardware.Choices.is_packed`; the result is the same.
     """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
-        return _or_untrained(_on_lanes(num_lanes, client, schedule), client, schedule)
+        return _or_untrained(_on_lanes(num_lanes, client, schedule, is_packed), client, schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
@@ -54,15 +61,23 @@ def vmapped() -> Executor:
     return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
 
 
-def sharded(num_devices: int, num_lanes: int) -> Executor:
+def sharded(
+    num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, is_packed: bool = False
+) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
     the devices, where a device contributes zeros for clients that it did not train.
+
+    Args:
+        num_devices: D.
+        num_lanes: L.
+        devices: jax's devices, of which the first D are used; defaults to those of this process.
+        is_packed: as in `lanes`.
     """
-    mesh = Mesh(_devices_of_all_processes(num_devices), ("devices",))
+    mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), ("devices",))
     inner, by_device = lanes(num_lanes), P("devices")
     plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
@@ -74,7 +89,7 @@ def sharded(num_devices: int, num_lanes: int) -> Executor:
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, num_dummies)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule)
+            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
             return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
 
         run = jax.shard_map(train_on_device, mesh=mesh, in_specs=(P(), by_lane), out_specs=by_device, check_vma=False)
@@ -96,11 +111,12 @@ def sharded(num_devices: int, num_lanes: int) -> Executor:
     return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
 
 
-def _devices_of_all_processes(num_devices: int) -> list[Any]:
+def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:
     """Returns the first devices of every process, equally many of each, process by process."""
-    used, available = num_devices // jax.process_count(), jax.local_device_count()
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    return [device for i, device in enumerate(devices) if i % available < used]
+    num_processes = len({device.process_index for device in devices})
+    used, available = num_devices // num_processes, len(devices) // num_processes
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return [device for i, device in enumerate(ordered) if i % available < used]
 
 
 def looped() -> Executor:
@@ -123,25 +139,34 @@ def looped() -> Executor:
     return Executor(1, train, map_entries)
 
 
-def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
+def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: bool) -> Tree:
     """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
     plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
+    untrained = jax.eval_shape(lambda: _untrained(client, schedule))
+    packing = packings.of(tree.entry_shapes(untrained)) if is_packed else packings.UNPACKED
+
     def segment(s, carry):
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
-        loaded = tree.where(first_step == 0, over_lanes(client.init)(k), tree.take(stored, k))
+        loaded = tree.where(
+            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k))
+        )
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
         begin = first_step + schedule.start[k]
-        on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+        with jax.named_scope(LOCAL_STEPS):
+            on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
         # writes to an index past the end are dropped
-        return on_lanes, tree.put(stored, jnp.where(plan.finish[s], k, len(schedule.clients)), on_lanes)
+        places = jnp.where(plan.finish[s], k, len(schedule.clients))
+        return on_lanes, tree.put(stored, places, over_lanes(packing.pack)(on_lanes))
 
     idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
-    empty = tree.zeros_like(jax.eval_shape(lambda: _untrained(client, schedule)))
-    return lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
+    empty = tree.zeros_like(jax.eval_shape(jax.vmap(packing.pack), untrained))
+    with jax.named_scope(SEGMENTS):
+        stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
+    return jax.vmap(packing.unpack)(stored) if is_packed else stored
 
 
 def _untrained(client: Client, schedule: Schedule) -> Tree:

@@ -20,8 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.hardware import Hardware, choices
+from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
@@ -105,6 +108,7 @@ class RoundParts(NamedTuple):
     support: GradientSupport
     stats_too: bool
     weigh_untrained: bool
+    hardware: Hardware | None
 
     @property
     def loop(self) -> Loop:
@@ -142,6 +146,7 @@ def make_round(
     support: GradientSupport = FULL_SUPPORT,
     stats_too: bool = False,
     weigh_untrained: bool = False,
+    hardware: Hardware | None = None,
 ) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
@@ -168,6 +173,7 @@ def make_round(
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
         weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It
             returns theta_g, to which the weighting may give any weight.
+        hardware: what the round will run on; defaults to the hardware of this process.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
@@ -199,6 +205,7 @@ def make_round(
         support,
         stats_too,
         weigh_untrained,
+        hardware,
     )
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
@@ -258,7 +265,7 @@ def process_block(
     models = tuple(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
-    means = tuple(cohort_blocks.weighted_sums(parts.algorithm_part(w), averaged) for w in block_weights)
+    means = tuple(cohort_blocks.weighted_sums(parts.algorithm_part(w), averaged, parts.hardware) for w in block_weights)
     memories = tree.put(state.clients, schedule.clients, memories)
     optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
     cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
@@ -348,7 +355,12 @@ def score_clients(parts: RoundParts, block: RoundInputs, clients: Variables) -> 
         return parts.weighting.signal(hyper, report, data)
 
     shared = (block.hyper, block.data, block.state.variables.params)
-    return parts.executor.map(measure, shared, (clients, block.schedule.num_samples))
+    entries = (clients, block.schedule.num_samples)
+    if not choices(parts.hardware).is_packed:
+        return parts.executor.map(measure, shared, entries)
+    packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
+    packed = parts.executor.map(lambda shared, returned: packing.pack(measure(shared, returned)), shared, entries)
+    return jax.vmap(packing.unpack)(packed)
 
 
 def weigh_clients(
@@ -477,6 +489,7 @@ def make_chunk(round_step: RoundStep) -> Chunk:
         # a round returns a state like the one it takes; chex names the leaf that differs, fori_loop would not
         chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda: state))
         empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), metrics)
-        return lax.fori_loop(0, num_rounds, next_round, (state, empty))
+        with jax.named_scope(ROUNDS):
+            return lax.fori_loop(0, num_rounds, next_round, (state, empty))
 
     return chunk

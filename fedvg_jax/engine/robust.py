@@ -6,6 +6,7 @@ The rank-based rules (median, trimmed mean, Krum) ignore the values of the other
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import norms, tree
+from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Hyper, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
 
@@ -24,9 +26,29 @@ Rule = Callable[[Hyper, Array, Variables, Variables, Variables], Variables]
 """(hyper, key, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 
 
-def mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-    """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k)."""
-    return aggregation.aggregate(variables, clients, weights)
+def mean(
+    hyper: Hyper,
+    key: Array,
+    variables: Variables,
+    clients: Variables,
+    weights: Variables,
+    hardware: Hardware | None = None,
+) -> Variables:
+    """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k).
+
+    Args:
+        hyper, key: not used.
+        variables: theta_g.
+        clients: leaves [K, ...].
+        weights: leaves [K].
+        hardware: what it will run on; defaults to the hardware of this process.
+    """
+    return aggregation.aggregate(variables, clients, weights, hardware=hardware)
+
+
+def is_mean(rule: Rule) -> bool:
+    """Returns whether a rule is `mean`, with its hardware bound or not."""
+    return (rule.func if isinstance(rule, functools.partial) else rule) is mean
 
 
 def median(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
@@ -66,7 +88,7 @@ def trimmed_mean(ratio: float) -> Rule:
     return rule
 
 
-def krum(num_bad: int, num_kept: int = 1) -> Rule:
+def krum(num_bad: int, num_kept: int = 1, hardware: Hardware | None = None) -> Rule:
     """Returns Multi-Krum, the mean of the models closest to their neighbours.
 
         score_k = sum of ||theta_k - theta_j||^2 over the n - num_bad - 2 nearest of the n - 1 others
@@ -78,6 +100,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     Args:
         num_bad: corrupt clients of a cohort that the rule resists.
         num_kept: models averaged; 1 is Krum.
+        hardware: as in `mean`.
 
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
@@ -89,7 +112,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         chosen = ((rank < num_kept) & present).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
-        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
+        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights), hardware=hardware)
 
     return rule
 
@@ -110,7 +133,14 @@ def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
     return jnp.where(near[None], ordered, 0).sum(1)
 
 
-def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+def clipped_mean(
+    hyper: Hyper,
+    key: Array,
+    variables: Variables,
+    clients: Variables,
+    weights: Variables,
+    hardware: Hardware | None = None,
+) -> Variables:
     """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise.
 
         theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||) + N(0, (z C max_k s_k)^2)
@@ -126,20 +156,25 @@ def clipped_mean(hyper: Hyper, key: Array, variables: Variables, clients: Variab
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = aggregation.aggregate(variables, clients, clipped)
+    averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
 
 
-BY_NAME: dict[str, Callable[[Any], Rule]] = {
-    "mean": lambda options: mean,
-    "median": lambda options: median,
-    "trimmed_mean": lambda options: trimmed_mean(options.trim),
-    "krum": lambda options: krum(options.num_bad, options.num_kept),
-    "clipped_mean": lambda options: clipped_mean,
+BY_NAME: dict[str, Callable[[Any, Hardware | None], Rule]] = {
+    "mean": lambda options, hardware=None: _on(hardware, mean),
+    "median": lambda options, hardware=None: median,
+    "trimmed_mean": lambda options, hardware=None: trimmed_mean(options.trim),
+    "krum": lambda options, hardware=None: krum(options.num_bad, options.num_kept, hardware),
+    "clipped_mean": lambda options, hardware=None: _on(hardware, clipped_mean),
 }
-"""Name -> (options `trim`, `num_bad`, `num_kept`) -> rule."""
+"""Name -> (options `trim`, `num_bad`, `num_kept`; hardware that it will run on) -> rule."""
+
+
+def _on(hardware: Hardware | None, rule: Callable[..., Variables]) -> Rule:
+    """Returns a rule with its hardware bound."""
+    return functools.partial(rule, hardware=hardware) if hardware else rule
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:

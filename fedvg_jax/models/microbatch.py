@@ -25,6 +25,7 @@ def accumulate_gradients(task: Task, max_rows: int) -> Task:
     """
 
     def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
+        mask = mask.reshape(-1)  # groups of rows are nothing to models in which no row depends on another
         size = max(rows for rows in range(1, max_rows + 1) if len(mask) % rows == 0)
         # the rule below differentiates by the parameters only: float inputs need gradients, uint8 images do not
         has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))

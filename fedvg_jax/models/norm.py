@@ -37,7 +37,8 @@ class BatchNorm(nn.Module):
 
         Args:
             x: [B, ..., C], or with rows and channels on other axes.
-            mask: [B] bool, the real rows.
+            mask: bool, the real rows [B]; or [G, B] for G groups of rows, each with statistics of its own in training,
+                which then do not move the running ones.
             train: whether to use, and move towards, the statistics of the batch.
         """
         features = (x.shape[self.channels],)
@@ -47,6 +48,8 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         dtype, x = x.dtype, at_least_float32(x)  # sums over a batch lose too much in 16 bits
         scale, bias = at_least_float32(scale), at_least_float32(bias)
+        if train and mask.ndim == 2:
+            return self._of_groups(x, mask, scale, bias).astype(dtype)
         if train:
             mean, var, count = _statistics(x, mask, self.rows, self.channels)
             if not self.is_initializing():
@@ -58,6 +61,18 @@ class BatchNorm(nn.Module):
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
         return (x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)).astype(dtype)
+
+    def _of_groups(self, x: Array, mask: Array, scale: Array, bias: Array) -> Array:
+        """Returns x, of G B rows, normalised with the statistics of each group of B rows."""
+        rows = self.rows % x.ndim
+        groups = x.reshape(*x.shape[:rows], *mask.shape, *x.shape[rows + 1 :])
+
+        def normalise(x: Array, mask: Array) -> Array:
+            mean, var, _ = _statistics(x, mask, self.rows, self.channels)
+            gain = scale * lax.rsqrt(var + self.eps)
+            return x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)
+
+        return jax.vmap(normalise, (rows, 0), rows)(groups, mask).reshape(x.shape)
 
 
 class GroupNorm(nn.Module):

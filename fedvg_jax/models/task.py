@@ -28,7 +28,7 @@ def classification(
 
     Args:
         module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D], or [B, D] for a table, and mask
-            [B] bool.
+            bool [B], or [G, B] for G groups of rows with batch statistics of their own, as `norm.BatchNorm` takes it.
         num_classes: C.
         image_shape: (H, W, D), or (D,) for a table. uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
@@ -101,8 +101,8 @@ def _labelling(
     def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
         _check_shape(batch.x.shape[1:], example.shape[1:], rows)
         logits, stats = apply(params, stats, batch.x, mask, train)
-        losses = _cross_entropies(logits, batch, mask)
-        num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // len(mask))
+        losses = _cross_entropies(logits, batch, mask.reshape(-1))
+        num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
         return losses.sum() / num_labels.astype(logits.dtype), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
@@ -117,7 +117,7 @@ def _labelling(
 
     recording_init, live_boxes = live_taps.record_live_taps(init)
     support = gradient_support.from_boxes(live_boxes)
-    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support)
+    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support, True)
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 
 from fedvg_jax.config import Config, block_size, cohort_size
@@ -10,7 +13,9 @@ from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
 
 
-def make_executor(config: Config, hardware: hw.Hardware | None = None, num_runs: int = 1) -> Executor:
+def make_executor(
+    config: Config, hardware: hw.Hardware | None = None, num_runs: int = 1, devices: Sequence[Any] | None = None
+) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
@@ -18,15 +23,18 @@ def make_executor(config: Config, hardware: hw.Hardware | None = None, num_runs:
             runs `max_joint_lanes`.
         hardware: defaults to `hardware.current()`.
         num_runs: runs whose clients the lanes train.
+        devices: jax's devices of that hardware; defaults to those of all processes.
     """
-    devices = num_devices(config, hardware)
+    count = num_devices(config, hardware)
     if config.lanes == "all":
         return executors.vmapped()
     chosen = hw.choices(hardware)
     auto_lanes = chosen.max_lanes if num_runs == 1 else chosen.max_joint_lanes
     max_lanes = auto_lanes if config.lanes == "auto" else int(config.lanes)
-    num_lanes = min(max_lanes, -(-num_runs * block_size(config) // devices))
-    return executors.sharded(devices, num_lanes) if devices > 1 else executors.lanes(num_lanes)
+    num_lanes = min(max_lanes, -(-num_runs * block_size(config) // count))
+    if count > 1:
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed)
+    return executors.lanes(num_lanes, chosen.is_packed)
 
 
 def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:

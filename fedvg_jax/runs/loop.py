@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files, processes
+from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import (
@@ -315,7 +315,7 @@ def _summary(
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
         "rounds_per_second": round(len(records) / max(running, 1e-9), 3),
-        "backend": jax.default_backend(),
-        "device": jax.devices()[0].device_kind,
+        "backend": hardware.current().platform,
+        "device": hardware.current().kind,
         "versions": provenance.versions(),
     }

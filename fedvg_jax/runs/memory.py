@@ -11,14 +11,14 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.core import hardware
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
 from fedvg_jax.engine import schedule
 
 
-def available() -> float:
+def available(hardware: hw.Hardware | None = None) -> float:
     """Returns the bytes of one accelerator, or of the host on a CPU; infinity where they are unknown."""
-    num_bytes = hardware.current().memory_bytes
+    num_bytes = (hardware or hw.current()).memory_bytes
     return math.inf if num_bytes is None else num_bytes
 
 

@@ -19,6 +19,7 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
 from fedvg_jax.core.types import (
     Algorithm,
@@ -50,7 +51,7 @@ VALUES = (
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
     *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
-    *("image_column", "label_column", "group_column"),
+    *("image_column", "label_column", "group_column", "target"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
     *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
@@ -72,6 +73,14 @@ class Images(NamedTuple):
     shape: tuple[int, ...]
     """[H, W, D]"""
     num_classes: int
+
+
+class Machine(NamedTuple):
+    """What a program runs on."""
+
+    hardware: hw.Hardware
+    devices: tuple | None = None
+    """jax's devices that share a cohort; None for those of this process."""
 
 
 class Program(NamedTuple):
@@ -117,6 +126,7 @@ def make_program(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
+    machine: Machine | None = None,
 ) -> Program:
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
@@ -124,25 +134,30 @@ def make_program(
         images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
+        machine: what it will run on; defaults to the devices of this process.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, is_double)
-    return _stored(*key) if _is_hashable(key) else _make(*key)
+    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
+    return _stored(*key) if is_hashable(key) else _make(*key)
 
 
-def _make(config: Config, images: Images | None, task, algorithm, weighting, is_double: bool) -> Program:
+def _make(
+    config: Config, images: Images | None, task, algorithm, weighting, is_double: bool, machine: Machine | None = None
+) -> Program:
+    machine = machine or Machine(hw.current())
+    hardware = machine.hardware
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
-        task = named_task(config, images.shape, images.num_classes)
+        task = named_task(config, images.shape, images.num_classes, hardware)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-    weighting = weighting or make_weighting(config, task, algorithm)
+    weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor, optimiser = make_executor(config), make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live)
+    executor, optimiser = make_executor(config, hardware, devices=machine.devices), make_optimiser(config)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
     return Program(
         task,
         algorithm,
@@ -166,6 +181,7 @@ def make_round(
     executor: Executor,
     optimiser: Optimiser,
     live: GradientSupport,
+    hardware: hw.Hardware | None = None,
 ) -> RoundStep:
     """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
     return federated_round.make_round(
@@ -175,10 +191,11 @@ def make_round(
         executor,
         optimiser,
         config.clients,
-        **make_hooks(config, task),
+        **make_hooks(config, task, hardware),
         support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
+        hardware=hardware,
     )
 
 
@@ -217,7 +234,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
 
 
-def _is_hashable(key: Hashable) -> bool:
+def is_hashable(key: Hashable) -> bool:
     """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
     try:
         hash(key)

@@ -15,7 +15,7 @@ import optax
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config, num_corrupt
 from fedvg_jax.config.allowed import SEQUENCE_MODELS
-from fedvg_jax.core import hardware
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
 from fedvg_jax.data import user_data
@@ -45,27 +45,32 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
 }
 
 MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, name: cnn.TinyCNN(classes, selection.layout(name)),
-    "mlp": lambda classes, name: mlp.MLP(classes),
-    "cnn": lambda classes, name: cnn.CNN(classes, selection.layout(name)),
-    "lenet5": lambda classes, name: lenet.LeNet5(classes, selection.layout(name)),
-    "resnet18": lambda classes, name, **options: resnet.resnet18(classes, selection.convolution(name), **options),
-    "resnet34": lambda classes, name, **options: resnet.resnet34(classes, selection.convolution(name), **options),
-    "resnet50": lambda classes, name, **options: resnet.resnet50(classes, selection.convolution(name), **options),
-    "vit_s16": lambda classes, name: vit.vit_s16(classes),
-    "vit_b16": lambda classes, name: vit.vit_b16(classes),
-    "gru": lambda classes, name: gru.GRU(classes),
+    "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
+    "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),
+    "cnn": lambda classes, name, hardware=None: cnn.CNN(classes, selection.layout(name, hardware)),
+    "lenet5": lambda classes, name, hardware=None: lenet.LeNet5(classes, selection.layout(name, hardware)),
+    "resnet18": lambda *settings, **options: _residual(resnet.resnet18, *settings, **options),
+    "resnet34": lambda *settings, **options: _residual(resnet.resnet34, *settings, **options),
+    "resnet50": lambda *settings, **options: _residual(resnet.resnet50, *settings, **options),
+    "vit_s16": lambda classes, name, hardware=None: vit.vit_s16(classes, hardware=hardware),
+    "vit_b16": lambda classes, name, hardware=None: vit.vit_b16(classes, hardware=hardware),
+    "gru": lambda classes, name, hardware=None: gru.GRU(classes),
 }
-"""Name -> function (number of classes, name of the convolution; for a ResNet also stem and norm) -> Flax module."""
+"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
 
 SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
 """Smallest height and width of images that a model can take."""
 
 
-def make_task(config: Config, arrays: Arrays) -> Task:
-    """The config's model for the images and classes of a data set."""
+def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
+    """A residual network with the convolution of that name."""
+    return make(classes, selection.convolution(name, hardware), hardware=hardware, **options)
+
+
+def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = None) -> Task:
+    """The config's model for the images and classes of a data set; `hardware` as in `named_task`."""
     check_images(config, arrays)
-    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names), hardware)
 
 
 def check_images(config: Config, arrays: Arrays) -> None:
@@ -80,21 +85,22 @@ def check_images(config: Config, arrays: Arrays) -> None:
         )
 
 
-def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
+def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardware: hw.Hardware | None = None) -> Task:
     """The config's model as a task.
 
     Args:
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a model of `SEQUENCE_MODELS`.
         num_classes: C, classes or characters.
+        hardware: what it will run on; defaults to `hardware.current()`.
     """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
-    module = MODELS[config.model](num_classes, config.conv, **options)
+    module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
     if config.model in SEQUENCE_MODELS:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = precision.compute_in(task, config.precision)
-    max_rows = hardware.choices().microbatch_rows.get(config.model)
+    max_rows = hw.choices(hardware).microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
 
 
@@ -131,10 +137,10 @@ def make_live(config: Config, task: Task) -> GradientSupport:
     return FULL_SUPPORT if has_decay or config.optimiser_state == "kept" else task.support or FULL_SUPPORT
 
 
-def make_hooks(config: Config, task: Task) -> dict[str, Any]:
+def make_hooks(config: Config, task: Task, hardware: hw.Hardware | None = None) -> dict[str, Any]:
     """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
     return {
-        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
+        "aggregate": robust.BY_NAME[config.robust.rule](config.robust, hardware),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
         "augment": pixels.AUGMENTATIONS[config.augment],

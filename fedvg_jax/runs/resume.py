@@ -18,6 +18,7 @@ RESUMABLE_CHANGES = frozenset(
         "out",
         "resume",
         "dry_run",
+        "target",
         "force",
         "profile",
         "export",

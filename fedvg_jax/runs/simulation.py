@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files, processes
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -120,6 +122,7 @@ def simulation(
     hyper: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
+    machine: programs.Machine | None = None,
 ) -> Simulation:
     """Returns everything that a run of these settings needs. Arguments replace what the config names.
 
@@ -134,6 +137,8 @@ def simulation(
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
+        machine: what the run's programs are for; defaults to the devices of this process. With devices of its own,
+            which need not exist, state and data are shapes on them.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -156,7 +161,8 @@ def simulation(
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    program = programs.make_program(config, images, task, algorithm, weighting)
+    machine = machine or programs.Machine(hw.current())
+    program = programs.make_program(config, images, task, algorithm, weighting, machine)
     tables = make_data(config, arrays, parts, population.shared, program.task)
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
@@ -171,16 +177,17 @@ def simulation(
             num_clients=config.clients,
             stats_too=config.server_stats == "official",
         )
-    state = make_state(config, program, values, len(arrays.y), tables, int(client_rows.sizes(parts.train).max()))
-    placement = program.executor.placement
+    largest = int(client_rows.sizes(parts.train).max())
+    state = make_state(config, program, values, len(arrays.y), tables, largest, machine)
+    put = functools.partial(_place, machine, program.executor)
     return Simulation(
         config=config,
         arrays=arrays,
         partition=parts,
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
-        state=processes.place(state, placement),
-        data=processes.place(tables, placement),
+        state=put(state),
+        data=put(tables),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
         chunk=program.chunk,
@@ -228,26 +235,48 @@ def _check_weighting(
         user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
 
 
+def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:
+    """Returns arrays on the devices of this process, or their shapes on those of another machine."""
+    if machine.devices is None:
+        return processes.place(arrays, executor.placement)
+    placement = executor.placement or SingleDeviceSharding(machine.devices[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), arrays)
+
+
 def make_state(
-    config: Config, program: programs.Program, hyper: Hyper, num_rows: int, tables: Data, largest: int
+    config: Config,
+    program: programs.Program,
+    hyper: Hyper,
+    num_rows: int,
+    tables: Data,
+    largest: int,
+    machine: programs.Machine | None = None,
 ) -> SimState:
-    """Returns the state before the first round.
+    """Returns the state before the first round; its shapes, for a machine that is not this one.
 
     Args:
         num_rows: T, rows of the data set.
         largest: training rows of the largest client.
+        machine: as in `simulation`.
 
     Raises:
-        UsageError: the run would not fit in memory.
+        UsageError: the run would not fit in this machine's memory.
     """
+    if machine is not None and machine.devices is not None:
+        return jax.eval_shape(lambda: _init_state(config, program, hyper, make_variables(config, program.init)))
     variables = make_variables(config, program.init)
+    shapes = jax.eval_shape(lambda: _init_state(config, program, hyper, variables))
+    width = fitting_width(config.batch_size, largest)
+    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor, largest)
+    memory.refuse_unfitting(config, parts)
+    return _init_state(config, program, hyper, variables)
+
+
+def _init_state(config: Config, program: programs.Program, hyper: Hyper, variables: Variables) -> SimState:
     kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     start = (jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables)
-    shapes, width = jax.eval_shape(lambda: init(*start)), fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor, largest)
-    memory.refuse_unfitting(config, parts)
     return init(*start)
 
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import FedVG
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
-from fedvg_jax.core import groups, hardware, norms, tree
+from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Algorithm, Grouping, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.weightings import baselines, basic, family, signals
 from fedvg_jax.weightings.fedvg import FLOOR, fedvg
@@ -33,6 +34,7 @@ def make_weighting(
     algorithm: Algorithm,
     gradient: Signal | None = None,
     others: Mapping[str, Callable[[], Weighting]] = {},
+    hardware: hw.Hardware | None = None,
 ) -> Weighting:
     """The weighting that `config.weighting` names.
 
@@ -42,46 +44,53 @@ def make_weighting(
         algorithm: its `native_weighting` is the weighting "native".
         gradient: replaces FedVG's signal before norms, `make_signal`.
         others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
+        hardware: what it will run on; defaults to `hardware.current()`.
     """
     named = {
         "samples": basic.samples,
         "uniform": basic.uniform,
-        "fedvg": lambda: make_fedvg(config, task, gradient),
+        "fedvg": lambda: make_fedvg(config, task, gradient, hardware),
         "inverse_samples": baselines.inverse_samples,
         "val_loss": lambda: baselines.val_loss(task),
         "val_accuracy": lambda: baselines.val_accuracy(task),
         "fltrust": lambda: baselines.fltrust(task),
-        "generalised": lambda: make_generalised(config, task, gradient),
+        "generalised": lambda: make_generalised(config, task, gradient, hardware),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
         **others,
     }
     return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
 
 
-def make_fedvg(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
+def make_fedvg(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
     """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
 
     Args:
         config: the settings of the weighting.
         task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
         gradient: replaces the config's signal before norms.
+        hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _build_fedvg(config, task, fedvg, gradient)
+    return _build_fedvg(config, task, fedvg, gradient, hardware)
 
 
-def make_generalised(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
+def make_generalised(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
     """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
 
     Args:
-        config, task, gradient: as in `make_fedvg`.
+        config, task, gradient, hardware: as in `make_fedvg`.
 
     Raises:
         UsageError: see `make_fedvg`.
     """
-    return _build_fedvg(config, task, functools.partial(family.generalised, link=config.fedvg.link), gradient)
+    rule = functools.partial(family.generalised, link=config.fedvg.link)
+    return _build_fedvg(config, task, rule, gradient, hardware)
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
@@ -102,12 +111,16 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
 
 
 def _build_fedvg(
-    config: Config, task: Task, rule: Callable[..., Weighting], gradient: Signal | None = None
+    config: Config,
+    task: Task,
+    rule: Callable[..., Weighting],
+    gradient: Signal | None = None,
+    hardware: hw.Hardware | None = None,
 ) -> Weighting:
     """`rule` with the config's signal, groups and layers."""
     options, norm = config.fedvg, norm_name(config.fedvg)
     weighting = rule(
-        signals.normed(gradient or make_signal(config, task), norms.BY_NAME[norm]),
+        signals.normed(gradient or make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
         _grouping(options),
         task.block_of,
         fedvg_layers(options, task),
@@ -118,10 +131,10 @@ def _build_fedvg(
     return {"uniform": weighting, "layer": basic.with_own_statistics(weighting)}[options.stats]
 
 
-def make_signal(config: Config, task: Task) -> Signal:
+def make_signal(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Signal:
     """The signal before norms: tensors like the client's parameters."""
     options = config.fedvg
-    groups_per_pass = hardware.groups_per_scoring_pass(config.batch_size)
+    groups_per_pass = functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware)
     named = {
         "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
         "delta": signals.delta,

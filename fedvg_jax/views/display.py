@@ -14,7 +14,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.core import tree
+from fedvg_jax.core import hardware, tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
@@ -23,6 +23,7 @@ from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
+from fedvg_jax.views.target_plan import TargetPlan
 
 DEMONSTRATION = (
     "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
@@ -57,15 +58,15 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         sim: the simulation that is about to start.
         unused: settings of the TOML file that the run does not use, for a line of their own.
     """
-    config, device = sim.config, jax.devices()[0]
-    hardware = f"{os.cpu_count()} cores" if device.platform == "cpu" else f"{len(jax.devices())} x {device.device_kind}"
+    config, found = sim.config, hardware.current()
+    devices = f"{os.cpu_count()} cores" if found.is_cpu else f"{found.num_devices} x {found.kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
-        f"fedvg_jax {fedvg_jax.__version__} on {jax.default_backend()} ({hardware}{shared}), jax {jax.__version__}",
+        f"fedvg_jax {fedvg_jax.__version__} on {found.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
         f"clients {config.clients}, {partition}; {cohort_size(config)} a round,"
@@ -244,6 +245,42 @@ def plan_table(prediction: Prediction) -> Table:
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
     table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
     return table
+
+
+def target_table(plan: TargetPlan) -> Table:
+    """Returns the plan of a run on other hardware as a table; its times are estimates."""
+    low, high = plan.seconds_per_round
+    table = Table(show_header=False, title=f"plan for {plan.num_devices} x {plan.device} ({plan.target})")
+    fits = "fits" if plan.fits else "does NOT fit"
+    table.add_row("memory of a device", f"{_gib(plan.memory_bytes)} of {_gib(plan.memory_limit)}: {fits}")
+    table.add_row("", ", ".join(f"{name} {_gib(size)}" for name, size in plan.memory_parts.items()))
+    table.add_row("largest arrays", ", ".join(f"{shape} {_mib(size)}" for size, shape in plan.largest))
+    table.add_row("clients side by side on a device", str(plan.lanes))
+    table.add_row("local steps of the longest lane", f"{plan.steps_per_round:,.0f} a round")
+    for name, part in plan.parts.items():
+        gigaflops = f", {part.flops / 1e9:,.1f} GFLOP" if part.flops else ""
+        counts = f"{part.kernels:,} kernels, {part.copies:,} of them copies, {_mib(part.bytes)}{gigaflops}"
+        table.add_row(name, f"{counts}; {_range_text(*part.seconds)}")
+    for kind, count, size in plan.collectives:
+        table.add_row(kind, f"{count:,} a round, {_mib(size)}")
+    table.add_row("compiling", f"{plan.compile_seconds:.1f} s on this machine")
+    table.add_row("one round, estimate", _range_text(low, high))
+    table.add_row(f"{plan.rounds:,} rounds, estimate", _range_text(*plan.seconds))
+    return table
+
+
+def _range_text(low: float, high: float) -> str:
+    """Returns the two ends of an estimate, e.g. "1.2 to 3.4 ms"."""
+    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e3)) if low * f >= 1), ("us", 1e6))
+    return f"{low * factor:,.3g} to {high * factor:,.3g} {unit}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.2f} GiB"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def metric_text(record: Record) -> str:

@@ -105,7 +105,7 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     first = sim.schedule(0)
     sample = _Sample(sim, programs, first, simulation.make_executor(sim.config).lanes_together)
     step = slope(sample.training, int(first.num_steps.max()))
-    group = slope(sample.scoring, groups)
+    group = slope(lambda size: sample.scoring(size - 1), groups + 1)  # from none: one pass may hold them all
     per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
     chunk = sample.rounds(1)[1] - per_round
     evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))

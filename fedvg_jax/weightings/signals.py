@@ -13,7 +13,9 @@ import numpy as np
 from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
 
@@ -75,21 +77,25 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     return jax.tree.map(jax.vmap(checks.named(norms.BY_NAME, norm, "norm")), grads)
 
 
-def normed(measure: Signal, norm: Norm) -> Signal:
-    """The signal of the norms of the tensors that `measure` returns."""
+def normed(measure: Signal, norm: Norm, hardware: hw.Hardware | None = None) -> Signal:
+    """The signal of the norms of the tensors that `measure` returns; `hardware` as in `norms.of_tensors`."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
-        return jax.tree.map(norm, measure(hyper, report, data))
+        return norms.of_tensors(norm, hardware)(measure(hyper, report, data))
 
     return signal
 
 
-def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: int) -> Signal:
+def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
     """FedVG's signal: the norm of every tensor of one client's validation gradient."""
     return normed(validation_gradient(task, train, groups_per_pass), norm)
 
 
-def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal:
+GroupsPerPass = int | Callable[[int], int]
+"""Groups of D_val that scoring computes together, or a function of the number of values in a row of the pool."""
+
+
+def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
     """One client's validation gradient, tensors like its own.
 
     It equals `validation_gradients` of the mean loss over D_val.
@@ -98,7 +104,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
         task: the model and its loss.
         train: whether BatchNorm takes the statistics of each group of B rows of D_val (the published behaviour), or its
             running statistics.
-        groups_per_pass: groups computed together. It sets the size of the matmuls and does not change the result.
+        groups_per_pass: groups computed together. It sets the size of the matmuls and does not change the result. A
+            task that `takes_groups` gets them as one batch; any other task's loss is mapped over groups.
     """
     live = task.support or FULL_SUPPORT
 
@@ -107,15 +114,24 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: int) -> Signal
         params = live.within(params, part)
         return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
 
+    def grouped_loss(part, params, stats, pool, rows):
+        batch, mask = tree.gather(pool, rows.reshape(-1))
+        params = live.within(params, part)
+        value, _ = task.loss(params, stats, batch, mask.reshape(rows.shape), train)
+        return value * mask.sum().astype(tree.dtype(params))
+
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
+        passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
         def loss(part, rows):
-            if groups_per_pass == 1:  # without a batch axis, which would turn matmuls into batched ones
+            if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
                 return summed_loss(part, params, stats, data.pool, rows[0])
+            if task.takes_groups:
+                return grouped_loss(part, params, stats, data.pool, rows)
             return jax.vmap(summed_loss, (*4 * [None], 0))(part, params, stats, data.pool, rows).sum()
 
-        part, passes = live.of(params), _in_passes(data.scoring, groups_per_pass)
+        part = live.of(params)
         gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
         return live.within(tree.zeros_like(params), gradient)
 
@@ -238,13 +254,21 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
         return tree.add(total, lax.cond((rows >= 0).any(), lambda: recomputed(rows), lambda: empty)), None
 
     empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
-    total, _ = lax.scan(add_pass, empty, passes)
+    with jax.named_scope(SCORING_PASSES):
+        total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 
 
+def _num_groups(groups_per_pass: GroupsPerPass, pool: Tree) -> int:
+    if isinstance(groups_per_pass, int):
+        return groups_per_pass
+    return groups_per_pass(max((leaf.size // max(1, len(leaf)) for leaf in jax.tree.leaves(pool)), default=1))
+
+
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
-    """[V, B] -> [V / groups, groups, B], padded with empty groups."""
+    """[V, B] -> [V / groups, groups, B], padded with empty groups; all passes have equally many."""
+    groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
     padding = -len(rows) % groups
     return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
 

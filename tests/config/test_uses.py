@@ -25,6 +25,7 @@ VALUES = {
     "momentum": [0.0, 0.9],
     "keep": [0, 2],
     "tuning.steps": [0, 1],
+    "dry_run": [False, True],
     "validation.rho": [0.0, 0.5],
 }
 

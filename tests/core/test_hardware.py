@@ -5,12 +5,15 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 from test_architecture import SOURCES
 
 from fedvg_jax.config import Config
+from fedvg_jax.core import device_models, targets, tree
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import layers
 from fedvg_jax.models.conv import patches, selection, winograd
 from fedvg_jax.runs import registry, simulation
@@ -81,7 +84,7 @@ def test_only_a_cpu_trains_vision_transformers_by_microbatches():
     ("hardware", "batch_size", "groups"), [(CPU, 1, 1), (CPU, 64, 1), (GPU, 64, 16), (GPU, 1000, 1), (GPU, 2048, 1)]
 )
 def test_scoring_takes_about_1024_rows_at_once_on_an_accelerator_and_one_group_on_a_cpu(hardware, batch_size, groups):
-    assert hw.groups_per_scoring_pass(batch_size, hardware) == groups
+    assert hw.groups_per_scoring_pass(batch_size, hardware=hardware) == groups
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,19 @@ def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
         assert [simulation.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
 
 
+def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop():
+    weights, stack = jnp.array([0.25, 0.75]), jnp.arange(12.0).reshape(2, 3, 2)
+
+    def program_of(hardware):
+        return str(jax.make_jaxpr(lambda w, x, o: tree.weighted_sum(w, x, o, hardware))(weights, stack, stack[0]))
+
+    assert [("while" in program_of(h) or "scan" in program_of(h)) for h in (CPU, GPU, TPU)] == [True, False, False]
+    on_gpu, on_cpu = (tree.weighted_sum(weights, stack, stack[0], hardware) for hardware in (GPU, CPU))
+    np.testing.assert_array_equal(on_gpu, on_cpu)
+    slopes = [jax.grad(lambda w, h=h: tree.weighted_sum(w, stack, stack[0], h).sum())(weights) for h in (GPU, CPU)]
+    np.testing.assert_array_equal(*slopes)
+
+
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     config = Config(clients=10, join_ratio=1.0, model="mlp")
     machines = CPU, GPU._replace(num_devices=1)
@@ -125,14 +141,34 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
     assert hw.host_memory() == expected or (expected is None and hw.host_memory() >= whole)
 
 
+@pytest.mark.parametrize(
+    ("text", "platform", "devices", "hosts"),
+    [("h100", "gpu", 1, 1), ("l40s:4", "gpu", 4, 1), ("h200:2x8", "gpu", 16, 2), ("tpu-v5e:4x4", "tpu", 16, 4)],
+)
+def test_a_target_is_a_device_a_number_of_them_and_their_hosts(text, platform, devices, hosts):
+    hardware = targets.parse_target(text).hardware
+    assert (hardware.platform, hardware.num_devices, hardware.num_processes) == (platform, devices, hosts)
+    assert hardware.memory_bytes and hardware.bandwidth and hw.choices(hardware) is hw.ACCELERATOR
+
+
+@pytest.mark.parametrize("text", ["", "b300", "h100:", "h100:0", "h100:2x", "h100:2x8x2", "tpu-v5e:3", "H100"])
+def test_a_wrong_target_is_refused_with_what_is_allowed(text):
+    with pytest.raises(UsageError, match=r"h100|a slice of tpu-v5e has"):
+        targets.parse_target(text)
+
+
+def test_the_figures_of_a_known_device_are_found_by_its_kind():
+    for model in device_models.MODELS.values():
+        assert device_models.by_kind(model.kind) is model
+    assert device_models.by_kind("cpu") is None
+
+
 ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",
     "runs/launch": "compares the processes' numbers of devices",
-    "runs/loop": "records the device in summary.json",
     "runs/provenance": "records the device in manifest.json",
     "sim": "starts jax, to report a missing device in one line",
-    "views/display": "prints the device",
 }
 """Modules that ask jax for its back end or devices -> why."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import worlds
 
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import norms
 
 spectral, spectral_gradient = worlds.jit(norms.spectral), worlds.jit(jax.grad(norms.spectral))
@@ -107,3 +108,21 @@ def test_the_joined_spectral_norm_is_that_of_a_block_diagonal_matrix(x64):
 
 def test_every_norm_can_be_joined():
     assert norms.JOINED.keys() == norms.BY_NAME.keys()
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
+    cpu = hw.Hardware("cpu", "cpu", num_devices=1, cores=1, memory_bytes=None)
+    gpu = cpu._replace(platform="gpu")
+    draw = np.random.default_rng(0).normal
+    tensors = {"a": jnp.array(draw(size=3)), "b": jnp.array(draw(size=(40, 60))), "zero": jnp.zeros((2, 2))}
+
+    def total(tensors, hardware):
+        values = norms.of_tensors(norms.BY_NAME[norm], hardware)(tensors)
+        return sum(jax.tree.leaves(values)), values
+
+    measured = worlds.jit(lambda tensors: [jax.value_and_grad(total, has_aux=True)(tensors, h) for h in (cpu, gpu)])
+    ((_, one_by_one), slopes), ((_, segmented), slopes_of_segments) = measured(tensors)
+    assert float(segmented["zero"]) == 0
+    worlds.assert_close(segmented, one_by_one, 1e-13)
+    worlds.assert_close(slopes_of_segments, slopes, 1e-13)

@@ -22,7 +22,7 @@ K = WORLD.cohort_size
 EXECUTORS = {f"lanes {n}": executors.lanes(n) for n in (1, 3, K)} | {
     "vmapped": executors.vmapped(),
     "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3),
-    "4 devices, 2 lanes": executors.sharded(4, 2),
+    "4 devices, 2 lanes, packed": executors.sharded(4, 2, is_packed=True),
 }
 
 

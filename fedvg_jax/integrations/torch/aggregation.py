@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvg_jax.core import checks, groups, norms
+from fedvg_jax.core import checks, groups, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.weightings.fedvg import first_component, inverse, layer_norms, weights_by_group
@@ -119,7 +119,7 @@ def _floating_names(state: StateDict) -> list[str]:
 def _to_jax(tensor: Tensor) -> jax.Array:
     """Returns the tensor in jax: its own memory by DLPack, or a copy on the host where jax lacks its device."""
     tensor = tensor.detach()
-    is_shared = tensor.device.type == "cpu" or (tensor.is_cuda and jax.default_backend() == "gpu")
+    is_shared = tensor.device.type == "cpu" or (tensor.is_cuda and hardware.current().platform == "gpu")
     return jnp.from_dlpack((tensor if is_shared else tensor.cpu()).contiguous())
 
 

@@ -13,7 +13,7 @@ from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
 NO_RESULT = frozenset(
     {
-        *("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir"),
+        *("out", "resume", "dry_run", "target", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir"),
         *("trust_cache", "data_dir", "config", "nonfinite", "lanes", "hold", "devices", "conv", "deterministic"),
         *("validation.data_dir", "pretrained", "track", "export_partition", "export_form"),
     }

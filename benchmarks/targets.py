@@ -1,0 +1,80 @@
+"""Plans of shipped configs on hardware that this machine does not have: kernels, bytes, memory, and estimated seconds.
+
+    python -m benchmarks.targets [--data-dir DIR] [--only NAME ...]
+
+Needs jax[cuda12], and libtpu for TPUs. Each case is what `python -m fedvg_jax.sim FLAGS --dry-run --target TARGET`
+shows, in a fresh process. What is not asked for stays as the results file has it. Seconds are estimates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "targets.json"
+
+
+class Case(NamedTuple):
+    """One plan."""
+
+    target: str
+    flags: str = ""
+    needs_data: bool = False
+
+
+CASES = {
+    "digits on an H100": Case("h100", "--config configs/digits.toml"),
+    "digits on 2 hosts of 4 H200": Case("h200:2x4", "--config configs/digits.toml"),
+    "digits on a TPU v5e": Case("tpu-v5e", "--config configs/digits.toml"),
+    "CIFAR-10, LeNet5 on an H100": Case("h100", "--config configs/cifar10_lenet5.toml", True),
+    "CIFAR-10, ResNet-18 on an H100": Case("h100", "--config configs/cifar10_resnet18.toml", True),
+}
+
+PLAN = """
+import json, sys
+from fedvg_jax import sim
+from fedvg_jax.core import targets
+config = sim.parse(sys.argv[1:])
+targets.prepare_environment(targets.parse_target(config.target))
+import fedvg_jax as fv
+from fedvg_jax.views import target_plan
+print(json.dumps(target_plan.to_json(fv.plan_for_target(config, config.target))))
+"""
+
+
+def plan(case: Case, data_dir: Path | None) -> dict:
+    """Returns the command and the plan of a case."""
+    flags = [*case.flags.split(), "--dry-run", "--target", case.target]
+    command = f"python -m fedvg_jax.sim {' '.join(flags)}" + " --data-dir DIR" * case.needs_data
+    words = [*flags, *(["--data-dir", str(data_dir)] if case.needs_data else [])]
+    done = subprocess.run([sys.executable, "-c", PLAN, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {"command": command, "plan": json.loads(done.stdout.splitlines()[-1])}
+
+
+def main() -> None:
+    """Plans the cases and writes the results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"cases": {}}
+    found |= {"what": "estimates from compiled programs, not measurements", "jax": jax.__version__}
+    for name in args.only:
+        if CASES[name].needs_data and args.data_dir is None:
+            print(f"{name}: needs --data-dir")
+            continue
+        found["cases"][name] = plan(CASES[name], args.data_dir)
+        print(name, json.dumps(found["cases"][name]["plan"]["parts"]), flush=True)
+        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Several groups of rows in one batch, as scoring takes them, equal one group after the other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+
+from fedvg_jax.core.types import Batch, Data, Report
+from fedvg_jax.models import lenet, resnet, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.conv import layout, selection
+from fedvg_jax.models.microbatch import accumulate_gradients
+from fedvg_jax.weightings import signals
+
+TINY = {"depths": (1, 1), "width": 4}
+MODELS = {
+    "lenet5, images last": (lenet.LeNet5(3, layout.images_last()), 16),
+    "lenet5, images first": (lenet.LeNet5(3, layout.images_first()), 16),
+    "resnet, basic, cifar stem": (resnet.ResNet(3, selection.convolution("winograd"), stem="cifar", **TINY), 8),
+    "resnet, bottleneck": (resnet.ResNet(3, selection.convolution("gemm"), bottleneck=True, **TINY), 16),
+}
+GROUPS = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, -1], [-1, -1, -1, -1]], np.int32)
+
+
+def scored(task, side, variables, passes):
+    """Returns the validation gradient of 11 rows in groups of 4, the last of 3, in train and in eval mode."""
+    draw = np.random.default_rng(0)
+    pool = Batch(jnp.asarray(draw.uniform(size=(11, side, side, 3))), jnp.asarray(draw.integers(0, 3, 11), jnp.int32))
+    data = Data(pool, *3 * [jnp.asarray(GROUPS)])
+    report = Report(variables, jnp.int32(1), variables.params)
+    measures = [signals.validation_gradient(task, train, groups) for groups in passes for train in (True, False)]
+    return jax.jit(lambda report, data: [measure({}, report, data) for measure in measures])(report, data)
+
+
+QUICK = "lenet5, images last"
+"""The other models compile for a minute."""
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != QUICK)]
+)
+def test_scoring_groups_as_one_batch_equals_group_by_group(x64, name):
+    module, side = MODELS[name]
+    task = tasks.classification(module, 3, (side, side, 3))
+    variables = jax.tree.map(lambda x: x.astype(jnp.float64), jax.jit(task.init)(jax.random.key(0)))
+    assert task.takes_groups
+    train, evaluated, wide_train, wide_evaluated = scored(task, side, variables, (1, 4))
+    worlds.assert_close(wide_train, train, 1e-12)
+    worlds.assert_close(wide_evaluated, evaluated, 1e-12)
+    differs = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (train, evaluated)), strict=True)]
+    assert max(differs) > 1e-3, "otherwise the statistics would play no part"
+
+
+def test_the_running_statistics_stay_where_a_batch_has_groups(x64):
+    module, side = MODELS["lenet5, images last"]
+    task = tasks.classification(module, 3, (side, side, 3))
+    variables = jax.jit(task.init)(jax.random.key(0))
+    batch = Batch(jnp.ones((16, side, side, 3)), jnp.zeros(16, jnp.int32))
+    _, stats = jax.jit(task.loss, static_argnums=4)(*variables, batch, jnp.ones((4, 4), bool), True)
+    worlds.assert_close(stats, variables.stats, 0.0)
+
+
+def test_groups_pass_through_microbatches(x64):
+    """Of a model in which no row depends on another."""
+    module = vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8)
+    plain = tasks.classification(module, 3, (8, 8, 3))
+    variables = jax.tree.map(lambda x: x.astype(jnp.float64), jax.jit(plain.init)(jax.random.key(0)))
+    task = accumulate_gradients(plain, 2)
+    single, _, wide, _ = scored(task, 8, variables, (1, 4))
+    worlds.assert_close(wide, single, 1e-12)

@@ -1,0 +1,180 @@
+"""Plans of runs on hardware that this machine does not have, from programs of a CPU in place of its compiler's."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from rich.console import Console
+
+from fedvg_jax import sim
+from fedvg_jax.config import Config
+from fedvg_jax.core import targets
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import chunks, programs, simulation, target_programs
+from fedvg_jax.views import display, target_plan
+
+SETTINGS = Config(rounds=3, eval_every=2, local_epochs=2, clients=4, join_ratio=0.5)
+H100 = targets.parse_target("h100")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Returns a simulation for an H100, and its programs compiled for this CPU."""
+    made = simulation.simulation(SETTINGS, machine=programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
+    return made, target_programs.compile_for(made, H100)
+
+
+@pytest.fixture(scope="module")
+def planned(compiled):
+    """Returns the simulation and its plan."""
+    return compiled[0], target_plan.make_plan(compiled[0], H100, compiled[1])
+
+
+@pytest.fixture(scope="module")
+def here():
+    """Returns the same simulation for this machine."""
+    return simulation.simulation(SETTINGS)
+
+
+def test_a_plan_has_the_work_of_the_schedules(planned):
+    made, plan = planned
+    lengths = [made.schedule(r).plan.length.sum() for r in range(3)]
+    assert plan.steps_per_round == pytest.approx(sum(lengths) / 3) and plan.rounds == 3
+    assert plan.parts.keys() >= {"step", "segment", "evaluation", "round", "rest of a round"}
+    assert plan.parts["round"].flops >= plan.steps_per_round * plan.parts["step"].flops > 0
+
+
+def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):
+    made, plan = planned
+    minibatches = sum(len(rows) for rows in chunks.evaluation_tables(made.data).values())
+    for end in (0, 1):
+        evaluations = 2 * minibatches * plan.parts["evaluation"].seconds[end]
+        assert plan.seconds[end] == pytest.approx(3 * plan.seconds_per_round[end] + evaluations)
+    assert plan.seconds_per_round[0] < plan.seconds_per_round[1]
+
+
+def test_a_kernel_takes_the_longest_of_its_launch_its_bytes_and_its_operations():
+    kernel = target_plan.Kernel("k", "fusion", "f32[1]", "", bytes=0, flops=0.0, arithmetic="default")
+    end = target_plan.ASSUMPTIONS["gpu"][0]
+    assert target_plan._seconds(kernel, H100, end) == end.launch
+    wide = kernel._replace(bytes=10**9)
+    assert target_plan._seconds(wide, H100, end) == pytest.approx(1e9 / (0.9 * 3.35232e12))
+    heavy = kernel._replace(flops=1e12, arithmetic="bfloat16")
+    assert target_plan._seconds(heavy, H100, end) == pytest.approx(1e12 / (0.5 * 989.4e12))
+
+
+def test_a_plan_says_whether_it_fits(planned):
+    _, plan = planned
+    assert plan.fits and plan.memory_bytes == sum(plan.memory_parts.values()) > 0
+    assert not plan._replace(memory_limit=plan.memory_bytes - 1).fits
+
+
+def test_a_plan_is_json_and_a_table_that_calls_its_times_estimates(planned):
+    _, plan = planned
+    document = json.loads(json.dumps(target_plan.to_json(plan)))
+    assert document["fits"] and document["parts"]["step"]["kernels"] > 0
+    assert "not a measurement" in document["assumptions"][0]
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(display.target_table(plan))
+    text = console.export_text()
+    assert "NVIDIA H100" in text and "fits" in text and text.count("estimate") == 2
+
+
+def test_a_run_for_another_machine_has_the_shapes_of_this_one(planned, here):
+    shapes, made = planned[0], here
+    for abstract, concrete in zip(
+        jax.tree.leaves((shapes.state, shapes.data)), jax.tree.leaves((made.state, made.data)), strict=True
+    ):
+        assert isinstance(abstract, jax.ShapeDtypeStruct)
+        assert (abstract.shape, abstract.dtype) == (concrete.shape, concrete.dtype)
+
+
+def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled, here):
+    """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
+    for_gpu, of_gpu = compiled
+    assert (for_gpu.executor.lanes_together, here.executor.lanes_together) == (2, 1)
+
+    def round_of(sim, chunk):
+        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        state, metrics = chunk(jax.tree.map(jnp.copy, here.state), np.int32(1), rounds, here.data, here.hyper)
+        return state.variables, jax.tree.map(lambda leaf: leaf[0], metrics)
+
+    found = round_of(for_gpu, of_gpu.chunk)
+    worlds.assert_close(found, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
+
+
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_without_the_compiler_one_line_says_what_to_install(target, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    missing = {"jax_cuda12_plugin", "libtpu"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else find(name, *rest))
+    assert sim.main(["--dry-run", "--target", target]) == 2
+    package = targets.PACKAGES[targets.parse_target(target).hardware.platform][1]
+    assert capsys.readouterr().err == (
+        f"error: target {target} needs a compiler that is not installed: pip install {package}\n"
+    )
+
+
+def test_a_target_needs_a_dry_run(capsys):
+    assert sim.main(["--target", "h100"]) == 2
+    assert "--target is not used by --dry-run False; it is used by --dry-run" in capsys.readouterr().err
+
+
+def test_an_unknown_target_is_refused(capsys):
+    assert sim.main(["--dry-run", "--target", "h300"]) == 2
+    assert "target 'h300' is not known" in capsys.readouterr().err
+
+
+def test_a_target_is_no_setting_that_results_depend_on():
+    other = dataclasses.replace(SETTINGS, dry_run=True, target="h100")
+    assert programs.static_settings(other) == programs.static_settings(SETTINGS)
+
+
+MOST_KERNELS = {"step": 26, "segment": 12, "scoring pass": 26}
+"""Part of a round of the MLP -> upper bound of its kernels; measured 25, 10 and 23 on an H100."""
+
+PLAN = """
+import json, sys
+from fedvg_jax.core import targets
+targets.prepare_environment(targets.parse_target("h100"))
+import fedvg_jax as fv
+from fedvg_jax.views import target_plan
+plan = fv.plan_for_target(fv.Config(rounds=2), sys.argv[1])
+print(json.dumps(target_plan.to_json(plan)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "devices", "most_rest"), [("h100", 1, 72), ("h200:2x4", 8, 170)])
+def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
+    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
+    planned = subprocess.run([sys.executable, "-c", PLAN, target], capture_output=True, text=True, check=True)
+    plan = json.loads(planned.stdout.splitlines()[-1])
+    assert plan["fits"] and plan["num_devices"] == devices
+    assert bool(plan["collectives"]) == (devices > 1)
+    for part, most in (MOST_KERNELS | {"rest of a round": most_rest}).items():
+        assert 0 < plan["parts"][part]["kernels"] <= most, part
+
+
+def test_a_process_of_other_devices_is_refused_in_one_line(monkeypatch):
+    from jax.experimental import topologies
+
+    monkeypatch.setattr(targets, "require_compiler", lambda target: None)
+
+    def fail(**described):
+        raise RuntimeError("no driver\nhere")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", fail)
+    for name in targets.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    with pytest.raises(UsageError, match=r"start Python with JAX_PLATFORMS=cpu .*no driver here"):
+        target_programs.machine_of(H100)

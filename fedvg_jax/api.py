@@ -17,7 +17,7 @@ import optax
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.axes import parse_axes, refuse_set
-from fedvg_jax.core import checks
+from fedvg_jax.core import checks, processes
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -32,7 +32,18 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import chunks, history, loop, programs, resume, simulation, sweep_folder, sweep_objects, sweeps
+from fedvg_jax.runs import (
+    chunks,
+    history,
+    loop,
+    programs,
+    resume,
+    shared_start,
+    simulation,
+    sweep_folder,
+    sweep_objects,
+    sweeps,
+)
 from fedvg_jax.runs.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.runs.sweeps import SweepResult
@@ -87,7 +98,8 @@ def run(
         ...
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
-    config = resume.resolve(configs.check(_with_trackers(Config() if config is None else config, track)))
+    settings = configs.check(_with_trackers(Config() if config is None else config, track))
+    config = shared_start.choose_folder(settings, resume.resolve)
     tracking.require(config, config.out is not None)
     functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
@@ -127,7 +139,7 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
 
     from fedvg_jax.views import display
 
-    console = Console()
+    console = Console(quiet=not processes.is_first())
     with display.partition_progress(console) as drawing, display.decoding_progress(console) as reading:
         sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
     console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)

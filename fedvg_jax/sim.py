@@ -72,6 +72,7 @@ def _run_command(words: Sequence[str]) -> int:
         return simulate(*command)
     if command.config.dry_run:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
+    _set_environment(command.config)
     return launch.run(processes, lambda: simulate(*command), lambda: lost_message(command.config))
 
 
@@ -258,10 +259,12 @@ def simulate(config: Config, unused: Sequence[str] = ()) -> int:
     """
     from rich.console import Console
 
+    _set_environment(config)
     from fedvg_jax.core import processes
     from fedvg_jax.runs import shared_start
 
-    _check_outputs(config)
+    with processes.together():
+        _check_outputs(config)
     if config.dry_run and config.target:
         return _show_target_plan(config, Console())
     if config.dry_run:
@@ -401,6 +404,15 @@ def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulat
     return sim
 
 
+def _set_environment(config: Config) -> None:
+    """Sets what jax reads when it is imported and when its back end starts."""
+    flags, deterministic = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"
+    if "device_count" not in flags:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
+    if config.deterministic and deterministic not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {deterministic}".strip()
+
+
 def start_jax(config: Config) -> None:
     """Starts jax with every CPU core as a device, and with the persistent compilation cache.
 
@@ -409,10 +421,7 @@ def start_jax(config: Config) -> None:
     """
     cache_dir = config.cache_dir or configs.default_cache_dir()
     files.private_folder(cache_dir, config.trust_cache)
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
-    if config.deterministic:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    _set_environment(config)
     import jax
 
     try:

@@ -252,7 +252,7 @@ def _compute(
             return _share_out(command, jobs, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        tracked = observers._replace(run=tracking.run_simulation)
+        tracked = observers._replace(track=tracking.Trackers)
         return sweeps.compute(mine, out, tracked, share=sweeps.sharing(command.vectorize))[1]
 
 
@@ -320,7 +320,7 @@ def _work(command: CommandLine, share: Share) -> int:
     from fedvg_jax.runs import sweeps
 
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
-    observers = sweeps.Observers(run=tracking.run_simulation)
+    observers = sweeps.Observers(track=tracking.Trackers)
     with stop_signals.ignore_save_requests():
         _, stopped_by = sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0

@@ -78,7 +78,18 @@ def official() -> str:
 def presets_of_data_sets() -> str:
     """`--dataset NAME` -> the settings that differ from the defaults."""
     names = (
-        *("model", "partition", "clients", "join_ratio", "rounds", "local_epochs", "batch_size", "lr", "momentum"),
+        *(
+            "model",
+            "partition",
+            "clients",
+            "join_ratio",
+            "rounds",
+            "local_epochs",
+            "batch_size",
+            "optimiser",
+            "lr",
+            "momentum",
+        ),
         "eval_every",
     )
     default = Config()

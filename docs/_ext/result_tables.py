@@ -116,6 +116,31 @@ def controls(name: str) -> str:
     return f"{table(head, rows)}\n\n{source}\n"
 
 
+def client_values() -> str:
+    """Rank correlations with the value of a client, and accuracies after one round of other weights."""
+    from benchmarks import client_values as values
+
+    measured = load("client_values")
+    head, spans = ["measurement of the client", *values.SPANS], values.SPANS
+    correlations = [
+        [title, *(values.shown(measured["correlations"][name][span]) for span in spans)]
+        for name, title in values.MEASUREMENTS.items()
+    ]
+    rounds = [
+        [title, *(values.shown(measured["accuracy"][name][span]) for span in spans)]
+        for name, title in values.WEIGHTS.items()
+    ]
+    settings, machine = measured["settings"], measured["machine"]
+    source = (
+        f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."
+    )
+    first = f"Rank correlation with the value of a client:\n\n{table(head, correlations)}"
+    second = (
+        f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
+    )
+    return f"{first}\n\n{second}\n\n{source}\n"
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

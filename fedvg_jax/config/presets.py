@@ -18,7 +18,15 @@ _PAPER: dict = {
 _OWN: dict = {"model": "lenet5", "clients": 20, "join_ratio": 0.25, "rounds": 200, "lr": 0.01, "eval_every": 20}
 """Settings for a user's own images."""
 
-_TEXT: dict = {"model": "gru", "partition": "group", "rounds": 30, "local_epochs": 2, "batch_size": 16, "lr": 4.0}
+_TEXT: dict = {
+    "model": "gru",
+    "partition": "group",
+    "rounds": 30,
+    "local_epochs": 2,
+    "batch_size": 16,
+    "optimiser": "adam",
+    "lr": 0.005,
+}
 """Settings for texts, whose clients are their authors."""
 
 DATASETS: dict[str, dict] = {

@@ -145,8 +145,6 @@ def sharing_refusal(config: Config) -> str:
         return f"hold {config.hold}, which trains a cohort in blocks; use --hold 0"
     if config.profile is not None:
         return f"profile {config.profile}, which traces a single run; leave it out"
-    if config.track:
-        return f"track {config.track}, which follows runs one after another; leave it out"
     return ""
 
 

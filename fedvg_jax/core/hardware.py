@@ -91,7 +91,7 @@ class Choices(NamedTuple):
     runs_together: int
     """Runs of one program that `--vectorize auto` computes side by side; 1 computes them one after another.
 
-    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.8 with 8;
+    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.85 with 8;
     tinycnn 0.9 with 1 lane, 0.7 with 4 (digits, alpha 0.05). On an accelerator lanes share the launches, but no time
     was measured, so there `auto` times both ways for every program first."""
     bytes_per_client: Mapping[str, int] | None

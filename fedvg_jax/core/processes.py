@@ -24,13 +24,13 @@ _LOST = re.compile(r"gloo|nccl|coordination.?service|socket closed|connection (c
 
 
 def count() -> int:
-    """Returns the number of processes."""
-    return jax.process_count()
+    """Returns the number of processes. Like `is_first`, it starts no back end in a process of its own."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def is_first() -> bool:
     """Returns whether this is process 0, which alone writes the run folder and prints."""
-    return jax.process_index() == 0
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def largest(values: Sequence[float]) -> list[float]:

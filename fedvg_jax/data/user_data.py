@@ -100,6 +100,17 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         )
 
 
+def kind(arrays: Arrays) -> str:
+    """Returns what the rows are: images, sequences of characters, or rows of any other shape.
+
+    >>> kind(Arrays("table", np.zeros((2, 3)), np.zeros(2, np.int32), ("a",), 2))
+    'rows'
+    """
+    if is_images(arrays):
+        return "images"
+    return "sequences" if is_sequences(arrays) else "rows"
+
+
 def is_images(arrays: Arrays) -> bool:
     """Returns whether the rows are images, uint8 [T, H, W, D]."""
     return arrays.x.ndim == 4 and arrays.x.dtype == np.uint8

@@ -48,9 +48,10 @@ def curves_svg(records: Sequence[Mapping[str, Any]]) -> str:
         return ""
     unit = 100 if metric == "accuracy" else 1
     values = [unit * value for curve in found for value in curve.values]
-    low, high = _range(min(values), max(values))
+    ends = min(values), max(values)
+    low, high = _range(*ends)
     last = max(curve.rounds[-1] for curve in found)
-    parts = [_frame(metric, (low, high), last)]
+    parts = [_frame(metric, (low, high), ends, last)]
     for curve in found:
         points = [(_x(r, last), _y(unit * v, low, high)) for r, v in zip(curve.rounds, curve.values, strict=True)]
         parts.append(_line(curve.part, points))
@@ -85,15 +86,14 @@ def _y(value: float, low: float, high: float) -> float:
     return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
 
-def _frame(metric: str, limits: tuple[float, float], last: int) -> str:
-    """Returns the axes with the ends of their ranges."""
+def _frame(metric: str, limits: tuple[float, float], ends: tuple[float, float], last: int) -> str:
+    """Returns the axes, with the smallest and the largest value and the last round."""
     low, high = limits
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     suffix = " %" if metric == "accuracy" else ""
-    texts: list[tuple[float, float, str, str]] = [
-        (LEFT - 4, _y(value, low, high) + 4, "end", f"{value:.3g}{suffix}")
-        for value in (low + 0.06 * (high - low), high - 0.06 * (high - low))
-    ]
+    shown = [value for i, value in enumerate(ends) if not i or value > ends[0]]
+    texts: list[tuple[float, float, str, str]] = []
+    texts += [(LEFT - 4, _y(value, low, high) + 4, "end", f"{value:.3g}{suffix}") for value in shown]
     texts += [(LEFT, HEIGHT - 8, "middle", "0"), (right, HEIGHT - 8, "middle", str(last))]
     texts.append(((LEFT + right) / 2, HEIGHT - 8, "middle", f"round; {metric}"))
     lines = f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity="0.5"/>'

@@ -19,6 +19,7 @@ from fedvg_jax.config.help import show_default
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import user_data
 from fedvg_jax.runs.history import History
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ LIBRARY = "fedvg_jax"
 
 PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained")
 """Settings that name files of this machine, which an export does not tell."""
+
+PIPELINES = {"images": "image-classification", "rows": "tabular-classification", "sequences": "text-generation"}
+"""Kind of a data set's rows -> the hub's name of the task."""
 
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
@@ -122,7 +126,7 @@ def card(sim: Simulation, history: History) -> str:
     config = sim.config
     name = f"{config.model}-{sim.arrays.name}-{method_name(config)}"
     parts = [
-        f"---\n{_header(config, sim.arrays.name, history.summary)}---\n",
+        f"---\n{_header(config, sim.arrays, history.summary)}---\n",
         f"# {_escape(name)}",
         _introduction(sim, history),
         "## Results",
@@ -136,19 +140,29 @@ def card(sim: Simulation, history: History) -> str:
         "## Use",
         "Start a run from these weights, under a new head:",
         f"```sh\npython -m fedvg_jax.sim --model {config.model} --pretrained FOLDER\n```",
-        "Images are divided by 255"
-        + (f" and normalised by `{config.normalise}`" if config.normalise != "none" else "")
-        + f"; they are {' x '.join(map(str, sim.arrays.x.shape[1:]))}. `config.json` lists the classes.",
+        _inputs(sim),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _header(config: Config, dataset: str, summary: Mapping[str, Any]) -> str:
+def _inputs(sim: Simulation) -> str:
+    """Returns what the model takes, in one paragraph."""
+    shape, kind = " x ".join(map(str, sim.arrays.x.shape[1:])), user_data.kind(sim.arrays)
+    if kind == "sequences":
+        return f"Inputs are sequences of {shape} numbers of characters; `config.json` lists the characters."
+    if kind == "rows":
+        return f"Inputs are rows of {shape} numbers. `config.json` lists the classes."
+    normalised = f" and normalised by `{sim.config.normalise}`" if sim.config.normalise != "none" else ""
+    return f"Images are divided by 255{normalised}; they are {shape}. `config.json` lists the classes."
+
+
+def _header(config: Config, arrays: Arrays, summary: Mapping[str, Any]) -> str:
     """Returns the lines of the YAML header; texts are quoted as in JSON, which YAML contains."""
+    dataset = arrays.name
     entries: dict[str, Any] = {"library_name": LIBRARY, "tags": ["federated-learning", "jax", "flax", config.algorithm]}
     accuracy = summary.get("test_accuracy_final")
     if accuracy is not None:
-        task = {"type": "image-classification"}
+        task = {"type": PIPELINES[user_data.kind(arrays)]}
         metrics = [{"type": "accuracy", "value": accuracy, "name": "test accuracy, final round"}]
         entries |= {"pipeline_tag": task["type"], "metrics": ["accuracy"]}
         result = {"task": task, "dataset": {"name": dataset, "type": dataset}, "metrics": metrics}
@@ -159,9 +173,10 @@ def _header(config: Config, dataset: str, summary: Mapping[str, Any]) -> str:
 def _introduction(sim: Simulation, history: History) -> str:
     config, summary = sim.config, history.summary
     stopped = f" It was stopped by {summary['stopped_by']} before its end." if summary.get("stopped_by") else ""
+    data = f"{len(sim.arrays.y):,} {user_data.kind(sim.arrays)}, {len(sim.arrays.class_names)} classes"
     return (
         f"The global model after {len(history.records)} rounds of simulated federated learning on"
-        f" {_escape(sim.arrays.name)} ({len(sim.arrays.y):,} images, {len(sim.arrays.class_names)} classes) among"
+        f" {_escape(sim.arrays.name)} ({data}) among"
         f" {config.clients} clients: algorithm {config.algorithm}, weights {_escape(config.weighting)}.{stopped}"
     )
 

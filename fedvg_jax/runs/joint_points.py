@@ -7,6 +7,7 @@ clients take no step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
+from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Data, Executor, Hyper, Schedule, SimState
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    GradientSupport,
+    Hyper,
+    Schedule,
+    SimState,
+    Task,
+    Weighting,
+)
 from fedvg_jax.engine import federated_round, joint_runs, schedule
+from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import chunks, loop, memory, programs, stop_signals
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.history import History, Record
@@ -89,17 +103,35 @@ def compile_joint(sims: Sequence[Simulation]) -> Joint:
         UsageError: it needs more memory than there is, and `force` is not set.
     """
     start, sim, num_places = time.perf_counter(), sims[0], len(sims)
-    config, executor = sim.config, make_executor(sim.config, num_runs=num_places)
+    config = programs.static_settings(sim.config)
     assert sim.algorithm is not None and sim.weighting is not None and sim.optimiser is not None
     support = FULL_SUPPORT if "algorithm" in sim.given else make_live(config, sim.task)
-    parts = (sim.task, sim.algorithm, sim.weighting, joint_runs.pooled(executor), sim.optimiser, support)
-    step = joint_runs.joint_round(programs.make_round(config, *parts))
-    chunk = jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement)
-    evaluate = jax.jit(joint_runs.joint_evaluate(sim.task, executor))
+    key = (config, sim.task, sim.algorithm, sim.weighting, sim.optimiser, support, num_places)
+    executor, chunk, evaluate = (_stored_functions if programs.is_hashable(key) else _functions)(*key)
     rounds = _stack([[s.schedule(0)] for s in sims], executor, num_places)
     compiled = programs.compile_for(chunk, evaluate, *_arguments(_arrays(sims, executor, num_places), rounds))
-    memory.refuse_unfitting(config, memory.of_program(compiled.chunk))
+    memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
     return Joint(num_places, executor, compiled.chunk, compiled.evaluate, time.perf_counter() - start)
+
+
+def _functions(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    optimiser: Optimiser,
+    support: GradientSupport,
+    num_places: int,
+) -> tuple[Executor, Wrapped, Wrapped]:
+    """Returns the executor of P runs, and the jitted chunk and evaluation."""
+    executor = make_executor(config, num_runs=num_places)
+    parts = (task, algorithm, weighting, joint_runs.pooled(executor), optimiser, support)
+    chunk = federated_round.make_chunk(joint_runs.joint_round(programs.make_round(config, *parts)))
+    jitted = jax.jit(chunk, donate_argnums=0, out_shardings=executor.placement)
+    return executor, jitted, jax.jit(joint_runs.joint_evaluate(task, executor))
+
+
+_stored_functions = functools.lru_cache(programs.MAX_PROGRAMS)(_functions)
 
 
 def _arguments(arrays: Arrays, rounds: Schedule) -> tuple[SimState, Schedule, Data, Hyper]:

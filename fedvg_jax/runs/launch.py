@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError, one_line
 
 HEARTBEAT = 30
@@ -144,6 +145,9 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(launch, error)) from None
+    if hardware.current().is_cpu:
+        # with jax 0.10.2 a program from the cache in one process and a compiled one in another waited for each other
+        jax.config.update("jax_enable_compilation_cache", False)
     if jax.device_count() != jax.process_count() * jax.local_device_count():
         raise UsageError(
             f"process {jax.process_index()} has {jax.local_device_count()} devices of {jax.device_count()} in"
@@ -214,7 +218,7 @@ def _catch_abort(end: Callable[[], None]) -> None:
     """Calls `end` in place of an abort. XLA aborts the process, from a thread of its own, when heartbeats stop."""
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: end())
     _handlers.append(handler)
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows has no such library
         libc = ctypes.CDLL(None)
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
         libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))

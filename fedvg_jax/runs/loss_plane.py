@@ -117,7 +117,7 @@ def loss_plane(
     checks.named(dict.fromkeys(DIRECTIONS), directions, "directions")
     clients = [int(k) for k in np.asarray(sim.schedule(number).clients)]
     models = models_of_round(sim, state, number)
-    offsets = jax.tree.map(jnp.subtract, models.params, state.variables.params)
+    offsets = jax.tree.map(lambda stack, x: stack - x[None], models.params, state.variables.params)
     updates = jax.tree.map(lambda leaf: leaf[: len(clients)], offsets)
     is_random = directions == "random"
     span = random_directions(state.variables.params, number) if is_random else principal_directions(updates)
@@ -257,8 +257,8 @@ def random_directions(params: Tree, number: int) -> Tree:
         if leaf.ndim < 2:
             return jnp.zeros((2, *leaf.shape), leaf.dtype)
         drawn = jax.random.normal(key, (2, *leaf.shape), leaf.dtype)
-        factors = filter_norms(leaf) / jax.vmap(filter_norms)(drawn)
-        return drawn * jnp.expand_dims(factors, range(1, leaf.ndim))
+        factors = filter_norms(leaf)[None] / jax.vmap(filter_norms)(drawn)
+        return drawn * factors.reshape(2, *(leaf.ndim - 1) * [1], -1)
 
     return structure.unflatten([direction(leaf, key) for leaf, key in zip(leaves, keys, strict=True)])
 

@@ -138,7 +138,7 @@ def make_program(
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
-    return _stored(*key) if _is_hashable(key) else _make(*key)
+    return _stored(*key) if is_hashable(key) else _make(*key)
 
 
 def _make(
@@ -234,7 +234,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
 
 
-def _is_hashable(key: Hashable) -> bool:
+def is_hashable(key: Hashable) -> bool:
     """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
     try:
         hash(key)

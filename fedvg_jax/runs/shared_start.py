@@ -80,8 +80,9 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
     best = start.best and start.best._replace(variables=())
     plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
     fields = json.loads(processes.text_from_first(json.dumps(plain)))
-    shapes = (state, state.variables) if fields["best"] else (state,)
-    arrays = processes.from_first((start.state, start.best.variables) if start.best else shapes)
+    shapes = (state, *([state.variables] if fields["best"] else []))
+    own = (start.state, *([start.best.variables] if start.best else []))
+    arrays = processes.from_first(own if processes.is_first() else shapes)
     best = recording.BestModel(*fields["best"][:3], variables=arrays[1]) if fields["best"] else None
     return recording.Start(
         **fields

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import joint_points, loop, simulation
+from fedvg_jax.runs import joint_points, loop, simulation, tracked
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.sweep_work import Work, claim, compute_alone, on_host, record_failure, simulation_of, store_result
 
@@ -31,15 +31,18 @@ def sharing(vectorize: str, chosen: hw.Choices | None = None) -> Sharing:
         vectorize: "off", "auto" or a number of points; see `sweep_points.check_vectorize`.
         chosen: defaults to the choices for this machine.
 
+    Raises:
+        UsageError: for a number of points, where several processes share a run.
+
     >>> [sharing(value, hw.ACCELERATOR).num_places for value in ("off", "auto", "4")]
     [1, 8, 4]
     """
+    is_one_process = chosen is not None or hw.current().num_processes == 1
     if vectorize == "auto":
-        return Sharing((chosen or hw.choices()).runs_together, is_measured=True)
+        return Sharing((chosen or hw.choices()).runs_together if is_one_process else 1, is_measured=True)
+    if vectorize != "off" and not is_one_process:
+        raise UsageError(f"vectorize {vectorize} in several processes that share a run; use --vectorize off")
     return Sharing(1 if vectorize == "off" else int(vectorize))
-
-
-# --- points side by side
 
 
 class _Candidate(NamedTuple):
@@ -133,8 +136,10 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
     point, sim, stack = candidate
     seconds, records, opened = [0.0, 0.0], [], stack.enter_context(contextlib.ExitStack())
     work.observers.on_start(point)
+    tracking = work.observers.track(sim.config, work.observers.log)
 
     def end(result: History | Exception) -> None:
+        tracked.close(tracking, result)
         try:
             opened.close()
         except Exception as error:  # of the last write to the run folder
@@ -147,10 +152,12 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
 
     def on_records(new: list[Record]) -> None:
         work.observers.on_records(point, new)
+        tracking.add(new)
 
     observers = loop.Observers((), on_records, work.observers.log, None, lambda name: None)
     try:
         recorder = opened.enter_context(loop.open_recorder(sim, work.observers.log))
+        tracking.open()
         finished = loop.finished_before(sim, recorder, observers)
     except Exception as error:
         end(error)

@@ -13,7 +13,7 @@ from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, loop, simulation, sweep_folder, sweep_objects
+from fedvg_jax.runs import checkpoint, simulation, sweep_folder, sweep_objects, tracked
 from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
@@ -29,8 +29,8 @@ class Observers(NamedTuple):
     log: Callable[[str], None] = lambda line: None
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
-    run: Callable[..., History] = loop.run_simulation
-    """runs a simulation; gets the arguments of `loop.run_simulation`"""
+    track: tracked.MakeTracking = tracked.Untracked
+    """makes the report of every point to its trackers"""
 
 
 def data_key(config: Config) -> tuple:
@@ -116,7 +116,8 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
     listeners = {"log": work.observers.log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
     try:
         sim = simulation_of(work, point)
-        history = work.observers.run(sim, **listeners, on_records=count)
+        tracking = work.observers.track(sim.config, work.observers.log)
+        history = tracked.run_simulation(sim, tracking, **listeners, on_records=count)
         return history if work.out else on_host(history)
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)

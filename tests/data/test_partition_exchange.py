@@ -101,6 +101,7 @@ def test_file_that_cannot_be_written_is_one_line(tmp_path):
         to_rows.write(tmp_path / "none" / "a.json", drawn())
 
 
+@pytest.mark.slow
 def test_partition_of_flwr_datasets_is_read_as_that_framework_divides_the_rows(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs the hf extra")
     partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")

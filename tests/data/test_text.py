@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from files import says
-from sklearn import datasets as sklearn_datasets
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import tables, text
@@ -64,6 +63,8 @@ def test_unusable_text_is_one_line(tmp_path, content, said):
 
 @pytest.mark.parametrize("name", tables.LOADERS)
 def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
+    from sklearn import datasets as sklearn_datasets
+
     arrays = data.load(name)
     bunch = getattr(sklearn_datasets, tables.LOADERS[name])()
     assert arrays.x.dtype == np.float32 and arrays.x.shape == bunch.data.shape

@@ -7,7 +7,6 @@ import numpy as np
 import oracle
 import pytest
 import worlds
-from sklearn import metrics as sklearn_metrics
 
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import evaluate, executors, local_training
@@ -88,6 +87,8 @@ def test_three_rounds_equal_the_oracle(x64, monkeypatch, kind):
 
 
 def test_metrics_of_sequences_are_those_of_their_characters():
+    from sklearn import metrics as sklearn_metrics
+
     variables, rows = worlds.variables(task=BIGRAM), np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32)
     pool = jax.tree.map(jnp.asarray, SEQUENCES.pool)
     found = BIGRAM.metrics(jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows)))

@@ -41,9 +41,13 @@ RULES = {
 CHEAP = ("layerwise", "mean")
 """Cases of the quick tests, which share one program; the other cases share another."""
 
-every_case = pytest.mark.parametrize(
-    "case", [case if case in CHEAP else pytest.param(case, marks=pytest.mark.slow) for case in RULES]
-)
+
+def every_case(*left_out):
+    """Parametrizes a test by the cases; all except CHEAP are slow."""
+    cases = [
+        case if case in CHEAP else pytest.param(case, marks=pytest.mark.slow) for case in RULES if case not in left_out
+    ]
+    return pytest.mark.parametrize("case", cases)
 
 
 def settings(case: str) -> config.Config:

@@ -39,7 +39,7 @@ def scheme(block_of=None, measures=(), **settings):
     return named_arrays.scheme_of_gradient(checked, gradient, MODEL, block_of=block_of, measures=dict(measures))
 
 
-@one_round.every_case
+@one_round.every_case()
 def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
     start = worlds.variables()
     expected, weights_of_engine = one_round.engine_round(case, start)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import worlds
 import xla_flags
-from sklearn import metrics as sklearn_metrics
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch
@@ -159,6 +158,8 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
 def test_metrics_equal_those_of_scikit_learn(present, seed):
+    from sklearn import metrics as sklearn_metrics  # 2 s, which every worker would pay at collection
+
     rng = np.random.default_rng(seed)
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
     confusion = np.zeros((4, 4), int)

@@ -9,6 +9,7 @@ import pytest
 from files import says
 
 import fedvg_jax as fv
+from fedvg_jax import data
 from fedvg_jax.config import Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import hub_folder, simulation
@@ -136,3 +137,16 @@ def test_folder_without_one_file_of_weights_is_refused(tmp_path, names, parts):
         (tmp_path / name).write_bytes(b"{}")
     with says(str(tmp_path), *parts):
         pretrained.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "said"),
+    [
+        ("literature", "text-generation", "Inputs are sequences of 64 numbers of characters"),
+        ("iris", "tabular-classification", "Inputs are rows of 4 numbers"),
+    ],
+)
+def test_card_names_what_a_model_of_no_images_takes(exported, dataset, kind, said):
+    _, sim, history = exported
+    text = hub_folder.card(sim._replace(arrays=data.load(dataset)), history)
+    assert f'"{kind}"' in text and said in text and "mages" not in text.split("## Use")[1]

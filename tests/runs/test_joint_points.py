@@ -5,22 +5,38 @@ from __future__ import annotations
 import dataclasses
 import signal
 
+import flax.linen as nn
 import pytest
+import worlds
 
 import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import joint_points, sweep_folder, sweeps, verification
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.layers import dense
+from fedvg_jax.runs import history, joint_points, simulation, sweep_folder, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
 
-AXES = {("alpha", "seed", "lr", "rounds"): [(0.5, 0, 0.1, 4), (5.0, 1, 0.05, 4), (1.0, 2, 0.2, 3)]}
+NAMES = ("alpha", "seed", "lr", "rounds")
+ROWS = [(0.5, 0, 0.1, 4), (5.0, 1, 0.05, 4), (1.0, 2, 0.2, 3)]
 SHARE = sweeps.Sharing(2)
+
+
+class Linear(nn.Module):
+    """One dense layer."""
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        return dense(x.reshape(x.shape[0], -1), 3, "classifier")
+
+
+GIVEN = {"task": tasks.classification(Linear(), 3, (2, 2, 1)), "data": worlds.images(240)}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
-    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="fedvg", cache_dir=cache)
+    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache)
 
 
 def timeless(records):
@@ -31,26 +47,28 @@ def histories(results):
     return {r.name: timeless(r.result.records) for r in results}
 
 
-def make_points(base, **changed):
-    sweep = sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base)
-    return sweep, sweep_points.make_points(sweep)
-
-
-def open_sweep(base, out, **changed):
-    sweep, points = make_points(base, **changed)
-    sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
+def open_sweep(base, out=None, rows=ROWS):
+    """The points of a sweep, in a folder made for them."""
+    sweep = sweep_points.Sweep(axes.parse_axes({NAMES: rows}), start=base)
+    points = sweep_points.make_points(sweep)
+    if out:
+        sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
     return points.points
+
+
+def compute(points, out, share=SHARE, **observers):
+    return sweeps.compute(points, out, sweeps.Observers(**observers), GIVEN, share=share)
 
 
 @pytest.fixture(scope="module")
 def alone(base):
-    return fedvg_jax.run_sweep(base, AXES, vectorize="off")
+    return fedvg_jax.run_sweep(base, {NAMES: ROWS}, vectorize="off", **GIVEN)
 
 
 @pytest.fixture(scope="module")
 def together(base, tmp_path_factory):
     out = tmp_path_factory.mktemp("sweeps") / "together"
-    return out, fedvg_jax.run_sweep(base, AXES, out, vectorize=2)
+    return out, fedvg_jax.run_sweep(base, {NAMES: ROWS}, out, vectorize=2, **GIVEN)
 
 
 def test_points_side_by_side_equal_the_points_alone(alone, together):
@@ -63,7 +81,8 @@ def test_points_side_by_side_equal_the_points_alone(alone, together):
         assert not verification.check(together[0] / "points" / other.name).misfits
 
 
-def test_points_of_other_shapes_and_other_methods_have_programs_of_their_own(base, monkeypatch):
+@pytest.mark.slow
+def test_points_of_other_methods_have_programs_of_their_own(base, monkeypatch):
     compiled, compile_joint = [], joint_points.compile_joint
 
     def count(sims):
@@ -71,21 +90,28 @@ def test_points_of_other_shapes_and_other_methods_have_programs_of_their_own(bas
         return compile_joint(sims)
 
     monkeypatch.setattr(joint_points, "compile_joint", count)
-    axes = {"weighting": ["fedvg", "uniform"], "seed": "0:4"}
+    axes = {"weighting": ["uniform", "samples"], "seed": "0:3"}
     small = dataclasses.replace(base, rounds=1)
-    found = fedvg_jax.run_sweep(small, axes, vectorize=3)
+    found = fedvg_jax.run_sweep(small, axes, vectorize=2, **GIVEN)
     assert compiled == [2, 2]
-    assert histories(found) == histories(fedvg_jax.run_sweep(small, axes, vectorize="off"))
+    assert histories(found) == histories(fedvg_jax.run_sweep(small, axes, vectorize="off", **GIVEN))
 
 
-@pytest.mark.parametrize("share", [SHARE, sweeps.Sharing(3)])
-def test_diverging_point_is_recorded_and_its_neighbours_go_on(base, alone, tmp_path, share):
-    rows = [*next(iter(AXES.values())), (0.7, 3, 1e30, 4)]
-    points = open_sweep(base, tmp_path / "out", **{"alpha,seed,lr,rounds": rows})
-    results, _ = sweeps.compute(points, tmp_path / "out", share=share)
-    *others, diverged = (results[point.name] for point in points)
-    assert isinstance(diverged, Failure) and (diverged.kind, diverged.round) == ("diverged", 1)
-    assert sweep_folder.read_failure(tmp_path / "out" / "points" / points[-1].name) == diverged
+def test_points_on_other_pixels_do_not_share_a_program(base):
+    sims = [simulation.simulation(dataclasses.replace(base, seed=seed), **GIVEN) for seed in range(2)]
+    x, y = GIVEN["data"]
+    other = simulation.simulation(base, data=(255 - x, y), task=GIVEN["task"])
+    assert joint_points.fits(sims[0], sims[1])
+    assert not joint_points.fits(sims[0], other)
+    assert not joint_points.fits(sims[0], simulation.simulation(dataclasses.replace(base, batch_size=4), **GIVEN))
+
+
+def test_diverging_point_is_recorded_and_its_neighbours_go_on(base, alone, tmp_path):
+    points = open_sweep(base, tmp_path / "out", [(0.7, 3, 1e38, 4), *ROWS])
+    results, _ = compute(points, tmp_path / "out")
+    diverged, *others = (results[point.name] for point in points)
+    assert isinstance(diverged, Failure) and diverged.kind == "diverged"
+    assert sweep_folder.read_failure(tmp_path / "out" / "points" / points[0].name) == diverged
     assert [timeless(r.records) for r in others] == list(histories(alone).values())
 
 
@@ -102,52 +128,62 @@ def test_killed_sweep_continues_with_the_same_histories(base, alone, tmp_path, e
     out = tmp_path / "out"
     points = open_sweep(dataclasses.replace(base, checkpoint_every=every), out)
     with pytest.raises(Killed):
-        sweeps.compute(points, out, sweeps.Observers(on_records=kill), share=SHARE)
-    results, _ = sweeps.compute(points, out, share=SHARE)
-    assert {name: timeless(r.records) for name, r in results.items()} == histories(alone)
-    assert [r.summary["resumed_from"] for r in results.values()] == ([2, 2, None] if every else [None] * 3)
+        compute(points, out, on_records=kill)
+    results, _ = compute(points, out)
+    assert [timeless(results[point.name].records) for point in points] == list(histories(alone).values())
+    resumed = [results[point.name].summary["resumed_from"] for point in points]
+    assert resumed == ([2, 2, None] if every else [None, None, None])
     for point in points:
         assert not verification.check(out / "points" / point.name).misfits
 
 
 def test_stop_signal_ends_all_points_after_the_present_chunk_and_the_sweep_can_go_on(base, alone, tmp_path):
-    def stop(point, records):
-        signal.raise_signal(signal.SIGTERM)
-
     out = tmp_path / "out"
     points = open_sweep(base, out)
-    assert sweeps.compute(points, out, sweeps.Observers(on_records=stop), share=SHARE) == ({}, "SIGTERM")
+    stopped = compute(points, out, on_records=lambda point, records: signal.raise_signal(signal.SIGTERM))
+    assert stopped == ({}, "SIGTERM")
     assert [len(fedvg_jax.History.load(out / "points" / p.name).records) for p in points[:2]] == [1, 1]
-    results, stopped_by = sweeps.compute(points, out, share=SHARE)
+    results, stopped_by = compute(points, out)
     assert stopped_by is None
-    assert {name: timeless(r.records) for name, r in results.items()} == histories(alone)
+    assert [timeless(results[point.name].records) for point in points] == list(histories(alone).values())
 
 
-def test_point_that_cannot_write_its_folder_fails_alone(base, alone, tmp_path):
-    out = tmp_path / "out"
-    points = open_sweep(base, out)
-    folder = out / "points" / points[1].name
-    (folder / "history.jsonl").mkdir(parents=True)
-    results, _ = sweeps.compute(points, out, share=SHARE)
-    failed = results.pop(points[1].name)
-    assert isinstance(failed, Failure) and failed.kind == "failed"
-    assert {name: timeless(r.records) for name, r in results.items()} == {
-        name: records for name, records in histories(alone).items() if name != points[1].name
-    }
+def test_point_that_cannot_be_recorded_fails_alone(base, alone, tmp_path, monkeypatch):
+    append = history.append
+
+    def fail(folder, records, is_first):
+        if "seed=1" in folder.name and records[-1]["round"] > 1:
+            raise OSError(28, "No space left on device")
+        return append(folder, records, is_first)
+
+    monkeypatch.setattr(history, "append", fail)
+    points = open_sweep(base, tmp_path / "out")
+    results, _ = compute(points, tmp_path / "out")
+    first, failed, last = (results[point.name] for point in points)
+    assert isinstance(failed, Failure) and (failed.kind, failed.round) == ("failed", 2)
+    assert [timeless(r.records) for r in (first, last)] == list(histories(alone).values())[::2]
 
 
-def test_auto_shares_a_program_only_where_it_is_measured_to_be_faster(base, monkeypatch):
-    made, calls = sweep_points.make_points(make_points(base)[0]).points, []
-    monkeypatch.setattr(joint_points, "compute", lambda joint, *rest: calls.append(joint.num_places))
-    for pays in (False, True):
-        monkeypatch.setattr(joint_points, "pays", lambda joint, sims, pays=pays: pays)
-        sweeps.compute(made, None, share=sweeps.Sharing(3, is_measured=True))
-    assert calls == [3]
+@pytest.mark.parametrize("pays", [False, True])
+def test_auto_shares_a_program_only_where_it_is_measured_to_be_faster(base, monkeypatch, pays):
+    calls = []
+    monkeypatch.setattr(joint_points, "compile_joint", len)
+    monkeypatch.setattr(joint_points, "pays", lambda joint, sims: pays)
+    monkeypatch.setattr(joint_points, "compute", lambda joint, *rest: calls.append(joint))
+    results, _ = compute(open_sweep(base), None, sweeps.Sharing(3, is_measured=True))
+    assert (calls, len(results)) == (([3], 0) if pays else ([], 3))
+
+
+def test_sharing_pays_from_a_ratio_of_times_on(base, monkeypatch):
+    sims = [simulation.simulation(point.config, **GIVEN) for point in open_sweep(base)[:2]]
+    joint, seconds = joint_points.compile_joint(sims), iter([1.2, 1.0, 1.19, 1.0])
+    monkeypatch.setattr(joint_points, "_seconds_of_second_call", lambda call: call() or next(seconds))
+    assert [joint_points.pays(joint, sims) for _ in range(2)] == [True, False]
 
 
 def test_settings_that_cannot_share_a_program_are_refused_in_one_line(base):
     blocks = dataclasses.replace(base, hold=2)
     with pytest.raises(UsageError, match=r"vectorize 2 beside hold 2, which .*; use --hold 0; or use --vectorize auto"):
-        fedvg_jax.run_sweep(blocks, AXES, vectorize=2)
+        fedvg_jax.run_sweep(blocks, {NAMES: ROWS}, vectorize=2)
     with pytest.raises(UsageError, match="vectorize must be off, auto or a number"):
-        fedvg_jax.run_sweep(base, AXES, vectorize="some")
+        fedvg_jax.run_sweep(base, {NAMES: ROWS}, vectorize="some")

@@ -56,7 +56,7 @@ def test_rules_lie_between_the_clients_where_their_weights_say(plane, following)
 def test_loss_at_a_client_s_coordinates_is_its_model_s(folder, plane, following):
     sim, state, number = loss_plane.restored(folder)
     models = loss_plane.models_of_round(sim, state, number)
-    updates = jax.tree.map(lambda leaf, before: leaf[:2] - before, models.params, state.variables.params)
+    updates = jax.tree.map(lambda leaf, before: leaf[:2] - before[None], models.params, state.variables.params)
     losses = loss_plane.losses_at(sim, state.variables, updates, np.eye(2), sim.data.val)
     np.testing.assert_allclose(losses, following["client_val_loss"], rtol=1e-4)
 

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -105,6 +107,23 @@ def test_devices_exchange_only_finished_clients_and_no_gradient():
     assert used & COLLECTIVES == {"reduce_scatter"} and "shard_map" in used
 
 
+CORES = """
+import sys
+from fedvg_jax import sim
+from fedvg_jax.core import hardware
+hardware.num_cores = lambda: 3
+sim._train = lambda *_: sys.exit(len(sys.modules["jax"].devices()))
+sim.main(["--out", sys.argv[1]])
+"""
+
+
+def test_a_process_alone_has_its_cores_as_devices(tmp_path):
+    """Its number is asked for before jax starts, which must not import jax too early."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    command = [sys.executable, "-c", CORES, str(tmp_path / "run")]
+    assert subprocess.run(command, env=environment, check=False).returncode == 3
+
+
 # --- what processes agree on
 
 
@@ -161,7 +180,7 @@ def logs(folder):
 
 
 RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", "--eval-every", "20"]
-RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--lr", "0.05"]
+RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
 def together(folder, *words):
@@ -193,7 +212,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, uninterrupted):
+def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, request):
     """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds with exit code 3."""
     stream = random.Random(0)
     for number in range(20):
@@ -206,11 +225,12 @@ def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_p
             start = time.monotonic()
             code = started[1 - victim].wait(60)
             line = (tmp_path / f"process{1 - victim}.log").read_text().splitlines()[-1]
-            print(f"{number}: process {victim} lost, the other ended with {code} in {time.monotonic() - start:.1f} s")
+            waited = time.monotonic() - start
+            print(f"{number}: process {victim} lost, the other ended with {code} in {waited:.1f} s", flush=True)
             assert code == launch.LOST and "another process of the run was lost" in line, logs(tmp_path)
     with together(tmp_path, "--resume", "auto") as started:
         assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
-    assert history_of(tmp_path) == uninterrupted
+    assert history_of(tmp_path) == request.getfixturevalue("uninterrupted")
 
 
 @pytest.mark.slow

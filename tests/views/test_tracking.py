@@ -150,19 +150,32 @@ def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
         fv.run(Config(rounds=1), track=["tensorboard"])
 
 
-def test_points_of_a_sweep_are_tracked(monkeypatch, tmp_path):
-    tracked = []
-
-    def run(sim, **_):
-        tracked.append(sim.config)
+def test_points_of_a_sweep_are_tracked(fake, monkeypatch, tmp_path):
+    def run(sim, on_start, on_records, **_):
+        on_start()
+        on_records([record(1)])
         return fv.History([record(1)], {"interrupted": False}, None, None, None, sim.config)
 
-    monkeypatch.setattr(tracking, "run_simulation", run)
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(loop, "run_simulation", run)
     monkeypatch.setattr(simulation, "simulation", lambda config, **_: types.SimpleNamespace(config=config))
     start = Config(rounds=1, cache_dir=tmp_path / "cache")
-    results = fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")
-    assert [config.track for config in tracked] == ["wandb"] * 2 and len(results) == 2
+    assert len(fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")) == 2
+    assert [name for name, _ in fake] == ["open", "log", "close"] * 2
+
+
+@pytest.mark.slow
+def test_points_side_by_side_are_tracked_like_points_alone(fake, tmp_path):
+    start = Config(rounds=2, clients=4, alpha=10.0, eval_every=1, cache_dir=tmp_path / "cache")
+    logged = []
+    for vectorize in ("off", "2"):
+        fake.clear()
+        fv.run_sweep(start, {"seed": [0, 1]}, tmp_path / vectorize, track="wandb", vectorize=vectorize)
+        runs = [(run.name, run.group) for name, run in fake if name == "open"]
+        assert runs == [("seed=0", vectorize), ("seed=1", vectorize)] and rounds_of(fake).count(2) == 2
+        assert [ending.status for name, ending in fake if name == "close"] == ["finished"] * 2
+        rounds = [values for name, value in fake if name == "log" for values in value.values()]
+        logged.append(sorted(values["test/loss"] for values in rounds))
+    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
 
 
 # --- real packages

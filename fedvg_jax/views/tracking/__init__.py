@@ -16,7 +16,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history
-from fedvg_jax.runs.history import DivergedError, History, Record
+from fedvg_jax.runs.history import History, Record
 from fedvg_jax.views.tracking.writers import Ending, TrackedRun, Writer
 
 if TYPE_CHECKING:
@@ -72,43 +72,30 @@ def run_simulation(sim: Simulation, **listeners: Any) -> History:
     Raises:
         UsageError: as `require`; or as `loop.run_simulation`.
     """
-    from fedvg_jax.core import processes
-    from fedvg_jax.runs import loop
+    from fedvg_jax.runs import tracked
 
-    if not tracker_names(sim.config) or not processes.is_first():
-        return loop.run_simulation(sim, **listeners)
     require(sim.config, sim.config.out is not None)
-    trackers = Trackers(sim.config, listeners.get("log", _log_warning))
-    listen = listeners.pop("on_records", lambda records: None)
-
-    def on_records(records: list[Record]) -> None:
-        listen(records)
-        trackers.add(records)
-
-    try:
-        finished = loop.run_simulation(sim, **listeners, on_start=trackers.open, on_records=on_records)
-    except DivergedError as error:
-        trackers.close("failed", error.history)
-        raise
-    except BaseException:
-        trackers.close("failed", None)
-        raise
-    trackers.close("stopped" if finished.summary.get("stopped_by") else "finished", finished)
-    return finished
+    return tracked.run_simulation(sim, Trackers(sim.config, listeners.get("log", _log_warning)), **listeners)
 
 
 class Trackers:
-    """The trackers of one run that have not failed."""
+    """The trackers of one run that have not failed: a `runs.tracked.Tracking`."""
 
-    def __init__(self, config: Config, log) -> None:
+    def __init__(self, config: Config, log: Callable[[str], None]) -> None:
         self._config, self._log = config, log
         self._folder = config.out and config.out / FOLDER
         self._stored = _read(self._folder)
         self._writers: dict[str, Writer] = {}
 
     def open(self) -> None:
-        """Starts the tracked runs, or continues them. The run folder exists."""
-        for name in tracker_names(self._config):
+        """Starts the tracked runs, or continues them. The run folder exists.
+
+        Of a run of several processes, the first one reports.
+        """
+        from fedvg_jax.core import processes  # which imports jax
+
+        names = tracker_names(self._config)
+        for name in names if names and processes.is_first() else ():
             try:
                 if self._folder is not None:
                     self._folder.mkdir(exist_ok=True)
@@ -189,7 +176,7 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any]) ->
 
 
 def _results(
-    history: History | None, config: Config, scratch: Path, log
+    history: History | None, config: Config, scratch: Path, log: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Path], int]:
     """Returns the numbers of the summary, the pictures of the run, and the number of its rounds."""
     if history is None:
@@ -200,7 +187,7 @@ def _results(
     return numbers, _pictures(history, config, scratch, log), len(history.records)
 
 
-def _pictures(history: History, config: Config, scratch: Path, log) -> dict[str, Path]:
+def _pictures(history: History, config: Config, scratch: Path, log: Callable[[str], None]) -> dict[str, Path]:
     """Draws the pictures of a run into a folder; returns them by name, none without Matplotlib."""
     if importlib.util.find_spec("matplotlib") is None or not history.records:
         return {}

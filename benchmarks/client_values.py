@@ -1,6 +1,6 @@
 """What a client is worth to a round, and which measurements of the client say so.
 
-    python -m benchmarks.client_values [--seeds 10] [--rounds 100] [--out FILE.json] [options of fedvg_jax.sim]
+    python -m benchmarks.client_values [--seeds 10] [--out FILE.json] [-- --rounds 100]
 
 The value of client k in a round is the loss that the new global model has without it:
 
@@ -243,10 +243,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
-    args, options = parser.parse_known_args(argv)
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="of fedvg_jax.sim")
+    args = parser.parse_args(argv)
+    options = [word for word in args.options if word != "--"]
     config = simulator.parse([f"--alpha={ALPHA}", *options])
     config = replace(config, weighting="fedvg", record=RECORD, devices=1)
-    described = machine.describe(["python", "-m", "benchmarks.client_values", f"--seeds={args.seeds}", *options])
+    described = machine.describe(
+        ["python", "-m", "benchmarks.client_values", f"--seeds={args.seeds}", *(["--", *options] if options else [])]
+    )
     measured = [measure(config, seed) for seed in track(range(args.seeds), console=Console(stderr=True))]
     settings = {"dataset": config.dataset, "model": config.model, "alpha": config.alpha}
     settings |= {"rounds": config.rounds, "seeds": args.seeds}

@@ -65,14 +65,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"cases": {}}
+    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"plans": {}}
     found |= {"what": "estimates from compiled programs, not measurements", "jax": jax.__version__}
     for name in args.only:
         if CASES[name].needs_data and args.data_dir is None:
             print(f"{name}: needs --data-dir")
             continue
-        found["cases"][name] = plan(CASES[name], args.data_dir)
-        print(name, json.dumps(found["cases"][name]["plan"]["parts"]), flush=True)
+        found["plans"][name] = plan(CASES[name], args.data_dir)
+        print(name, json.dumps(found["plans"][name]["plan"]["parts"]), flush=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -73,7 +73,7 @@ def _run_command(words: Sequence[str]) -> int:
     if command.config.dry_run:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
     _set_environment(command.config)
-    return launch.run(processes, lambda: simulate(*command), lambda: lost_message(command.config))
+    return launch.run(processes, lambda: simulate(*command, is_shared=True), lambda: lost_message(command.config))
 
 
 def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -> bool:
@@ -250,31 +250,38 @@ def _message_in_box(box: str, prog: str) -> str:
 # --- running
 
 
-def simulate(config: Config, unused: Sequence[str] = ()) -> int:
+def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False) -> int:
     """Runs or plans a simulation, shows it, and returns the exit code.
 
     Args:
         config: as `read_command_line` returns it.
         unused: settings of the TOML file to list as unused.
+        is_shared: whether several processes run it, which `launch.run` has connected.
     """
     from rich.console import Console
 
     _set_environment(config)
-    from fedvg_jax.core import processes
-    from fedvg_jax.runs import shared_start
-
-    with processes.together():
-        _check_outputs(config)
-    if config.dry_run and config.target:
-        return _show_target_plan(config, Console())
-    if config.dry_run:
-        return _show_plan(config, Console(), unused)
-    console = Console(quiet=not processes.is_first())
+    console = Console()
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    config = shared_start.choose_folder(config, lambda settings: _choose_folder(settings, log))
+    def choose(settings: Config) -> Config:
+        return _choose_folder(settings, log)
+
+    if is_shared:
+        from fedvg_jax.core import processes
+        from fedvg_jax.runs import shared_start
+
+        console.quiet = not processes.is_first()
+        with processes.together():
+            _check_outputs(config)
+        config = shared_start.choose_folder(config, choose)
+    else:  # without jax, so that a stop signal finds a handler that names the run folder
+        _check_outputs(config)
+        if config.dry_run:
+            return _show_target_plan(config, console) if config.target else _show_plan(config, console, unused)
+        config = choose(config)
     with stop_signals.ignore_save_requests(), _explain_stop(config):
         return _train(config, console, log, unused)
 

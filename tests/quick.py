@@ -12,6 +12,7 @@ QUICK = (
     "runs/test_checkpoint.py::test_newest_checkpoint_is_restored_bit_for_bit_with_its_entries",
     "runs/test_files.py::test_failed_replacement_keeps_the_old_file",
     "test_architecture.py",
+    "integrations/test_named_arrays.py::test_counters_are_rounded_means_and_dtypes_stay",
     "test_quick.py",
     "views/test_dry_run.py::test_slope_of_a_line_is_exact_and_samples_at_most_the_whole",
     "weightings/test_weightings.py::test_layerwise_weights_invert_each_tensors_norm",

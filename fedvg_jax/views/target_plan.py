@@ -134,6 +134,11 @@ def plan_for_target(config: Config, target: str, **replacements: Any) -> TargetP
 
     Raises:
         UsageError: the target is not known, its compiler is not installed, or jax was started for other devices.
+
+    >>> plan_for_target(Config(), "b300")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: target 'b300' is not known; ...
     """
     parsed = parse_target(target)
     sim = target_programs.simulate_for(config, parsed, replacements)

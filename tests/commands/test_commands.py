@@ -19,7 +19,7 @@ import programs
 import pytest
 
 from fedvg_jax import bounds, prepare, sim, sweep_arguments
-from fedvg_jax.runs import chunks
+from fedvg_jax.runs import chunks, launch
 from fedvg_jax.views import dry_run, plots
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ SOURCES = [
     *(ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")),
     *(path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem not in STARTED_BY_OTHERS),
 ]
-COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;|]*")
+COMMAND = re.compile(r"python (?:-m (?:fedvg_jax|benchmarks)[\w.]*|(?:benchmarks|examples)/\w+\.py)[^`\n#(;|&]*")
 
 ONE_ROUND = ["--rounds", "1", "--local-epochs", "1"]
 SMALL = [*ONE_ROUND, *["--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100", "--min-samples", "2"]]
@@ -42,7 +42,12 @@ SMALL_TEXT = [*ONE_ROUND, "--clients", "3", "--join-ratio", "1"]
 """One round on texts, whose rows suit one model only."""
 
 
-NAMES = {"benchmarks.configs": "cifar10_lenet5", "benchmarks.limits": "help", "benchmarks.gpu": "peaks"}
+NAMES = {
+    "benchmarks.configs": "cifar10_lenet5",
+    "benchmarks.limits": "help",
+    "benchmarks.gpu": "peaks",
+    "benchmarks.targets": "digits on an H100",
+}
 """Script -> value of the placeholder NAME in its usage."""
 
 
@@ -73,6 +78,27 @@ SIMS = [c for c in COMMANDS if "fedvg_jax.sim " in c]
 QUICK_CONFIGS = ("cifar10_lenet5", "digits", "literature", "breast_cancer")
 FULL_SIZE = [c for c in SIMS if "configs/" in c and not any(name in c for name in QUICK_CONFIGS)]
 """Runs on the paper's data sets at full size: parsed, not run. The readers have tests of their own."""
+
+RUN_ELSEWHERE = {
+    "hf:": "tests/data/test_hf.py",
+    "--partition-file": "tests/data/test_partition_exchange.py",
+    "--pretrained": "tests/models/test_pretrained.py",
+    "--track": "tests/views/test_tracking.py",
+    "--distributed": "tests/runs/test_several_processes.py",
+    "--target": "tests/views/test_target_plan.py",
+}
+"""Part of a command that needs a file, a package or a process which this one lacks -> the tests that run such."""
+
+
+def is_parsed_only(command: str) -> bool:
+    return command in FULL_SIZE or any(part in command for part in RUN_ELSEWHERE)
+
+
+def parse(argv: list[str]):
+    """Returns the settings of a command line that may be one of several processes."""
+    values, others = launch.split(argv)
+    launch.parse(values)
+    return sim.parse(others)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +150,7 @@ def has_run():
     return set()
 
 
-@pytest.mark.parametrize("command", [c for c in SIMS if c not in FULL_SIZE and "--resume" not in c])
+@pytest.mark.parametrize("command", [c for c in SIMS if not is_parsed_only(c) and "--resume" not in c])
 @pytest.mark.usefixtures("traced")
 def test_documented_run_works(command, small, tmp_path, has_run):
     """Command lines that differ only in settings that `SMALL` replaces, or in the run folder, are run once."""
@@ -139,7 +165,7 @@ def test_documented_run_works(command, small, tmp_path, has_run):
 
 @pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(small, tmp_path):
-    resumes = [c for c in SIMS if "--resume" in c and c not in FULL_SIZE]
+    resumes = [c for c in SIMS if "--resume" in c and not is_parsed_only(c)]
     first, again = sorted(resumes, key=lambda c: "auto" not in c)
     assert small(sim.main, first, *SMALL) == 0
     run = next(tmp_path.glob("runs/*"))
@@ -147,9 +173,12 @@ def test_documented_resumes_work(small, tmp_path):
     assert len((run / "history.jsonl").read_text().splitlines()) == 2 and len(list(tmp_path.glob("runs/*"))) == 1
 
 
-def test_documented_runs_at_full_size_are_parsed(small):
-    for command in FULL_SIZE:
-        assert small(sim.parse, command).rounds == 200, command
+def test_other_documented_runs_are_parsed(small, monkeypatch):
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")  # as Kubernetes numbers the pods of a job
+    for command in filter(is_parsed_only, SIMS):
+        settings = small(parse, command.replace("--resume runs/first", ""))  # which an earlier command would make
+        assert command not in FULL_SIZE or settings.rounds == 200, command
+    assert all((ROOT / place).exists() for place in RUN_ELSEWHERE.values())
 
 
 def test_documented_sweeps_are_parsed(small):
@@ -172,11 +201,11 @@ def test_bounds_without_arguments_are_measured(small, tmp_path):
 
 
 def test_documented_preparations_work(small, capsys):
-    """Those of tfds:NAME are parsed: tensorflow-datasets would prepare or fetch a set."""
+    """Those of tfds:NAME and hf:NAME are parsed: their libraries would prepare or fetch a set."""
     for command in (c for c in COMMANDS if "fedvg_jax.prepare " in c):
-        if "tfds:" in command:
+        if "tfds:" in command or "hf:" in command:
             config, downloads = small(prepare.parse, command)
-            assert config.dataset == "tfds:NAME" and downloads == ("--download" in command)
+            assert config.dataset in ("tfds:NAME", "hf:ylecun/mnist") and downloads == ("--download" in command)
         elif "prepare NAME" not in command:
             assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
             assert "to validate" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_npz_with_class_names_and_training_set_only_is_read(tmp_path):
 
 
 def test_unknown_names_and_missing_folders_are_refused_with_a_remedy(tmp_path):
-    with says("digits, cifar10, ", "npz", "tfds:NAME", "'mnist'"):
+    with says("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
     with says("cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"):
         data.load("cifar10")

@@ -3,6 +3,9 @@
 The records are written here, not by a summary writer's thread, so that a full disk raises an error.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# protobuf makes the classes of its messages when a module is imported
+
 from __future__ import annotations
 
 import itertools

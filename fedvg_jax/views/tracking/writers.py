@@ -11,7 +11,7 @@ Scalars = dict[int, dict[str, float]]
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker is told of a run when it starts."""
+    """A run that starts, as its trackers record it."""
 
     name: str
     group: str

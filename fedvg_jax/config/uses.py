@@ -212,6 +212,8 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
         if condition := unmet(config, name):
             flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
             value: Any = flatten(config)[condition.setting]
+            if value is False:
+                raise UsageError(f"{flag} is used only with {condition.by}; add that, or leave out {flag}")
             raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
 
 

@@ -126,7 +126,7 @@ def test_without_the_compiler_one_line_says_what_to_install(target, monkeypatch,
 
 def test_a_target_needs_a_dry_run(capsys):
     assert sim.main(["--target", "h100"]) == 2
-    assert "--target is not used by --dry-run False; it is used by --dry-run" in capsys.readouterr().err
+    assert "--target is used only with --dry-run; add that, or leave out --target" in capsys.readouterr().err
 
 
 def test_an_unknown_target_is_refused(capsys):

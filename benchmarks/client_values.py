@@ -35,6 +35,7 @@ from benchmarks.demo import interval
 from fedvg_jax import sim as simulator
 from fedvg_jax.core.types import Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.engine.evaluate import make_evaluate
+from fedvg_jax.runs import programs, registry
 from fedvg_jax.runs.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "client_values.json"
@@ -92,7 +93,8 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
         return jax.tree.map(lambda _: weights, returns.variables)
 
     given = rule._replace(weigh=weigh, terms=())
-    step = fv.make_round(sim.task, sim.algorithm, given, sim.executor, sim.optimiser, sim.config.clients)
+    live = registry.make_live(sim.config, sim.task)
+    step = programs.make_round(sim.config, sim.task, sim.algorithm, given, sim.executor, sim.optimiser, live)
 
     @jax.jit
     def rounds(state, schedule, weights):

@@ -128,6 +128,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (lambda v: 0 < v < math.inf, "> 0"),
     "seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
     "partition_seed": (lambda v: 0 <= v < 2**32, "in [0, 2**32)"),
+    "max_rows": (lambda v: v >= 0, ">= 0, where 0 is all"),
     "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
     "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),

@@ -31,7 +31,8 @@ COMMON = {
 
 TOPICS = {
     "Data set": (
-        *("dataset", "data_dir", "image_size", "splits", "image_column", "label_column", "group_column"),
+        *("dataset", "data_dir", "image_size", "splits", "max_rows", "image_column", "label_column"),
+        "group_column",
         *("normalise", "augment"),
     ),
     "Model": ("model", "pretrained", "stem", "norm"),

@@ -172,6 +172,9 @@ class Config:
     splits: str = "all"
     """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
     code)."""
+    max_rows: int = 0
+    """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
+    sorted set stay. 0: all."""
     image_column: str = ""
     """Column of the images of a set hf:FOLDER. Default: the only column of images, or the one with a usual name."""
     label_column: str = ""

@@ -38,6 +38,7 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     "data_dir": ("data", "data_path", "datadir", "data_root", "root", "dataset_dir", "dataset_path"),
     "dataset": ("data_set", "dataset_name"),
     "model": ("arch", "architecture", "network", "net", "backbone", "model_name"),
+    "max_rows": ("max_samples", "num_samples", "limit", "subset", "max_train_samples", "num_images", "data_fraction"),
     "track": ("logger", "tracker", "tracking", "report_to", "wandb", "tensorboard", "mlflow", "log_to"),
     "group_column": ("writer", "user_column", "client_column", "natural_id", "partition_by"),
     "pretrained": ("weights_file", "init_weights", "checkpoint"),

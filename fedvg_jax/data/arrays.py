@@ -56,6 +56,30 @@ def check(arrays: Arrays, source: object) -> Arrays:
     return arrays._replace(x=x, y=y.astype(np.int32))
 
 
+def spaced(arrays: Arrays, max_rows: int) -> Arrays:
+    """Returns at most `max_rows` rows, at equal distances in their order.
+
+    Row i of the result is row floor(i T / max_rows) of the T rows, so classes and groups keep their shares, also where
+    the rows are sorted. All classes keep their names and numbers; groups without a row are left out.
+
+    Args:
+        arrays: the data set, T rows.
+        max_rows: the largest number of rows; 0, T and more return the data set as it is.
+
+    >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.arange(10), tuple("abcdefghij"), 6)
+    >>> some = spaced(whole, 4)
+    >>> some.y.tolist(), some.num_train
+    ([0, 2, 5, 7], 3)
+    """
+    num_rows = len(arrays.y)
+    if not 0 < max_rows < num_rows:
+        return arrays
+    rows = np.arange(max_rows) * num_rows // max_rows
+    groups = None if arrays.groups is None else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
+    num_train = int((rows < arrays.num_train).sum())
+    return arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train, groups=groups)
+
+
 def pool(
     name: str,
     splits: Sequence[tuple[np.ndarray, np.ndarray]],

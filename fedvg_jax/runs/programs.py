@@ -46,7 +46,8 @@ MAX_PROGRAMS = 16
 """Size of the store; the least recently used program is dropped first."""
 
 VALUES = (
-    *("dataset", "data_dir", "image_size", "splits", "pretrained", "alpha", "rounds", "local_epochs", "lr", "lr_decay"),
+    *("dataset", "data_dir", "image_size", "splits", "max_rows", "pretrained", "alpha", "rounds", "local_epochs", "lr"),
+    "lr_decay",
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),

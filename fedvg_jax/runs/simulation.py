@@ -32,7 +32,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, spaced
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
@@ -209,6 +209,7 @@ def _make_population(
 ) -> _Population:
     """Reads the data set and draws the partition, unless the caller passed them."""
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
+    arrays = spaced(arrays, config.max_rows)
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
@@ -281,8 +282,8 @@ def _init_state(config: Config, program: programs.Program, hyper: Hyper, variabl
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
-    """Returns the data set that the config names."""
-    return datasets.load(
+    """Returns the data set that the config names, or as many of its rows as the config allows."""
+    whole = datasets.load(
         config.dataset,
         config.data_dir,
         (config.cache_dir or default_cache_dir()) / "data",
@@ -291,6 +292,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         columns=columns(config),
         progress=reading,
     )
+    return spaced(whole, config.max_rows)
 
 
 def columns(config: Config) -> Columns:

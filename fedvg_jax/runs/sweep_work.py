@@ -36,8 +36,8 @@ class Observers(NamedTuple):
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
     return (
-        *(config.dataset, config.data_dir, config.image_size, config.splits, config.cache_dir),
-        simulation.columns(config),
+        *(config.dataset, config.data_dir, config.image_size, config.splits, config.max_rows),
+        *(config.cache_dir, simulation.columns(config)),
     )
 
 

@@ -10,6 +10,7 @@ from files import says
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays, spaced
 from fedvg_jax.data.readers import cifar, npz
 
 RNG = np.random.default_rng(0)
@@ -190,3 +191,25 @@ def test_malformed_arrays_are_refused_in_one_line_with_the_file(tmp_path, member
     file = write_npz(tmp_path / "bad.npz", **members)
     with says(str(file), *parts):
         data.load("npz", file)
+
+
+def test_spaced_rows_keep_order_shares_of_classes_and_groups_and_the_training_set():
+    rng = np.random.default_rng(0)
+    for total, most in ((10, 4), (97, 96), (100, 7), (1000, 100), (5, 1)):
+        y = np.sort(rng.integers(0, 3, total)).astype(np.int32)
+        groups = np.sort(rng.integers(0, 4, total)).astype(np.int32)
+        whole = Arrays("rows", np.arange(total, dtype=np.float32)[:, None], y, ("a", "b", "c"), total * 4 // 5, groups)
+        some = spaced(whole, most)
+        rows = some.x[:, 0].astype(int)
+        assert len(rows) == most and (np.diff(rows) > 0).all()
+        assert len(set(np.diff(rows))) <= 2, "equal distances to within one row"
+        assert (some.y == y[rows]).all() and some.class_names == whole.class_names
+        assert abs(np.bincount(some.y, minlength=3) - np.bincount(y, minlength=3) * most / total).max() <= 1
+        assert some.num_train == (rows < whole.num_train).sum()
+        assert set(some.groups) == set(range(len(set(groups[rows])))), "groups are numbered without gaps"
+        assert len({*zip(some.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(some.groups))
+
+
+def test_all_rows_are_used_where_there_are_no_more_than_allowed():
+    whole = Arrays("rows", np.zeros((5, 2), np.float32), np.arange(5), tuple("abcde"), 5)
+    assert all(spaced(whole, most) is whole for most in (0, 5, 6, 2**31))

@@ -237,3 +237,14 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path, mon
     np.savez(file, x=x, y=y)
     with pytest.raises(UsageError, match=r"another validation "):
         fedvg_jax.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))
+
+
+def test_max_rows_holds_for_named_and_for_given_data(tmp_path):
+    settings_ = settings(tmp_path, max_rows=300)
+    named = simulation.load_data(settings_)
+    assert len(named.y) == 300
+    given = fedvg_jax.simulation(settings_, data=DIGITS)
+    whole = fedvg_jax.simulation(settings_)
+    for one, other in zip(jax.tree.leaves(given.data), jax.tree.leaves(whole.data), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(given.data.pool.x) == 300

@@ -206,6 +206,7 @@ def test_spaced_rows_keep_order_shares_of_classes_and_groups_and_the_training_se
         assert (some.y == y[rows]).all() and some.class_names == whole.class_names
         assert abs(np.bincount(some.y, minlength=3) - np.bincount(y, minlength=3) * most / total).max() <= 1
         assert some.num_train == (rows < whole.num_train).sum()
+        assert some.groups is not None
         assert set(some.groups) == set(range(len(set(groups[rows])))), "groups are numbered without gaps"
         assert len({*zip(some.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(some.groups))
 

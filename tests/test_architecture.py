@@ -30,7 +30,6 @@ ONLY_IN = {
     "flwr": {"integrations"},
     "torch": {"integrations"},
     "matplotlib": {"views"},
-    "tyro": {"sim", "prepare"},
 }
 WITHOUT_JAX = {
     "config",

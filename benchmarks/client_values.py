@@ -27,7 +27,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from scipy import stats
 
 import fedvg_jax as fv
 from benchmarks import machine
@@ -181,6 +180,8 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Returns Spearman's coefficient; nan where all numbers of a list are equal."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
+    from scipy import stats  # half a second, which an import of the module need not take
+
     return float(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1])
 
 

@@ -144,7 +144,7 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
         ours = case["seconds"]["ours"]["round"]
         cells = [
             f"{name}: {cases.CASES[name].says}{'' if quiet(case) else ' (busy)'}",
-            "equal" if case.get("alpha") is None else f"{case['alpha']:g}",
+            _alpha(case),
             f"{sum(case['world']['work'].values()) // case['world']['rounds']:,}",
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
             cpu_seconds(case, "ours"),
@@ -154,6 +154,12 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             verdict(name, case),
         ]
         yield f"| {' | '.join(cells)} |"
+    if not all("alpha" in case for case in file["cases"].values()):
+        yield ""
+        yield (
+            "*: measured at alpha 1 (digits: 100; pfl_cnn has equal clients), and against PyTorch in one process that"
+            " scores batch by batch."
+        )
     if not all(map(quiet, file["cases"].values())):
         yield ""
         yield (
@@ -207,6 +213,15 @@ def quiet(case: dict[str, Any]) -> bool:
 
 
 _PEERS = ("lean", "loader", "vmap", "pfl")
+
+
+def _alpha(case: dict[str, Any]) -> str:
+    """The Dirichlet concentration, where the results have it."""
+    if "alpha" not in case:
+        return "*"
+    return "equal" if case["alpha"] is None else f"{case['alpha']:g}"
+
+
 _COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader")
 _COLUMNS += ("vmap", "pfl", "compile, s", "target")
 
@@ -221,7 +236,8 @@ def beside(case: dict[str, Any], peer: str) -> str:
     """How many times as long a contestant takes, with its CPU seconds."""
     if peer not in case["ratio"]:
         return "-"
-    return f"{case['ratio'][peer]:.2f} x ({cpu_seconds(case, peer)} CPU s)"
+    ratio = f"{case['ratio'][peer]:.2f} x"
+    return f"{ratio} ({cpu_seconds(case, peer)} CPU s)" if "cpu" in case["seconds"][peer] else ratio
 
 
 def of_peak(case: dict[str, Any], peak: float) -> str:

@@ -22,6 +22,8 @@ class Shared(NamedTuple):
     """Processes, and the memory that they share with the one that started them."""
 
     processes: Pool
+    count: int
+    """number of processes"""
     start: tuple[Tensors, Tensors]
     """the model that every client starts from"""
     ends: list[tuple[Tensors, Tensors]]
@@ -37,7 +39,7 @@ def start(world: World, way: Way) -> Shared:
     barrier = context.Barrier(way.processes + 1)
     processes = context.Pool(way.processes, _begin, (world, way, models[0], models[1:], barrier))
     barrier.wait(300)
-    return Shared(processes, models[0], models[1:])
+    return Shared(processes, way.processes, models[0], models[1:])
 
 
 def stop(pool: Shared) -> None:
@@ -59,7 +61,7 @@ def cohort(pool: Shared, clients: list[list[Tensor]], start: tuple[Tensors, Tens
     for k, score, seconds, cpu in pool.processes.imap_unordered(_client, jobs):
         scores[k] = score
         worked += cpu
-        parts = {name: parts[name] + seconds[name] / pool.processes._processes for name in parts}
+        parts = {name: parts[name] + seconds[name] / pool.count for name in parts}
     return pool.ends[: len(clients)], scores, parts, worked
 
 

@@ -204,12 +204,17 @@ def test_a_page_without_the_markers_is_refused():
     ("ratio", "said"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
 )
 def test_a_target_is_reached_missed_or_not_measured(ratio, said):
-    assert table.verdict("lenet5", {"ratio": ratio}) == f"2 x lean: {said}"
+    assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {said}"
+
+
+def test_every_target_of_a_case_has_its_verdict():
+    said = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
+    assert said == "2.5 x lean: reached; 4 x DataLoader: not reached"
 
 
 def test_a_busy_machine_decides_no_target():
     case = {"ratio": {"lean": 3.0}, "others_before": 0.0, "others_after": 0.5}
-    assert table.verdict("lenet5", case) == "2 x lean: not decided"
+    assert table.verdict("resnet18", case) == "2 x lean: not decided"
 
 
 def test_without_a_file_of_a_gpu_the_table_says_so(tmp_path):

@@ -7,7 +7,6 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -143,8 +142,7 @@ def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) ->
 def evaluation_record(sim: simulation.Simulation, sums: dict[str, Any]) -> Record:
     """Returns the entries of a record that an evaluation adds: `val_*`, `test_*`, and what `record` asks for."""
     metrics = {part: sim.task.metrics(evaluation_records.sums_of(result)) for part, result in sums.items()}
-    num_labels = math.prod(sim.arrays.y.shape[1:])
-    recorded = evaluation_records.entries(sim.config, sim.partition, sim.data.test, num_labels, sums["test"])
+    recorded = evaluation_records.entries(sim.config, sim.arrays, sim.partition, sim.data.test, sums["test"])
     return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | recorded
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
@@ -44,14 +45,14 @@ def check_test_rows(config: Config, parts: Partition) -> None:
         )
 
 
-def entries(config: Config, parts: Partition, rows: Any, num_labels: int, result: Any) -> Record:
+def entries(config: Config, arrays: Arrays, parts: Partition, rows: Any, result: Any) -> Record:
     """Returns the entries of a record that `record` asks for.
 
     Args:
         config: settings of the run.
+        arrays: the data set; its rows have one label, or one for each place of a sequence.
         parts: rows of the clients.
         rows: int32 [V, B] table of the test rows, client after client.
-        num_labels: labels of a row: 1, or the places of a sequence.
         result: of the evaluation on these rows, on the host.
     """
     wanted = recorded_names(config)
@@ -60,6 +61,7 @@ def entries(config: Config, parts: Partition, rows: Any, num_labels: int, result
         record |= _calibration(np.asarray(result.bins, np.float64))
     if BY_CLIENT in wanted:
         table, correct = np.asarray(rows), np.asarray(result.correct)
+        num_labels = math.prod(arrays.y.shape[1:])
         record |= _by_client(correct[table >= 0] / num_labels, client_rows.sizes(parts.test))
     return record
 

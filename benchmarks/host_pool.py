@@ -88,9 +88,18 @@ def measure_run(folder: Path, pool: str) -> dict[str, Any]:
     data = datasets.load("npz", folder)
     num_clients = len(data.y) // ROWS_PER_CLIENT
     config = fv.Config(
-        **{"clients": num_clients, "join_ratio": COHORT / num_clients, "rounds": ROUNDS, "eval_every": EVAL_EVERY},
-        **{"local_epochs": 1, "batch_size": 20, "lr": 0.1, "val_ratio": 0.02, "test_ratio": 0.1, "pool": pool},
-        **{"devices": "1", "partition": "iid"},
+        clients=num_clients,
+        join_ratio=COHORT / num_clients,
+        rounds=ROUNDS,
+        eval_every=EVAL_EVERY,
+        local_epochs=1,
+        batch_size=20,
+        lr=0.1,
+        val_ratio=0.02,
+        test_ratio=0.1,
+        pool=pool,
+        devices="1",
+        partition="iid",
     )
     before, peak, done = anonymous_bytes(), [0], threading.Event()
 
@@ -136,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
         runs = []
         for pool in ("device", "host"):
             command = [sys.executable, "-m", "benchmarks.host_pool", "--measure", pool, "--folder", str(folder)]
-            runs.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout.splitlines()[-1]))
+            runs.append(json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
             anonymous, resident = (runs[-1][name] / 2**30 for name in ("anonymous", "resident"))
             seconds = runs[-1]["seconds_per_round"]
             print(f"{pool}: {seconds:.3f} s a round, {anonymous:.2f} GiB anonymous, {resident:.2f} GiB resident")

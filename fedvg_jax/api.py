@@ -373,7 +373,7 @@ def evaluate(
     if isinstance(data, Data):
         parts = chunks.evaluation_tables(data).items()
         if isinstance(model, Simulation) and model.host_pool and data is model.data:
-            in_pieces = host_pool.compile_evaluation(model.host_pool, task, variables)
+            in_pieces = host_pool.compile_evaluation(model.host_pool, task, variables, [rows for _, rows in parts])
             sums = {part: jax.device_get(in_pieces(variables, data.pool, rows)) for part, rows in parts}
             metrics = {part: _floats(task.metrics(of_part)) for part, of_part in sums.items()}
         else:

@@ -52,7 +52,8 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
         evaluate_compiled = compiled.evaluate
         if sim.host_pool:
-            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.task, sim.state.variables)
+            tables = evaluation_tables(sim.data).values()
+            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.task, sim.state.variables, tables)
     return Programs(compiled.chunk, evaluate_compiled, time.perf_counter() - start)
 
 

@@ -6,7 +6,7 @@ fixed before the first round, so nothing is compiled between chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +38,8 @@ class HostPool(NamedTuple):
     """D_val, on the devices; its tables number its own pool"""
     capacity: int
     """C, rows of a chunk on each device"""
-    num_minibatches: int
-    """minibatches of a piece of an evaluation on each device"""
+    piece: int
+    """rows of a piece of an evaluation on each device; at least one minibatch is evaluated at a time"""
     executor: Executor
 
     @property
@@ -116,10 +116,10 @@ def make(config: Config, data: Data, resident: Data, parts: Partition, executor:
     )
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
-    longest = max(len(data.val), len(data.test), 0 if data.selection is None else len(data.selection))
-    fitting = int(PIECE_BYTES / row_bytes / data.test.shape[1])
-    num_minibatches = max(1, min(fitting, -(-longest // num_devices)))
-    return HostPool(data.pool, resident, capacity, num_minibatches, executor)
+    tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
+    most_evaluated = max(-(-table.size // num_devices) for table in tables)
+    piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
+    return HostPool(data.pool, resident, capacity, piece, executor)
 
 
 def round_up(number: int) -> int:
@@ -209,18 +209,17 @@ def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tre
         hardware: defaults to that of this process. The devices of a CPU share one memory.
     """
     count = host.num_devices if (hardware or hw.current()).is_cpu else 1
-    piece = host.num_minibatches * host.resident.val.shape[1]
 
     def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct((count * (2 * host.capacity + 2 * piece), *leaf.shape[1:]), dtype)
+        return jax.ShapeDtypeStruct((count * 2 * (host.capacity + host.piece), *leaf.shape[1:]), dtype)
 
     return jax.tree.map(shape, host.pool), host.resident.pool
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 def compile_evaluation(
-    host: HostPool, task: Task, variables: Variables
+    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray]
 ) -> Callable[[Variables, Tree, np.ndarray], Tree]:
     """Returns evaluate(variables, pool, rows) -> summed `task.measure`, compiled, for tables on the host.
 
@@ -228,21 +227,24 @@ def compile_evaluation(
         host: of the run; its pool is the one that is read.
         task: the model.
         variables: of the shapes and placement of those to evaluate.
+        tables: int [.., B] whose widths B are compiled for.
     """
-    width = host.resident.val.shape[1]
-    rows = np.full((host.num_devices, host.num_minibatches, width), -1, np.int32)
-    batches, masks = _piece(host, rows)
     empty = _empty_sums(host, task, variables)
-    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor)).lower(variables, empty, batches, masks)
-    total = jax.jit(_total, out_shardings=host.executor.placement).lower(empty)
-    add_piece, total = add_piece.compile(), total.compile()
+    total = jax.jit(_total, out_shardings=host.executor.placement).lower(empty).compile()
+    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor))
+
+    def compiled_for(width: int) -> Callable[[Variables, Tree, Tree, Tree], Tree]:
+        rows = np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32)
+        return add_piece.lower(variables, empty, *_piece(host, rows)).compile()
+
+    compiled = {width: compiled_for(width) for width in {np.shape(table)[1] for table in tables}}
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Tree:
         sums = before = empty
-        for piece in _pieces(host, np.asarray(table)):
-            batches, masks = _piece(host, piece)  # copied while the piece before it is measured
+        for rows in _pieces(host, np.asarray(table)):
+            piece = _piece(host, rows)  # copied while the piece before it is measured
             jax.block_until_ready(before)  # two pieces at a time
-            before, sums = sums, add_piece(variables, sums, batches, masks)
+            before, sums = sums, compiled[table.shape[1]](variables, sums, *piece)
         return total(sums)
 
     return evaluate_pieces
@@ -259,13 +261,18 @@ def _empty_sums(host: HostPool, task: Task, variables: Variables) -> Tree:
     return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
 
 
+def _piece_length(host: HostPool, width: int) -> int:
+    """Returns n, the minibatches of `width` rows that a device gets at a time."""
+    return max(1, host.piece // width)
+
+
 def _pieces(host: HostPool, table: np.ndarray) -> list[np.ndarray]:
     """Returns the minibatches of a table in pieces int32 [D, n, B], dealt to the devices in turn."""
-    used = table[: int((table >= 0).any(1).sum())]
-    size = host.num_devices * host.num_minibatches
+    used, length = table[: int((table >= 0).any(1).sum())], _piece_length(host, table.shape[1])
+    size = host.num_devices * length
     padded = np.full((max(1, -(-len(used) // size)) * size, table.shape[1]), -1, np.int32)
     padded[: len(used)] = used
-    pieces = padded.reshape(-1, host.num_minibatches, host.num_devices, table.shape[1])
+    pieces = padded.reshape(-1, length, host.num_devices, table.shape[1])
     return list(pieces.swapaxes(1, 2))
 
 
@@ -291,8 +298,9 @@ def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
     sharding = _sharding(host)
     if sharding is None:
         return jax.device_put(part_of(0))
-    devices = np.ravel(sharding.mesh.devices)
-    mine = [i for i, device in enumerate(devices) if device.process_index == jax.process_index()]
+    devices = sharding.mesh.devices
+    assert devices is not None, "a mesh of devices, not of shapes"
+    mine = [i for i, device in enumerate(devices.flat) if device.process_index == jax.process_index()]
     parts = {d: part_of(d) for d in mine}
     leaves = {d: jax.tree.leaves(part) for d, part in parts.items()}
     structure = jax.tree.structure(parts[mine[0]])

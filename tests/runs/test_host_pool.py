@@ -33,7 +33,7 @@ def images():
 def small_pieces(monkeypatch):
     """Chunks of few rows and evaluations in several pieces, as those of large data sets are."""
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 2**10)
-    monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**13)
+    monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,12 @@ def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypat
     assert_equal_runs(run(pool="host"), whole)
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
-    assert len(host_pool._pieces(host, np.zeros((50, 64), np.int32))) > 1
+    assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
 
 
 def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
-        run(pool=first, rounds=3, out=tmp_path / first)
+        run(pool=first, rounds=4, out=tmp_path / first)
         assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), whole)
 
 
@@ -207,7 +207,7 @@ def test_folders_of_npy_files_that_cannot_be_read_are_refused(tmp_path, file, co
 
 
 def test_only_two_chunks_of_rows_are_on_the_device(images):
-    sim = fv.simulation(replace(SETTINGS, pool="host", record="", rounds=4), data=images, task=worlds.TASK)
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=worlds.TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

@@ -219,45 +219,56 @@ def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tre
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 def compile_evaluation(
-    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray]
-) -> Callable[[Variables, Tree, np.ndarray], Tree]:
-    """Returns evaluate(variables, pool, rows) -> summed `task.measure`, compiled, for tables on the host.
+    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray], *, is_detailed: bool = False
+) -> Callable[[Variables, Tree, np.ndarray], Any]:
+    """Returns a function like that of `evaluate.make_evaluate`, compiled, for tables on the host.
 
     Args:
         host: of the run; its pool is the one that is read.
         task: the model.
         variables: of the shapes and placement of those to evaluate.
         tables: int [.., B] whose widths B are compiled for.
+        is_detailed: whether it returns an `evaluate.Detailed`.
     """
-    empty = _empty_sums(host, task, variables)
-    total = jax.jit(_total, out_shardings=host.executor.placement).lower(empty).compile()
-    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor))
+    empty, placement = _empty_totals(host, task, variables, is_detailed), host.executor.placement
+    total = jax.jit(_total, out_shardings=placement).lower(empty).compile()
+    everywhere = jax.jit(lambda rows: rows, out_shardings=placement)
+    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor, is_detailed=is_detailed))
 
-    def compiled_for(width: int) -> Callable[[Variables, Tree, Tree, Tree], Tree]:
+    def compiled_for(width: int) -> Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]:
         rows = np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32)
         return add_piece.lower(variables, empty, *_piece(host, rows)).compile()
 
     compiled = {width: compiled_for(width) for width in {np.shape(table)[1] for table in tables}}
 
-    def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Tree:
-        sums = before = empty
+    def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
+        totals, before, correct = empty, empty, []
         for rows in _pieces(host, np.asarray(table)):
             piece = _piece(host, rows)  # copied while the piece before it is measured
             jax.block_until_ready(before)  # two pieces at a time
-            before, sums = sums, compiled[table.shape[1]](variables, sums, *piece)
-        return total(sums)
+            before, (totals, of_rows) = totals, compiled[table.shape[1]](variables, totals, *piece)
+            correct += [np.asarray(everywhere(of_rows))] if is_detailed else []
+        sums, bins = total(totals)
+        return evaluate.Detailed(sums, _in_order(correct, table.shape), bins) if is_detailed else sums
 
     return evaluate_pieces
 
 
-def _total(sums: Tree) -> Tree:
-    return jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), sums)
+def _total(totals: Tree) -> Tree:
+    return jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), totals)
 
 
-def _empty_sums(host: HostPool, task: Task, variables: Variables) -> Tree:
-    """Returns zeros for the sums of every device, leaves [D, ...]."""
+def _in_order(pieces: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
+    """Returns values of the rows of a table [V, B], 0 for padding, from those of its pieces [D, n, B]."""
+    dealt = np.concatenate([piece.swapaxes(0, 1).reshape(-1, shape[1]) for piece in pieces])[: shape[0]]
+    return np.pad(dealt, ((0, shape[0] - len(dealt)), (0, 0)))
+
+
+def _empty_totals(host: HostPool, task: Task, variables: Variables, is_detailed: bool) -> Tree:
+    """Returns zeros for the totals of every device, leaves [D, ...]."""
     row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), take(host.pool, np.zeros(1, int)))
-    shapes = jax.eval_shape(task.measure, *variables, row, jax.ShapeDtypeStruct((1,), bool))
+    mask = jax.ShapeDtypeStruct((1,), bool)
+    shapes = jax.eval_shape(evaluate.make_measure(task, is_detailed), variables, row, mask)[0]
     return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
 
 

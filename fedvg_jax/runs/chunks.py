@@ -75,7 +75,7 @@ def run_chunks(
     round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
         if ready is None:
-            planned = _plan_next(sim, planned, num_done, single, round_seconds)
+            planned = plan_chunk(sim, planned, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds))
         start = time.perf_counter()
         running, rounds, data = ready or prepare_chunk(sim, planned)
         with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
@@ -84,10 +84,11 @@ def run_chunks(
             ready = data = None  # so that only two chunks' rows are on the devices
             num_ahead = min(len(running), sim.config.rounds - num_done)
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                planned = [sim.schedule(num_done + i) for i in range(num_ahead)]
+                planned = _draw(sim, planned[len(running) :], num_done, num_ahead)
                 if sim.host_pool and planned:
-                    planned = _plan_next(sim, planned, num_done, single, round_seconds)
-                    ready = prepare_chunk(sim, planned)
+                    num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
+                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)))
+                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned))))
             metrics = jax.device_get(metrics)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
         records = chunk_records(num_done - len(running), running, metrics, round_seconds)
@@ -115,12 +116,15 @@ def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyC
     return ReadyChunk(planned, *host_pool.copy_rows(sim.host_pool, planned, rounds))
 
 
-def _plan_next(
-    sim: simulation.Simulation, planned: list[Schedule], num_done: int, single: bool, round_seconds: float
-) -> list[Schedule]:
-    """Returns the schedules of the next chunk, which takes about `CHUNK_SECONDS`; see `plan_chunk`."""
+def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
+    """Returns the number of rounds after which the next chunk ends at the latest."""
     num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
-    return plan_chunk(sim, planned, num_done, min(num_rounds, until_pause(sim.config, num_done)))
+    return min(num_rounds, simulation.MAX_ROUNDS, until_pause(sim.config, num_done))
+
+
+def _draw(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+    """Returns the schedules of the next `num_rounds` rounds or more, of which some may be drawn already."""
+    return planned + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
 
 
 def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
@@ -129,7 +133,7 @@ def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: in
     Args:
         planned: schedules of the next rounds that are already drawn.
     """
-    planned = planned[:num_rounds] + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds)
     steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
     planned = planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
     return host_pool.fitting(sim.host_pool, planned) if sim.host_pool else planned

@@ -32,6 +32,7 @@ def pieces() -> dict[str, str]:
         "client_values": result_tables.client_values(),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
+        "host_pool": result_tables.host_pool(),
         "hypergradient_memory": result_tables.hypergradient_memory(),
         "api_index": api_pages.index(),
     }

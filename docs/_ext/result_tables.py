@@ -44,6 +44,23 @@ def cohort_memory() -> str:
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
+def host_pool() -> str:
+    """Time and memory of a run by `--pool`."""
+    measured = load("host_pool")
+    gib = 2**30
+    rows = [
+        [
+            f"`--pool {run['pool']}`",
+            f"{run['seconds_per_round']:.3f} s",
+            f"{run['anonymous'] / gib:.2f} GiB",
+            f"{run['resident'] / gib:.2f} GiB",
+        ]
+        for run in measured["runs"]
+    ]
+    size = f"memory, {measured['data_bytes'] / gib:.1f} GiB of data"
+    return table(["setting", "one round", size, "with pages of the file"], rows)
+
+
 def hypergradient_memory() -> str:
     """MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]

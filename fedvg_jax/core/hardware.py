@@ -134,6 +134,10 @@ class Choices(NamedTuple):
 
     On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
     124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
+    pool_share: float
+    """Largest part of a device's memory that the pool of rows may take there (`--pool auto`).
+
+    The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
     is_default_float32: bool
     """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
 
@@ -157,6 +161,7 @@ CPU = Choices(
     weighted_mean="loop",
     norms="by_tensor",
     is_packed=False,
+    pool_share=0.4,
     is_default_float32=True,
 )
 
@@ -179,6 +184,7 @@ ACCELERATOR = Choices(
     weighted_mean="product",
     norms="segmented",
     is_packed=True,
+    pool_share=0.6,
     is_default_float32=False,
 )
 """GPUs and TPUs."""
@@ -230,6 +236,21 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     if not num_bytes or hardware.memory_bytes is None:
         return num_devices
     return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
+
+
+def auto_pool(num_bytes: int, hardware: Hardware | None = None) -> str:
+    """Returns where `--pool auto` keeps the rows: "device", or "host" if they would fill too much of a device.
+
+    Args:
+        num_bytes: of all rows.
+        hardware: defaults to `current()`.
+
+    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)
+    >>> auto_pool(40 * 10**9, gpu), auto_pool(100 * 10**9, gpu)
+    ('device', 'host')
+    """
+    memory = (hardware or current()).memory_bytes
+    return "host" if memory is not None and num_bytes > choices(hardware).pool_share * memory else "device"
 
 
 def groups_per_scoring_pass(

@@ -235,24 +235,53 @@ def shown(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
+class Command(NamedTuple):
+    """The command line of a measurement over seeds."""
+
+    config: fv.Config
+    """with FedVG's weights"""
+    seeds: int
+    out: Path
+    machine: dict[str, Any]
+    """see `machine.describe`"""
+
+
+def parse_command(argv: Sequence[str] | None, name: str, description: str | None, seeds: int, out: Path) -> Command:
+    """Returns the command line of a module of `benchmarks`.
+
+    Args:
+        argv: without the program; None for that of this process.
+        name: of the module.
+        description: for --help.
+        seeds: default.
+        out: default.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE.json")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="of fedvg_jax.sim")
     args = parser.parse_args(argv)
     options = [word for word in args.options if word != "--"]
-    config = simulator.parse([f"--alpha={ALPHA}", *options])
-    config = replace(config, weighting="fedvg", record=RECORD, devices=1)
-    described = machine.describe(
-        ["python", "-m", "benchmarks.client_values", f"--seeds={args.seeds}", *(["--", *options] if options else [])]
-    )
-    measured = [measure(config, seed) for seed in track(range(args.seeds), console=Console(stderr=True))]
-    settings = {"dataset": config.dataset, "model": config.model, "alpha": config.alpha}
-    settings |= {"rounds": config.rounds, "seeds": args.seeds}
-    result = {"machine": machine.finished(described), "settings": settings} | summary(measured)
-    machine.write(args.out, result)
+    config = replace(simulator.parse([f"--alpha={ALPHA}", *options]), weighting="fedvg", devices="1")
+    command = ["python", "-m", f"benchmarks.{name}", f"--seeds={args.seeds}", *(["--", *options] if options else [])]
+    return Command(config, args.seeds, args.out, machine.describe(command))
+
+
+def write_result(command: Command, num_seeds: int, found: dict[str, Any]) -> dict[str, Any]:
+    """Writes and returns the results of `num_seeds` seeds, with the machine and the settings."""
+    names = ("dataset", "model", "alpha", "rounds")
+    settings = {name: getattr(command.config, name) for name in names} | {"seeds": num_seeds}
+    result = {"machine": machine.finished(command.machine), "settings": settings} | found
+    machine.write(command.out, result)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    command = parse_command(argv, "client_values", __doc__, 10, RESULT)
+    config = replace(command.config, record=RECORD)
+    measured = [measure(config, seed) for seed in track(range(command.seeds), console=Console(stderr=True))]
+    result = write_result(command, command.seeds, summary(measured))
     for table in tables(result):
         Console().print(table)
     return 0

@@ -17,7 +17,6 @@ of Student's t, 95 %, on paired differences.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,17 +30,14 @@ from rich.progress import track
 from rich.table import Table
 
 import fedvg_jax as fv
-from benchmarks import machine
-from benchmarks.client_values import rank_correlation
+from benchmarks.client_values import parse_command, rank_correlation, shown, write_result
 from benchmarks.demo import interval
-from fedvg_jax import sim as simulator
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import programs, registry
 from fedvg_jax.runs.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "lasting_weights.json"
-ALPHA = 0.05
 
 WEIGHTS = {
     "fedvg": "FedVG",
@@ -245,8 +241,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     """Returns the rows of the table: weights, final accuracy, differences, and the spread of the lasting part."""
 
     def difference(name: str, base: str) -> str:
-        mean, low, high = result["differences"][base][name]
-        return "" if name == base else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+        return "" if name == base else shown(result["differences"][base][name])
 
     return [
         [
@@ -262,30 +257,16 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 HEADER = ("weights", "test accuracy, %", "minus uniform, points", "minus FedVG, points", "lasting spread")
 
 
-def _settings(config: fv.Config, num_seeds: int) -> dict[str, Any]:
-    names = ("dataset", "model", "alpha", "rounds")
-    return {name: getattr(config, name) for name in names} | {"seeds": num_seeds}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
-    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="of fedvg_jax.sim")
-    args = parser.parse_args(argv)
-    options = [word for word in args.options if word != "--"]
-    config = replace(simulator.parse([f"--alpha={ALPHA}", *options]), weighting="fedvg", devices=1)
-    command = f"python -m benchmarks.lasting_weights --seeds={args.seeds}" + " --" * bool(options)
-    described = machine.describe([command, *options])
-    arrays = load_data(config)
+    command = parse_command(argv, "lasting_weights", __doc__, 20, RESULT)
+    arrays = load_data(command.config)
     measured, program, result = [], None, {}
-    for seed in track(range(args.seeds), console=Console(stderr=True)):
-        sim = fv.simulation(replace(config, seed=seed, partition_seed=seed), data=arrays)
+    for seed in track(range(command.seeds), console=Console(stderr=True)):
+        sim = fv.simulation(replace(command.config, seed=seed, partition_seed=seed), data=arrays)
         program = program or compiled(sim)
         measured.append(measure(sim, program, seed))
-        result = {"machine": machine.finished(described), "settings": _settings(config, seed + 1)} | summary(measured)
-        machine.write(args.out, result)  # of the seeds so far, so that a run that is ended early has them
+        result = write_result(command, seed + 1, summary(measured))  # a run that is ended early has the seeds so far
     table = Table(*HEADER, title="final round")
     for row in rows(result):
         table.add_row(*row)

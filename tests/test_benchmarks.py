@@ -10,7 +10,21 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from benchmarks import accuracy, cases, client_values, contest, costs, demo, gpu, machine, ours, parity, rounds, table
+from benchmarks import (
+    accuracy,
+    cases,
+    client_values,
+    contest,
+    costs,
+    demo,
+    gpu,
+    lasting_weights,
+    machine,
+    ours,
+    parity,
+    rounds,
+    table,
+)
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection
@@ -434,6 +448,44 @@ def test_rounds_under_given_weights_average_the_clients_with_them():
     assert measured["samples"].tolist() == [len(sim.partition.train[k]) for k in schedule.clients]
     assert measured["drift"].tolist() == pytest.approx(np.sqrt(distances), rel=1e-4)
     assert client_values.judged(sim, sums)[2:, 1].tolist() == pytest.approx(measured["accuracy"].tolist())
+
+
+def test_lasting_part_of_weights_is_recovered_from_cohorts_of_other_clients():
+    """Weights that are exp(a(t) + m_k) have no changing part, and a client with weight 0 is left out."""
+    stream = np.random.default_rng(0)
+    lasting = stream.normal(size=6)
+    clients = np.stack([stream.permutation(6)[:3] for _ in range(30)])
+    raw = np.exp(lasting[clients])
+    raw[0, 1] = 0  # absent in the first round
+    parts = lasting_weights.parts_of(clients, raw / raw.sum(1, keepdims=True), 7)
+    np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
+    assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)
+
+
+def test_arms_separate_the_parts():
+    lasting, sizes = np.array([-1.0, 0.0, 1.0]), np.array([5, 1, 3])
+    arms = lasting_weights.arms_of(lasting, sizes, np.random.default_rng(0))
+    assert arms.keys() | {"fedvg"} == lasting_weights.WEIGHTS.keys()
+    np.testing.assert_allclose(arms["lasting"].factors * arms["changing"].factors, 1)
+    assert sorted(arms["dealt"].factors) == sorted(arms["lasting"].factors) and arms["lasting"].power == 0
+    assert arms["changing"].power == arms["permuted"].power == 1 and arms["permuted"].is_permuted
+
+
+@pytest.mark.slow
+def test_arms_of_given_weights_are_the_runs_of_the_named_weightings():
+    config = fv.Config(clients=4, rounds=2, eval_every=1, local_epochs=1, alpha=1.0, weighting="fedvg", devices="1")
+    sim = fv.simulation(config)
+    sizes = np.array([len(rows) for rows in sim.partition.train])
+    program, ones = lasting_weights.compiled(sim), np.ones(4)
+    arms = {
+        "fedvg": lasting_weights.Arm(ones, 1), "permuted(fedvg)": lasting_weights.Arm(ones, 1, is_permuted=True),
+        "samples": lasting_weights.Arm(sizes, 0), "uniform": lasting_weights.Arm(ones, 0),
+    }  # fmt: skip
+    for weighting, arm in arms.items():
+        trained = lasting_weights.train(sim, program, arm)
+        history = fv.run(replace(config, weighting=weighting))
+        assert trained.accuracy.tolist() == pytest.approx([r["test_accuracy"] for r in history.records])
+        np.testing.assert_allclose(trained.weights, [r["weights"] for r in history.records], rtol=1e-5)
 
 
 def test_rank_correlation_is_spearman_s():

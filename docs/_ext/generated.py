@@ -30,6 +30,7 @@ def pieces() -> dict[str, str]:
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),
+        "lasting_weights": result_tables.lasting_weights(),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
         "host_pool": result_tables.host_pool(),

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
@@ -156,6 +157,31 @@ def client_values() -> str:
         f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
     )
     return f"{first}\n\n{second}\n\n{source}\n"
+
+
+def lasting_weights() -> str:
+    """Final accuracies under the lasting and the changing part of FedVG's weights."""
+    from benchmarks import lasting_weights as lasting
+    from benchmarks.client_values import shown
+    from benchmarks.demo import interval
+
+    measured = load("lasting_weights")
+    settings, machine = measured["settings"], measured["machine"]
+    mean, low, high = measured["explained"]
+    finals = {name: np.array([curve[-1] for curve in runs]) for name, runs in measured["runs"].items()}
+    gap = shown(interval((finals["lasting"] - finals["dealt"]).tolist()))
+    rows_of_clients = shown(measured["correlations"]["samples"])
+    lines = [
+        f"- Share of the variance of log weights within rounds that the lasting part explains: {mean:.2f}"
+        f" ({low:.2f} to {high:.2f}).",
+        f"- Rank correlation of the lasting part with the clients' training rows: {rows_of_clients}.",
+        f"- Lasting part minus the same dealt to other clients: {gap} points.",
+    ]
+    source = (
+        f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."
+    )
+    listed = "\n".join(lines)
+    return f"{table(list(lasting.HEADER), lasting.rows(measured))}\n\n{listed}\n\n{source}\n"
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

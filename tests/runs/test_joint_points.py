@@ -8,9 +8,10 @@ import signal
 import flax.linen as nn
 import pytest
 import worlds
+from small_sweeps import base_config, histories, timeless
 
 import fedvg_jax
-from fedvg_jax.config import Config, axes, sweep_points
+from fedvg_jax.config import axes, sweep_points
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
@@ -35,16 +36,7 @@ GIVEN = {"task": tasks.classification(Linear(), 3, (2, 2, 1)), "data": worlds.im
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache)
-
-
-def timeless(records):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
-
-
-def histories(results):
-    return {r.name: timeless(r.result.records) for r in results}
+    return base_config(tmp_path_factory.mktemp("cache"))
 
 
 def open_sweep(base, out=None, rows=ROWS):

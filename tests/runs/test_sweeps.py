@@ -7,6 +7,7 @@ import json
 import signal
 
 import pytest
+from small_sweeps import base_config, histories, timeless
 
 import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
@@ -21,16 +22,7 @@ AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Settings of a run of a second."""
-    cache = tmp_path_factory.mktemp("cache")
-    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache)
-
-
-def timeless(records):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
-
-
-def histories(results):
-    return {r.name: timeless(r.result.records) for r in results}
+    return base_config(tmp_path_factory.mktemp("cache"))
 
 
 def points_of(base, **changed):

@@ -114,6 +114,17 @@ def test_weights_that_rank_the_client_models_hold(tmp_path):
     assert found.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 runs" in found.ours
 
 
+@pytest.mark.parametrize(("scores", "verdict"), [((1.2, 1.1, 1.0), "holds"), ((1.0, 1.1, 1.2), "fails")])
+def test_head_claim_holds_where_losses_follow_the_head_and_scores_the_body(tmp_path, scores, verdict):
+    """Shares times scores fall from client to client for the body and rise for the head, and the losses rise."""
+    shares = [[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]
+    fields = {i: {"layer_shares": shares, "scores": scores, "client_val_loss": [1, 2, 3]} for i in (1, 2)}
+    for seed in (0, 1):
+        layers = ("classifier/kernel", "fc1/kernel")
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, layers=layers, fields=fields)
+    assert verdicts(tmp_path)["head_weight"].verdict == verdict
+
+
 def test_significance_needs_five_pairs():
     values = [Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan) for d in "abcd" for n in ("FedVG", "FedAvg")]
     assert claim_measures.significance_over_pairs(values) is None

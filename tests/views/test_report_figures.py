@@ -20,7 +20,8 @@ NAMES = ("a/kernel", "a/bias", "b/kernel")
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
     "validity": "--record client_accuracy", "classes": "--record confusion",
-    "fisher": "--record client_fisher_trace",
+    "fisher": "--record client_fisher_trace", "calibration": "--record calibration",
+    "head": "--record client_val_loss",
 }  # fmt: skip
 
 
@@ -148,6 +149,34 @@ def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path
         write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
     found = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
     assert found == {"a": "50", "b": "75", "c": ""}
+
+
+def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
+    """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
+    for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
+        fields = {2: {"test_calibration": bins, "test_calibration_error": 0.1 * (seed + 1)}}
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields=fields)
+    (drawing,) = draw(collect([tmp_path]), "calibration")
+    empty, used = rows(drawing)
+    assert (empty["labels"], empty["accuracy"]) == ("0", "")
+    assert (used["from"], used["labels"], used["confidence"], used["accuracy"]) == ("0.5", "4", "0.75", "0.75")
+    assert "15.0 %" in drawing.figure.axes[0].get_title()
+
+
+def test_head_figure_compares_weights_with_those_from_each_part(tmp_path):
+    """Norms of the head rise from client to client and those of the body fall; the losses follow the head."""
+    shares = [[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]
+    fields = {i: {"layer_shares": shares, "scores": [1.0, 1.1, 1.2], "client_val_loss": [1, 2, 3]} for i in (1, 2)}
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=("classifier/kernel", "fc1/kernel"), fields=fields)
+    (drawing,) = draw(collect([tmp_path]), "head")
+    for row in rows(drawing):
+        assert float(row["head_share"]) == pytest.approx(0.2)
+        found = {name: float(row[name]) for name in row if "_with_" in name}
+        assert 0.9 * 1.0 > 0.8 * 1.1 > 0.7 * 1.2  # the body's share times the score
+        assert found == {
+            "gradient_with_head": 1, "gradient_with_body": -1, "val_loss_with_head": 1, "val_loss_with_body": -1,
+        }  # fmt: skip
+    assert "20 % of the score" in drawing.figure.axes[0].get_title()
 
 
 def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):

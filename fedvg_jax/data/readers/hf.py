@@ -270,14 +270,20 @@ def _label_column(library: Any, features: Any, given: str, image: str, folder: P
 def _column(features: Any, given: str, kind: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
     flag, listed = f"--{kind}-column", ", ".join(features)
-    if given and given not in features:
-        raise UsageError(f"{folder}: has no column {given[:100]!r}; its columns are {listed}")
+    if given:
+        _require_column(features, given, folder)
     candidates = [given] if given else of_kind
     if len(candidates) != 1:
         candidates = [name for name in usual if name in (of_kind or features)][:1]
     if not candidates:
         raise UsageError(f"{folder}: several columns, or none, can be the {kind}; name one with {flag}: {listed}")
     return candidates[0]
+
+
+def _require_column(features: Any, column: str, folder: Path) -> None:
+    """Raises UsageError for a column that the set does not have."""
+    if column not in features:
+        raise UsageError(f"{folder}: has no column {column[:100]!r}; its columns are {', '.join(features)}")
 
 
 def _is_encoded(library: Any, feature: Any) -> bool:
@@ -301,8 +307,7 @@ def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tu
 
 def _group_values(splits: list[_Split], column: str, folder: Path) -> np.ndarray:
     features = splits[0].rows.features
-    if column not in features:
-        raise UsageError(f"{folder}: has no column {column[:100]!r}; its columns are {', '.join(features)}")
+    _require_column(features, column, folder)
     return _values(splits, column, folder, "--group-column")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedvg_jax import paper
 from fedvg_jax.views.report import statistics
+from fedvg_jax.views.report.figures import head
 from fedvg_jax.views.report.figures.against import RHO
 from fedvg_jax.views.report.figures.layers import layer_norms
 from fedvg_jax.views.report.figures.validity import ACCURACY, rank_correlation
@@ -327,9 +328,32 @@ def weights_against_class_distance(study: Study) -> Finding | None:
     return _weight_correlations(study, distance, "distance of classes", lambda low, high: low <= 0 <= high)
 
 
-def not_recorded(study: Study) -> Finding | None:
-    """Is not decided: no run records what the claim is about."""
-    return None
+def head_against_body(study: Study) -> Finding | None:
+    """Holds if weights by validation loss follow the head more than the body and FedVG's weights do not.
+
+    A rule's number is its rank correlation with the weights from the head alone minus that with those from the body
+    alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval over runs is above 0, or is not.
+    """
+    found: dict[str, list[float]] = {rule: [] for rule in head.RULES}
+    for run in study.runs:
+        rounds = head.rounds_of(run)
+        for rule, gaps in found.items():
+            values = [r.correlations[rule, "head"] - r.correlations[rule, "body"] for r in rounds]
+            values = [value for value in values if math.isfinite(value)]
+            if values:
+                gaps.append(float(np.mean(values)))
+    gaps = [
+        _mean_correlation(found[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero)
+        for rule in ("val_loss", "gradient")
+    ]
+    if None in gaps:
+        return None
+    by_loss, by_gradient = (gap for gap in gaps if gap is not None)
+    return Finding(by_loss.holds and not by_gradient.holds, f"{by_loss.text}; {by_gradient.text}")
+
+
+def _is_above_zero(low: float, high: float) -> bool:
+    return low > 0
 
 
 def _weight_correlations(
@@ -392,6 +416,6 @@ OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
     "norms_grow_with_depth": norms_grow_with_depth,
     "weights_rank_client_models": weights_rank_client_models,
     "weights_against_class_distance": weights_against_class_distance,
-    "not_recorded": not_recorded,
+    "head_against_body": head_against_body,
 }
 """Measure -> function of a study."""

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from fedvg_jax.views.report.figures import (
     against,
     bars,
+    calibration,
     classes,
     curves,
     fisher,
+    head,
     layers,
     pairs,
     partitions,
@@ -33,6 +35,8 @@ FIGURES: dict[str, Callable[[Study, Style], list[Drawing] | str]] = {
     "external": bars.validation_sources,
     "layers": layers.norms_by_layer,
     "classes": classes.recalls,
+    "calibration": calibration.reliability,
+    "head": head.head_against_body,
     "fisher": fisher.score_against_fisher,
     "validity": validity.score_validity,
 }

@@ -1,0 +1,20 @@
+"""Small points of sweeps, and their results without times."""
+
+from pathlib import Path
+
+from fedvg_jax.config import Config
+
+
+def base_config(cache_dir: Path) -> Config:
+    """Settings of a run of a second."""
+    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache_dir)
+
+
+def timeless(records) -> list[dict]:
+    """Records without the seconds, which differ from run to run."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def histories(results) -> dict[str, list[dict]]:
+    """Name of a point -> its records without seconds."""
+    return {r.name: timeless(r.result.records) for r in results}

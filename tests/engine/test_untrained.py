@@ -62,7 +62,7 @@ def assert_same(actual, expected):
 @every_algorithm
 def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
-    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
     results = rounds(step, start(algorithm), plan, hyper)
     expected = rounds(step, start(algorithm), list(map(without_untrained, plan)), hyper)
@@ -127,7 +127,7 @@ ABSENT = {
 def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
     """Also where the server has a memory: momentum and duals are of updates, and there is none."""
     algorithm = worlds.algorithm(name)
-    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)], hyper)
     for why, changes in ABSENT.items():
         after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)

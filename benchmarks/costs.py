@@ -1,16 +1,23 @@
-"""How the time of a round grows with clients, cohort, local epochs, validation set and parameters.
+"""How the time of a round grows with clients, cohort, local epochs, validation set, parameters and cores.
 
-    python -m benchmarks.costs [--repeats 5] [--out FILE.json] [--picture FILE.png]
+    python -m benchmarks.costs [--only NAME ...] [--repeats 5] [--out FILE.json] [--picture FILE.png]
 
 One setting moves at a time, from one reference round of a small network on synthetic 8 x 8 images; every program is
-compiled before it is timed. The picture needs matplotlib.
+compiled before it is timed. On N cores, N devices share the cohort. `planning` is the host's work for a round, up to a
+cohort of 1,000 of 1,000,000 clients with 12 rows each. What is not asked for stays as the file has it. The picture
+needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,24 +55,41 @@ TITLES = {"clients": "clients", "cohort": "cohort", "epochs": "local epochs", "v
           "width": "parameters"}  # fmt: skip
 
 
+SECTIONS = (*AXES, "cores", "planning")
+
+POPULATIONS = ((10_000, 1000), (100_000, 1000), (1_000_000, 10), (1_000_000, 100), (1_000_000, 1000))
+"""(clients, cohort) of the rounds that are planned."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measures, writes, draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--points", type=int, default=5, help="on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
+    parser.add_argument("--on-cores", type=int, metavar="N", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    found: dict[str, Any] = {"machine": machine.describe(["python", "-m", "benchmarks.costs", *(argv or sys.argv[1:])])}
-    found |= {"reference": REFERENCE._asdict(), "axes": {}}
-    for axis, values in AXES.items():
-        points = [measure(REFERENCE._replace(**{axis: value}), args.repeats) for value in values[: args.points]]
-        for value, point in zip(values, points, strict=False):
-            point[axis] = value
-        shape = growth([p["parameters" if axis == "width" else axis] for p in points], points)
-        found["axes"][axis] = {"points": points, "growth": shape}
-        print(f"{TITLES[axis]}:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
-    found["machine"] = machine.finished(found["machine"])
+    if args.on_cores:
+        print(json.dumps(measure(REFERENCE, args.repeats, args.on_cores)))
+        return 0
+    known = machine.describe(["python", "-m", "benchmarks.costs", *(argv or sys.argv[1:])])
+    found: dict[str, Any] = {"reference": REFERENCE._asdict(), "axes": {}}
+    if args.out and args.out.exists():
+        found |= json.loads(args.out.read_text(encoding="utf-8"))
+    for axis in (axis for axis in AXES if axis in args.only):
+        found["axes"][axis] = measure_axis(axis, args.points, args.repeats)
+    taken: dict[str, Any] = {}
+    if "cores" in args.only:
+        taken["cores"] = measure_cores(args.repeats)
+    if "planning" in args.only:
+        taken["planning"] = measure_planning(POPULATIONS[: args.points], args.repeats)
+    known = machine.finished(known)
+    about = {name: known[name] for name in ("command", "commit", "date", "busy")}
+    found |= {name: {"machine": about, "points": points} for name, points in taken.items()}
+    if set(AXES) & set(args.only):
+        found["machine"] = known
     if args.out:
         machine.write(args.out, found)
     if args.picture:
@@ -73,7 +97,55 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def measure(costs: Round, repeats: int) -> dict[str, Any]:
+def measure_axis(axis: str, num_points: int, repeats: int) -> dict[str, Any]:
+    """Returns the seconds of a round for every value of an axis, and prints them."""
+    values = AXES[axis][:num_points]
+    points = [measure(REFERENCE._replace(**{axis: value}), repeats) for value in values]
+    for value, point in zip(values, points, strict=True):
+        point[axis] = value
+    print(f"{TITLES[axis]}:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
+    return {"points": points, "growth": growth([p["parameters" if axis == "width" else axis] for p in points], points)}
+
+
+def measure_cores(repeats: int) -> list[dict[str, Any]]:
+    """Returns the seconds of the reference round on 1, 2, ... cores, each in a process that may use only those."""
+    points = []
+    for count in range(1, len(machine.affinity()) + 1):
+        cores = machine.affinity()[:count]
+        command = [sys.executable, "-m", "benchmarks.costs", "--on-cores", str(count), "--repeats", str(repeats)]
+        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(count), "JAX_PLATFORMS": "cpu"}
+        pin = (lambda cores=cores: os.sched_setaffinity(0, cores)) if hasattr(os, "sched_setaffinity") else None
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
+        points.append(json.loads(done.stdout.splitlines()[-1]) | {"cores": count})
+    print("cores:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
+    return points
+
+
+def measure_planning(populations: Sequence[tuple[int, int]], repeats: int) -> list[dict[str, Any]]:
+    """Returns CPU seconds and bytes of planning a round, by clients of the federation and of the cohort."""
+    from fedvg_jax.data.partitions import client_rows
+    from fedvg_jax.engine import schedule
+
+    points = []
+    for clients, cohort in populations:
+        rows = client_rows.from_sizes(np.arange(12 * clients, dtype=np.int32), np.full(clients, 12))
+        settings = {"cohort_size": cohort, "local_epochs": (5, 5), "batch_size": 10, "num_lanes": 1}
+        settings |= {"capacity": schedule.capacity(12 * clients, cohort, 5, 10, 12)}
+        times = []
+        for number in range(repeats + 1):
+            start = time.process_time()
+            planned = schedule.make(number, rows, seed=0, **settings)
+            times.append(time.process_time() - start)
+        size = rows.rows.nbytes + rows.begin.nbytes
+        points.append({
+            "clients": clients, "cohort": cohort, "seconds": machine.spread(times[1:]), "partition_bytes": size,
+            "plan_bytes": planned.rows.nbytes,
+        })  # fmt: skip
+    print("planning:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
+    return points
+
+
+def measure(costs: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
     """Seconds of a round; how many image-gradients it is."""
     import jax
 
@@ -85,6 +157,7 @@ def measure(costs: Round, repeats: int) -> dict[str, Any]:
 
     arrays, partition = world(costs)
     settings = {"clients": costs.clients, "join_ratio": costs.cohort / costs.clients, "local_epochs": costs.epochs}
+    settings |= {"devices": str(devices)}
     config = configs.apply(Config(), settings | {"lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs")
     task = tasks.classification(mlp.MLP(10, (costs.width, costs.width)), 10, (8, 8, 1))
     sim = simulation.simulation(config, data=arrays, partition=partition, task=task)
@@ -131,20 +204,24 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(found["axes"]), figsize=(3.1 * len(found["axes"]), 3.2), sharey=True)
-    for ax, (axis, measured) in zip(np.atleast_1d(axes), found["axes"].items(), strict=True):
-        points = measured["points"]
-        x = np.array([p["parameters" if axis == "width" else axis] for p in points], float)
+    panels = {TITLES[axis]: ("parameters" if axis == "width" else axis, found["axes"][axis]["points"]) for axis in AXES
+              if axis in found["axes"]}  # fmt: skip
+    if "cores" in found:
+        panels["cores"] = ("cores", found["cores"]["points"])
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.1 * len(panels), 3.2), sharey=True)
+    for ax, (title, (key, points)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        x = np.array([p[key] for p in points], float)
         y, low, high = (np.array([1e3 * p["seconds"][k] for p in points]) for k in ("median", "min", "max"))
         ax.fill_between(x, low, high, alpha=0.25, linewidth=0)
         ax.plot(x, y, "o-", markersize=4, label="median, with range")
-        ax.plot(x, y[-1] * x / x[-1], ":", color="0.5", label="proportional")
-        ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+        ideal = y[0] * x[0] / x if title == "cores" else y[-1] * x / x[-1]
+        ax.plot(x, ideal, ":", color="0.5", label="proportional")
+        ax.set(xscale="log", yscale="log", xlabel=title)
         ax.grid(alpha=0.3)
     axes = np.atleast_1d(axes)
     axes[0].set_ylabel("milliseconds a round")
     axes[0].legend(fontsize=8, frameon=False)
-    bottom = min(1e3 * p["seconds"]["min"] for m in found["axes"].values() for p in m["points"])
+    bottom = min(1e3 * p["seconds"]["min"] for _, points in panels.values() for p in points)
     axes[0].set_ylim(bottom=0.6 * bottom)
     figure.suptitle(f"{found['machine']['processor']}, {found['machine']['cores']} cores", fontsize=9)
     figure.tight_layout()

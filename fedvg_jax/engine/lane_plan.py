@@ -66,17 +66,40 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -
     >>> int(plan.length.sum()), plan.client[: plan.num_segments].tolist()
     (3, [[0, 1], [0, 2], [1, 2]])
     """
-    pieces = [
-        piece._replace(lane=lanes_together * device + piece.lane)
-        for device, clients in enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
-        for piece in _pieces_of_device(num_steps, clients, lanes_together)
-    ]
-    return _plan_of_pieces(pieces, len(num_steps), num_lanes)
+    return _plan_of_pieces(_pieces(num_steps, num_lanes, lanes_together), len(num_steps), num_lanes)
+
+
+class Extent(NamedTuple):
+    """What a plan takes, without its tables."""
+
+    num_segments: int
+    """Times at which some lane changes client."""
+    num_steps: int
+    """Steps of the longest lane, which all lanes take."""
+
+
+def extent(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Extent:
+    """Returns the extent of `plan_lanes` with the same arguments; its tables may not fit in memory.
+
+    >>> extent(np.array([2, 2, 2]), 2, lanes_together=2)
+    Extent(num_segments=3, num_steps=3)
+    """
+    ends = {piece.begin + piece.num_steps for piece in _pieces(num_steps, num_lanes, lanes_together)}
+    return Extent(len(ends), max(ends, default=0))
 
 
 def block_size(plan: Plan) -> int:
     """Returns the number of clients of a plan, or of each of its cohort blocks."""
     return plan.length.shape[-1] - plan.client.shape[-1]
+
+
+def _pieces(num_steps: np.ndarray, num_lanes: int, lanes_together: int) -> list[Piece]:
+    """Returns the pieces of all lanes."""
+    return [
+        piece._replace(lane=lanes_together * device + piece.lane)
+        for device, clients in enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
+        for piece in _pieces_of_device(num_steps, clients, lanes_together)
+    ]
 
 
 def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int]]:

@@ -314,6 +314,13 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
         assert [step for _, step, _ in visits] == list(range(steps))
 
 
+@given(STEPS, LANES)
+def test_the_extent_of_a_plan_is_that_of_its_tables(num_steps, lanes):
+    num_lanes, together = lanes
+    plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
+    assert lane_plan.extent(num_steps, num_lanes, together) == (int(plan.num_segments), makespan(plan))
+
+
 @given(STEPS, st.integers(1, 14))
 def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
     plan = lane_plan.plan_lanes(num_steps, num_lanes)

@@ -1,0 +1,356 @@
+"""A model of the seconds of a federated round on many devices: an estimate, never a measurement. No jax.
+
+Sizes of clients come from real Dirichlet draws, the work of a device from the engine's own placement of clients.
+Everything else is arithmetic on the figures of one device, on links and on the assumptions below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.engine import lane_plan
+
+OPTIMISTIC, PESSIMISTIC = range(2)
+"""Ends of an estimate."""
+
+
+class Link(NamedTuple):
+    """A connection between devices, or between a host and its devices."""
+
+    name: str
+    bandwidth: float
+    """Bytes a second in one direction, of one device; of its data sheet."""
+    hop: tuple[float, float]
+    """Seconds by which one more device, or one more host, delays a small collective: (optimistic, pessimistic)."""
+    source: str
+
+
+_NCCL = "hops: NCCL's own model, src/graph/tuning.cc (ring, LL and Simple)"
+LINKS = {
+    "nvlink": Link("NVLink 4", 450e9, (0.47e-6, 3.4e-6), f"NVIDIA H100 data sheet, 900 GB/s both ways; {_NCCL}"),
+    "infiniband": Link(
+        "InfiniBand NDR", 50e9, (2.7e-6, 9.6e-6), f"NVIDIA DGX H100 data sheet, 400 Gb/s a GPU; {_NCCL}"
+    ),
+    "ethernet": Link(
+        "Ethernet 100G", 12.5e9 / 8, (10e-6, 50e-6), "IEEE 802.3, 100 Gb/s a host, shared by 8 GPUs; hops: a guess"
+    ),
+    "pcie": Link("PCIe 5.0 x16", 63e9, (1e-6, 5.7e-6), f"PCI-SIG, 32 GT/s a lane; {_NCCL}"),
+}
+DEVICES_PER_HOST = 8
+
+
+class Assumptions(NamedTuple):
+    """What neither programs nor data sheets show; one end of the estimate."""
+
+    launch: float
+    """Seconds of the shortest kernel."""
+    turn: float
+    """Seconds by which the host delays an iteration of a loop whose count is data."""
+    link_share: float
+    """Fraction of a link's bandwidth."""
+    collective: float
+    """Seconds of the smallest collective between two devices; NCCL's baseLat."""
+    memory_share: float = 0.5
+    """Fraction of a device's memory that the results of clients may take."""
+
+
+ASSUMPTIONS = (
+    Assumptions(launch=2.5e-6, turn=0.0, link_share=0.9, collective=3.6e-6),
+    Assumptions(launch=5e-6, turn=10e-6, link_share=0.6, collective=8.4e-6),
+)
+
+
+class Kernels(NamedTuple):
+    """A part of a round on one device: with all its lanes busy."""
+
+    seconds: tuple[float, float]
+    kernels: int
+    """Launches, which are as many with fewer lanes."""
+
+
+class Figures(NamedTuple):
+    """One device and what a round's parts take on it."""
+
+    name: str
+    source: str
+    """Where the seconds are from: "estimated" from a compiled program, or "measured"."""
+    device: str
+    lanes: int
+    """Clients side by side."""
+    step: Kernels
+    segment: Kernels
+    """A change of clients between lanes."""
+    scoring_pass: Kernels
+    rest: Kernels
+    """A round without training, scoring and collectives."""
+    rows_per_pass: int
+    """Validation rows of one scoring pass."""
+    parameters: int
+    """Values of one model, running statistics included, as a device stores a client."""
+    memory_bytes: float
+    """Of one device."""
+    row_bytes: int
+    """Pixels of one row."""
+
+
+class Planning(NamedTuple):
+    """Seconds that one host takes to plan a round: measured, see `scale.measure_planning`."""
+
+    client: float
+    """A client of the cohort."""
+    row: float
+    """A row of a minibatch."""
+    byte: float
+    """A byte of the plan's tables."""
+
+
+class Federation(NamedTuple):
+    """What grows: a cohort and its clients."""
+
+    cohort: int
+    num_clients: int
+    rows: tuple[np.ndarray, ...]
+    """For each simulated round, int64 [K], the training rows of the cohort."""
+    epochs: int
+    batch_size: int
+    validation: int
+    """Rows of D_val."""
+
+
+PHASES = {
+    "training": "local steps and scoring, if all devices were equally busy",
+    "stragglers": "devices that wait for the longest lane, or for the last clients to be scored",
+    "lane changes": "kernels that load and store clients; all devices stop for each",
+    "collectives": "reduce-scatter of clients, all-reduce of the mean, and the latency of small collectives",
+    "rest": "the weighted mean and the server step",
+    "planning": "the host draws the next round and its plan, while the devices work",
+    "input": "the host copies the next round's plan and rows, while the devices work",
+}
+"""Name of a phase -> what it is. The last two count only where they take longer than the devices."""
+
+HOST_PHASES = ("planning", "input")
+
+
+class Estimate(NamedTuple):
+    """An estimated round."""
+
+    devices: int
+    used: int
+    """Devices that train: at most one for each client."""
+    cohort: int
+    block: int
+    """Clients of a cohort block: the cohort, or what memory holds (`--hold`)."""
+    phases: dict[str, tuple[float, float]]
+    """Name -> seconds: (optimistic, pessimistic)."""
+    seconds: tuple[float, float]
+    bottleneck: str
+    """The largest phase, of the mean of both ends."""
+    efficiency: tuple[float, float]
+    """Seconds of `training` over seconds of the round, times the share of devices that train."""
+
+
+def federation(
+    cohort: int, *, alpha: float, epochs: int, batch_size: int, validation: int, rows: int = 600, rounds: int = 3
+) -> Federation:
+    """Draws a Dirichlet federation of ten times the cohort, 100 to 10,000 clients of 10 classes, and some cohorts.
+
+    Args:
+        cohort: K.
+        alpha: concentration.
+        epochs: E.
+        batch_size: B.
+        validation: rows of D_val.
+        rows: mean rows of a client before its split; 600 as in CIFAR-10 over 100 clients.
+        rounds: cohorts to draw.
+    """
+    num_clients = min(max(100, 10 * cohort), 10_000)
+    labels = np.arange(num_clients * rows) % 10
+    parts = draw_partition(labels, num_clients=num_clients, alpha=alpha, seed=0, min_samples=10, rule="top_up")
+    sizes = client_rows.sizes(parts.train)
+    rng = np.random.default_rng(0)
+    drawn = tuple(sizes[rng.choice(num_clients, cohort, replace=False)] for _ in range(rounds))
+    return Federation(cohort, num_clients, drawn, epochs, batch_size, validation)
+
+
+def num_steps(rows: np.ndarray, epochs: int, batch_size: int) -> np.ndarray:
+    """Returns the local steps of clients; a last minibatch of one row is skipped, as in training."""
+    return epochs * ((rows - (rows % batch_size == 1) + batch_size - 1) // batch_size)
+
+
+def estimate(
+    figures: Figures,
+    group: Federation,
+    devices: int,
+    planning: Planning,
+    network: str = "infiniband",
+    pool: str = "device",
+) -> Estimate:
+    """Returns the estimate of a round.
+
+    Args:
+        figures: of one device.
+        group: the federation.
+        devices: D, in hosts of `DEVICES_PER_HOST`.
+        planning: the measured speed of the host's planning.
+        network: link between hosts; NVLink connects the devices of one.
+        pool: "device", where the pixels stay on the devices, or "host", where each round's rows are copied.
+    """
+    used = min(devices, group.cohort)
+    lanes = min(figures.lanes, -(-group.cohort // used))
+    block = _block(figures, group.cohort, used)
+    drawn = [_work(rows, group, used, lanes, block) for rows in group.rows]
+    work = Work(*(float(np.mean(values)) for values in zip(*drawn, strict=True)))
+    links = LINKS[network], LINKS["nvlink"]
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
+    for end in (OPTIMISTIC, PESSIMISTIC):
+        for name, seconds in _device_phases(figures, group, work, used, lanes, block, links, end).items():
+            phases[name].append(seconds)
+        tables = (group.cohort + lanes * used) * lanes * PLAN_ENTRY
+        drawing = planning.client * group.cohort + planning.row * work.rows
+        phases["planning"].append(drawing + planning.byte * tables * used)
+        phases["input"].append(_input(figures, work, used, tables, pool, end))
+    pairs = {name: (pair[0], pair[1]) for name, pair in phases.items()}
+    seconds = _round_seconds(pairs)
+    training = pairs["training"]
+    bottleneck = max(pairs, key=lambda name: sum(pairs[name]))
+    best, worst = (used / devices * part / whole for part, whole in zip(training, seconds, strict=True))
+    return Estimate(devices, used, group.cohort, block, pairs, seconds, bottleneck, (best, worst))
+
+
+PLAN_ENTRY = 10
+"""Bytes of a lane in a segment of a plan: two int32 and two bool."""
+
+
+class Work(NamedTuple):
+    """Iterations of a round, means over the simulated rounds."""
+
+    steps: float
+    """Of the longest lane, over all cohort blocks."""
+    mean_steps: float
+    """Of a lane, if all were equally long."""
+    segments: float
+    rows: float
+    """Rows of the cohort's minibatches."""
+    passes: float
+    """Scoring passes of the busiest device."""
+    mean_passes: float
+
+
+def _work(rows: np.ndarray, group: Federation, used: int, lanes: int, block: int) -> Work:
+    """Returns the work of a round whose cohort has these rows."""
+    steps = num_steps(rows, group.epochs, group.batch_size)
+    blocks = [steps[i : i + block] for i in range(0, len(steps), block)]
+    extents = [lane_plan.extent(of_block, used * lanes, lanes) for of_block in blocks]
+    turns = sum(math.ceil(math.ceil(len(of_block) / used) / lanes) for of_block in blocks)
+    return Work(
+        steps=sum(extent.num_steps for extent in extents),
+        mean_steps=steps.sum() / (used * lanes),
+        segments=sum(extent.num_segments for extent in extents),
+        rows=group.epochs * float(rows.sum()),
+        passes=turns,
+        mean_passes=group.cohort / (used * lanes),
+    )
+
+
+def _block(figures: Figures, cohort: int, used: int) -> int:
+    """Returns the clients whose results fit in a device, at most the cohort: a device holds a model of each."""
+    share = ASSUMPTIONS[OPTIMISTIC].memory_share
+    fitting = int(share * figures.memory_bytes / (4 * figures.parameters))
+    return cohort if fitting >= cohort else max(used, fitting - fitting % used)
+
+
+def _device_phases(
+    figures: Figures, group: Federation, work: Work, used: int, lanes: int, block: int, links: Sequence[Link], end: int
+) -> dict[str, float]:
+    """Returns the seconds of the phases on the devices."""
+    assumed = ASSUMPTIONS[end]
+
+    def seconds(part: Kernels, turns: float = 0.0) -> float:
+        launches = assumed.launch * part.kernels
+        return max(launches, part.seconds[end] * lanes / figures.lanes) + turns * assumed.turn
+
+    passes = -(-group.validation // figures.rows_per_pass)
+    step, scoring = seconds(figures.step, 1.0), passes * seconds(figures.scoring_pass)
+    blocks = -(-group.cohort // block)
+    training = work.mean_steps * step + work.mean_passes * scoring
+    longest = work.steps * step + work.passes * scoring
+    return {
+        "training": training,
+        "stragglers": max(0.0, longest - training),
+        "lane changes": work.segments * seconds(figures.segment, 1.0),
+        "collectives": blocks * _collectives(figures, min(block, group.cohort), used, links, end),
+        "rest": blocks * figures.rest.seconds[end],
+    }
+
+
+SMALL_COLLECTIVES = 15
+"""Collectives of a round whose bytes do not matter, in the programs compiled for 8 and 16 GPUs."""
+
+
+def _collectives(figures: Figures, block: int, used: int, links: Sequence[Link], end: int) -> float:
+    """Returns the seconds in which the devices exchange a block's clients and its weighted mean.
+
+    As in the compiled programs: a reduce-scatter of one model for each client of the block, padded to a multiple of the
+    devices; an all-reduce of two models; small ones.
+    """
+    if used == 1:
+        return 0.0
+    assumed, model = ASSUMPTIONS[end], 4.0 * figures.parameters
+    hosts = -(-used // DEVICES_PER_HOST)
+    between, inside = links
+    bandwidth = assumed.link_share * (between if hosts > 1 else inside).bandwidth
+    sent = (used - 1) / used
+    ring = assumed.collective + (used - hosts) * inside.hop[end] + (hosts - 1) * between.hop[end]
+    tree = assumed.collective + 2 * (min(used, DEVICES_PER_HOST) - 1) * inside.hop[end]
+    tree += 2 * math.log2(hosts) * between.hop[end]
+    padded = -(-block // used) * used
+    return ring + sent * padded * model / bandwidth + tree + 2 * sent * 2 * model / bandwidth + SMALL_COLLECTIVES * tree
+
+
+def _input(figures: Figures, work: Work, used: int, tables: float, pool: str, end: int) -> float:
+    """Returns the seconds in which a host copies a round's row numbers, plan, and perhaps pixels to its devices.
+
+    The numbers of all rows go to every device, its plan and pixels only to it. Every device has a link of its own.
+    """
+    copied = 4 * work.rows + tables
+    if pool == "host":
+        copied += figures.row_bytes * work.rows / used
+    return copied / (ASSUMPTIONS[end].link_share * LINKS["pcie"].bandwidth)
+
+
+def _round_seconds(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
+    """Returns the seconds of the devices or of the host, whichever take longer."""
+    ends = []
+    for end in (OPTIMISTIC, PESSIMISTIC):
+        host = sum(phases[name][end] for name in HOST_PHASES)
+        ends.append(max(host, sum(pair[end] for name, pair in phases.items() if name not in HOST_PHASES)))
+    return ends[0], ends[1]
+
+
+def describe(figures: Figures, network: str, pool: str) -> list[str]:
+    """Returns the assumptions of an estimate, in words."""
+    low, high = ASSUMPTIONS
+    used = ("nvlink", network, "pcie")
+    return [
+        f"seconds of a step, a scoring pass and the rest are {figures.source}; fewer lanes take fewer bytes and"
+        " operations, but as many launches",
+        f"a kernel takes at least {low.launch * 1e6:g} to {high.launch * 1e6:g} us; an iteration of a loop over data"
+        f" waits {low.turn * 1e6:g} to {high.turn * 1e6:g} us for the host",
+        *(
+            f"{LINKS[name].name}: {LINKS[name].bandwidth / 1e9:g} GB/s a device, at {high.link_share:.0%} to"
+            f" {low.link_share:.0%}; {LINKS[name].source}"
+            for name in used
+        ),
+        f"{DEVICES_PER_HOST} devices a host; a collective between hosts has the network's bandwidth",
+        f"a reduce-scatter of one model a client, an all-reduce of two, {SMALL_COLLECTIVES} small collectives a block",
+        f"results of clients take at most {low.memory_share:.0%} of a device's memory; larger cohorts train in blocks",
+        "all devices take the steps of the longest lane and stop for every change of a client",
+        f"pixels are {'on the devices' if pool == 'device' else 'copied from the host every round'}",
+        "the host plans and copies the next round while the devices work",
+    ]

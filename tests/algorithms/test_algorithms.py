@@ -74,6 +74,7 @@ def test_fednova_with_equal_steps_equals_fedavg(x64):
     worlds.assert_close(found, fedavg(3, "EVEN"), 1e-12)
 
 
+@pytest.mark.slow
 def test_elastic_with_equal_sensitivities_and_tau_1_equals_fedavg(x64):
     """For any sensitivity that all tensors share."""
     algorithm = worlds.algorithm("elastic")._replace(
@@ -297,6 +298,7 @@ def reached(name, momentum, rounds=ROUNDS):
     return tree_distance(state.variables.params, best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
 def test_heterogeneous_clients_with_partial_participation_reach_the_joint_minimiser(x64, name, momentum):

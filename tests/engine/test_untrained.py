@@ -150,6 +150,7 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
     worlds.assert_close(published.variables, expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_three_rounds_as_published_equal_the_oracle(x64):
     world, algorithm = worlds.small(), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
@@ -199,7 +200,7 @@ def test_a_record_names_the_clients_without_a_step():
     assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
 
 
-@pytest.mark.parametrize("untrained", ["absent", "weighed"])
+@pytest.mark.parametrize("untrained", [pytest.param("absent", marks=pytest.mark.slow), "weighed"])
 def test_a_run_applies_the_setting(tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax

@@ -27,13 +27,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from scipy import stats
 
 import fedvg_jax as fv
 from benchmarks import machine
 from benchmarks.demo import interval
 from fedvg_jax import sim as simulator
-from fedvg_jax.core.types import Hyper, Schedule, SimState, Tree, Variables
+from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import programs, registry
 from fedvg_jax.runs.simulation import load_data
@@ -87,13 +86,7 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     """
     rule, evaluate = sim.weighting, make_evaluate(sim.task)
     assert rule and sim.algorithm and sim.executor and sim.optimiser
-
-    def weigh(hyper: Hyper, measured: Tree, returns: Any) -> Variables:
-        weights = fv.weightings.shares(hyper["given"], returns.present)
-        return jax.tree.map(lambda _: weights, returns.variables)
-
-    given = rule._replace(weigh=weigh, terms=())
-    live = registry.make_live(sim.config, sim.task)
+    given, live = fv.weightings.given(rule), registry.make_live(sim.config, sim.task)
     step = programs.make_round(sim.config, sim.task, sim.algorithm, given, sim.executor, sim.optimiser, live)
 
     @jax.jit
@@ -187,6 +180,8 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Returns Spearman's coefficient; nan where all numbers of a list are equal."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
+    from scipy import stats  # half a second, which an import of the module need not take
+
     return float(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1])
 
 

@@ -2,11 +2,13 @@
 
     python -m benchmarks.peers --folder DIR --peer {lean,loader,vmap} --threads N
 
-lean    tensors preloaded and scaled, the functional gradient, one fused update; the faster memory format
+lean    tensors preloaded and scaled, the functional gradient, one fused update, minibatches gathered together; the
+        fastest of one process on N threads and a process on each core, of two memory formats, of D_val batch by batch
+        and several batches in one pass, and of torch.compile
 loader  as the field's frameworks do it: a Dataset, a DataLoader, torch.optim, a model copied for every client
 vmap    torch.func.vmap over the whole cohort, where clients are equal and there is no BatchNorm
 
-Each with N threads or with one, whichever is faster.
+The last two have N threads or one, whichever is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import contest, machine, torch_nets
+from benchmarks import contest, machine, torch_nets, torch_pool
 from benchmarks.torch_nets import Tensors
 
 
@@ -70,38 +72,91 @@ def read(folder: Path) -> World:
     return World(known, x, y, tensors("params"), tensors("stats"), rounds, batches(arrays["scoring"]))
 
 
+class Way(NamedTuple):
+    """How the lean contestant works."""
+
+    threads: int
+    processes: int = 1
+    channels_last: bool = False
+    width: int = 1
+    """minibatches of D_val in one pass"""
+    compiled: bool = False
+
+
+class Passes(NamedTuple):
+    """D_val, gathered once: the rows of each pass, and the minibatches that they are."""
+
+    x: Tensor
+    y: Tensor
+    groups: torch_nets.Groups
+
+
 class Lean:
     """No DataLoader, no optimiser object, nothing copied that need not be."""
 
-    formats = True
-    """whether it looks for the faster memory format"""
-
     def __init__(self, world: World):
-        self.world = world
+        self.world, self.way, self.pool = world, Way(torch.get_num_threads()), None
+        self.passes: list[Passes] = []
+        self.work_as(self.way)
 
     def choose(self, threads: int) -> dict[str, Any]:
-        """The fastest of all threads or one, and of two memory formats where there are convolutions."""
-        formats = {"contiguous": torch.contiguous_format}
-        if self.formats and any(p.ndim == 4 for p in self.world.params.values()):
-            formats["channels_last"] = torch.channels_last
-        batches = max(self.world.rounds[0], key=len)[:4]
-        found = {}
-        for way in itertools.product(sorted({threads, 1}), formats):
-            torch.set_num_threads(way[0])
-            self._lay_out(formats[way[1]])
-            found[way] = machine.median_seconds(lambda: self.steps_of(batches), 3)
-        best = min(found, key=found.get)
-        torch.set_num_threads(best[0])
-        self._lay_out(formats[best[1]])
-        return {"threads": best[0], "memory_format": best[1]}
+        """Returns the fastest way, found on a sample of training and scoring, and the seconds of each."""
+        seconds: dict[Way, float] = {}
+        for way in self.ways(threads):
+            seconds[way] = self._seconds(way)
+        best = min(seconds, key=lambda way: seconds[way])
+        compiled, why = best._replace(compiled=True), None
+        try:
+            seconds[compiled] = self._seconds(compiled)
+        except Exception as error:
+            why = str(error).splitlines()[0]
+        best = min(seconds, key=lambda way: seconds[way])
+        self.work_as(best)
+        found = [way._asdict() | {"seconds": round(took, 4)} for way, took in seconds.items()]
+        return best._asdict() | {"ways": found} | ({"not compiled": why} if why else {})
 
-    def steps_of(self, batches: list[Tensor]) -> None:
-        """What the ways to work are compared on."""
-        self.train(batches)
+    def ways(self, threads: int) -> list[Way]:
+        """Those that differ for this network; vmapped or looped, a network without convolutions has one format."""
+        is_convolutional = any(p.ndim == 4 for p in self.world.params.values())
+        processes = {Way(threads), Way(1), Way(1, processes=threads)}
+        formats = (False, True) if is_convolutional else (False,)
+        widths = WIDTHS if self.world.known["scored"] else (1,)
+        return [
+            way._replace(channels_last=last, width=width)
+            for way, last, width in itertools.product(sorted(processes), formats, widths)
+        ]
 
-    def _lay_out(self, memory_format) -> None:
-        params = {n: p.to(memory_format=memory_format) if p.ndim == 4 else p for n, p in self.world.params.items()}
-        self.world = self.world._replace(x=self.world.x.to(memory_format=memory_format), params=params)
+    def work_as(self, way: Way) -> None:
+        """Lays out the data for a way of working, and starts or ends the processes that it needs."""
+        self.close()
+        self.way = way
+        torch.set_num_threads(way.threads)
+        self.passes = [_pass(self.world, rows, way) for rows in _joined(self.world.scoring, way.width)]
+        self.world = _laid_out(self.world, way.channels_last)
+        self.compiled = _compiled(self.world, way) if way.compiled else None
+        if way.processes > 1:
+            self.pool = torch_pool.start(self.world, way)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self.pool:
+            torch_pool.stop(self.pool)
+        self.pool = None
+
+    def _seconds(self, way: Way) -> float:
+        """Seconds of the sample: the first minibatches of the largest clients, and of D_val, most of a round's work."""
+        self.work_as(way)
+        count = max(self.way.processes, self.way.threads, 2)
+        clients = [batches[:SAMPLED] for batches in sorted(self.world.rounds[0], key=len)[-count:]]
+        start = (self.world.params, self.world.stats)
+        return machine.median_seconds(lambda: self.cohort(clients, start, SAMPLED * max(WIDTHS)), 3)
+
+    def net(self, params: Tensors, stats: Tensors | None, x: Tensor, groups=torch_nets.ONE) -> Tensor:
+        """The network; compiled for the sizes that come often, since every other size would be compiled anew."""
+        size = self.world.known["batch_size"] * groups.count
+        if self.compiled and len(x) == size:
+            return self.compiled(params, stats, x, groups)
+        return self.world.net(params, stats, x, groups)
 
     def train(self, batches: list[Tensor], start: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
         """One client's local training."""
@@ -109,49 +164,119 @@ class Lean:
         params, stats = start or (world.params, world.stats)
         params = {name: p.clone().requires_grad_() for name, p in params.items()}
         stats, leaves = {name: s.clone() for name, s in stats.items()}, list(params.values())
-        for rows in batches:
-            loss = F.cross_entropy(world.net(params, stats, world.x[rows]), world.y[rows])
-            grads = torch.autograd.grad(loss, leaves)
+        for x, y in _gathered(world, batches, self.way.channels_last):
+            grads = torch.autograd.grad(F.cross_entropy(self.net(params, stats, x), y), leaves)
             with torch.no_grad():
                 torch._foreach_add_(leaves, grads, alpha=-world.known["lr"])
         return {name: p.detach() for name, p in params.items()}, stats
 
-    def score(self, params: Tensors) -> float:
+    def score(self, params: Tensors, most: int | None = None) -> float:
         """G_k: the mean over tensors of the L1 norm of the validation gradient."""
-        world = self.world
         params = {name: p.requires_grad_() for name, p in params.items()}
         leaves = list(params.values())
         total = [torch.zeros_like(p) for p in leaves]
-        for rows in world.scoring:
-            loss = F.cross_entropy(world.net(params, None, world.x[rows]), world.y[rows], reduction="sum")
+        count = 0
+        for x, y, groups in self.passes:
+            loss = F.cross_entropy(self.net(params, None, x, groups), y, reduction="sum")
             torch._foreach_add_(total, torch.autograd.grad(loss, leaves))
-        count = sum(map(len, world.scoring))
+            count += len(y)
+            if most and count >= most * self.world.known["batch_size"]:
+                break
         return sum(g.abs().sum() for g in total).item() / count / len(total)
+
+    def cohort(self, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], most: int | None = None):
+        """Trains and scores clients -> models, scores, seconds of the two, CPU seconds of other processes."""
+        if self.pool:
+            return torch_pool.cohort(self.pool, clients, start, most)
+        clock = [time.perf_counter()]
+        models = [self.train(batches, start) for batches in clients]
+        clock.append(time.perf_counter())
+        scores = [self.score(params, most) if self.world.known["scored"] else 1.0 for params, _ in models]
+        clock.append(time.perf_counter())
+        return models, scores, dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True)), 0.0
 
     def round(self, r: int, start: tuple[Tensors, Tensors]) -> tuple[Any, list[float], dict[str, float]]:
         """One round -> the global model, the weights, the seconds of the parts."""
-        clock = [time.perf_counter()]
-        clients = [self.train(batches, start) for batches in self.world.rounds[r]]
-        clock.append(time.perf_counter())
-        scores = [self.score(params) for params, _ in clients] if self.world.known["scored"] else [1.0] * len(clients)
-        clock.append(time.perf_counter())
-        weights, model = aggregate(clients, scores, self.world.known["eps"])
-        clock.append(time.perf_counter())
-        return model, weights, dict(zip(("train", "score", "aggregate"), np.diff(clock).tolist(), strict=True))
+        models, scores, parts, cpu = self.cohort(self.world.rounds[r], start)
+        begun = time.perf_counter()
+        weights, model = aggregate(models, scores, self.world.known["eps"])
+        return model, weights, parts | {"aggregate": time.perf_counter() - begun, "cpu": cpu}
 
     def steps(self) -> list[tuple[Tensors, Tensors]]:
         """Every client of the first round after one minibatch."""
         return [self.train(batches[:1]) for batches in self.world.rounds[0]]
 
 
+WIDTHS = (1, 4, 8)
+"""Minibatches of D_val in one pass that the lean contestant tries."""
+
+SAMPLED = 3
+"""Minibatches of each client in the sample that ways are chosen on; scoring has 8 times as many."""
+
+GATHERED = 64
+"""Minibatches that are gathered together."""
+
+
+def _joined(scoring: list[Tensor], width: int) -> list[list[Tensor]]:
+    """Minibatches of one size in groups of `width`; what is left over, and a ragged one, alone."""
+    size = max(map(len, scoring), default=0)
+    full = [rows for rows in scoring if len(rows) == size]
+    cut = len(full) - len(full) % width
+    groups = [full[i : i + width] for i in range(0, cut, width)]
+    return groups + [[rows] for rows in [*full[cut:], *(rows for rows in scoring if len(rows) != size)]]
+
+
+def _pass(world: World, parts: list[Tensor], way: Way) -> Passes:
+    """The images of several minibatches in the order that BatchNorm wants them in."""
+    is_interleaved = len(parts) > 1 and not way.channels_last
+    rows = torch.stack(parts, 1).flatten() if is_interleaved else torch.cat(parts)
+    x = _format(world.x[rows], way.channels_last)
+    return Passes(x, world.y[rows], torch_nets.Groups(len(parts), is_interleaved))
+
+
+def _format(x: Tensor, channels_last: bool) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def _laid_out(world: World, channels_last: bool) -> World:
+    """Images and kernels in a memory format."""
+    params = {n: _format(p, channels_last) if p.ndim == 4 else p for n, p in world.params.items()}
+    return world._replace(x=_format(world.x, channels_last), params=params)
+
+
+def _gathered(world: World, batches: list[Tensor], channels_last: bool):
+    """The images and labels of minibatches, many of which are gathered at a time."""
+    for i in range(0, len(batches), GATHERED):
+        parts = batches[i : i + GATHERED]
+        rows, sizes = torch.cat(parts), [len(part) for part in parts]
+        yield from zip(_format(world.x[rows], channels_last).split(sizes), world.y[rows].split(sizes), strict=True)
+
+
+def _compiled(world: World, way: Way):
+    """The network by torch.compile, for the few sizes that come often."""
+    torch._dynamo.config.recompile_limit = 64
+    return torch.compile(world.net, dynamic=False)
+
+
 class Loader(Lean):
     """A Dataset of images that are scaled one by one, and torch.optim."""
 
-    formats = False
-
     def __init__(self, world: World):
         self.pixels = (world.x * 255).round().to(torch.uint8)
-        self.world = world
+        super().__init__(world)
+
+    def choose(self, threads):
+        seconds = {}
+        for way in sorted({Way(threads), Way(1)}):
+            self.work_as(way)
+            batches = max(self.world.rounds[0], key=len)[:4]
+            seconds[way] = machine.median_seconds(lambda batches=batches: self.steps_of(batches), 3)
+        self.work_as(min(seconds, key=lambda way: seconds[way]))
+        return {"threads": self.way.threads}
+
+    def steps_of(self, batches: list[Tensor]) -> None:
+        """What the numbers of threads are compared on."""
+        self.train(batches)
 
     def batches(self, rows: list[Tensor]):
         """A DataLoader of these minibatches."""
@@ -177,7 +302,7 @@ class Loader(Lean):
             optimiser.step()
         return {name: p.detach() for name, p in params.items()}, stats
 
-    def score(self, params):
+    def score(self, params, most=None):
         params = {name: torch.nn.Parameter(p) for name, p in params.items()}
         count = sum(map(len, self.world.scoring))
         for x, y in self.batches(self.world.scoring):
@@ -185,14 +310,14 @@ class Loader(Lean):
         return sum(p.grad.abs().sum().item() for p in params.values()) / len(params)
 
 
-class Vmap(Lean):
+class Vmap(Loader):
     """All clients at once; they must have as many minibatches of one size, and no BatchNorm."""
 
     def __init__(self, world: World):
         sizes = {len(rows) for clients in world.rounds for batches in clients for rows in batches}
         if world.stats or world.known["scored"] or len(sizes) > 1 or not world.known["equal"]:
             raise SystemExit("vmap needs equal clients without BatchNorm or scoring groups")
-        self.world = world
+        Lean.__init__(self, world)
 
         def loss(params, x, y):
             return F.cross_entropy(world.net(params, None, x), y)
@@ -219,7 +344,8 @@ class Vmap(Lean):
         clock.append(time.perf_counter())
         count = len(self.world.rounds[r])
         seconds = np.diff(clock).tolist()
-        return (model, {}), [1 / count] * count, {"train": seconds[0], "score": 0.0, "aggregate": seconds[1]}
+        parts = {"train": seconds[0], "score": 0.0, "aggregate": seconds[1], "cpu": 0.0}
+        return (model, {}), [1 / count] * count, parts
 
     def steps(self):
         first = self.together([batches[:1] for batches in self.world.rounds[0]], self.world.params)
@@ -251,8 +377,11 @@ def double(world: World) -> World:
 def check(peer: Lean) -> dict[str, np.ndarray]:
     """As `benchmarks.ours.Ours.check`, and the round in float64."""
     name, params = peer.world.known["model"], peer.world.params
-    reference = copy.copy(peer)
-    reference.world = double(peer.world)
+    reference = type(peer)(double(peer.world))
+    if isinstance(peer, Loader):
+        reference.pixels = peer.pixels
+    else:
+        reference.work_as(peer.way._replace(processes=1, compiled=False))
     clients = [stepped for stepped, _ in reference.steps()]
     found = {f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients]) for n in params}
     for kind, who in (("round", peer), ("exact", reference)):
@@ -265,12 +394,13 @@ def check(peer: Lean) -> dict[str, np.ndarray]:
 def timing(peer: Lean) -> dict[str, float]:
     """Seconds of a round, and of its parts, in the mean over all rounds."""
     model, parts = (peer.world.params, peer.world.stats), []
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
     for r in range(len(peer.world.rounds)):
         model, _, seconds = peer.round(r, model)
         parts.append(seconds)
-    whole = (time.perf_counter() - begun) / len(parts)
-    return {"round": whole} | {name: sum(p[name] for p in parts) / len(parts) for name in parts[0]}
+    whole, worked = time.perf_counter() - begun, time.process_time() - worked
+    means = {name: sum(p[name] for p in parts) / len(parts) for name in parts[0]}
+    return means | {"round": whole / len(parts), "cpu": worked / len(parts) + means["cpu"]}
 
 
 PEERS = {"lean": Lean, "loader": Loader, "vmap": Vmap}
@@ -286,6 +416,7 @@ def main(argv: list[str] | None = None) -> int:
     peer = PEERS[args.peer](read(args.folder))
     about = peer.choose(args.threads) | {"torch": torch.__version__}
     contest.serve(args.folder, args.peer, {"check": lambda: check(peer)}, lambda: timing(peer), about)
+    peer.close()
     return 0
 
 

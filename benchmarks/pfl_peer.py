@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     about = {"threads": args.threads, "torch": torch.__version__, "pfl": getattr(pfl, "__version__", "")}
 
     def seconds() -> dict[str, float]:
-        return {"round": machine.timed(lambda: simulator.run(users))}
+        worked = time.process_time()
+        return {"round": machine.timed(lambda: simulator.run(users)), "cpu": time.process_time() - worked}
 
     contest.serve(args.folder, "pfl", {"check": simulator.check}, seconds, about)
     return 0

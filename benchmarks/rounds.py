@@ -25,7 +25,8 @@ import numpy as np
 
 from benchmarks import cases, contest, machine
 
-PARTS = ("round", "train", "score", "aggregate")
+PARTS = ("round", "cpu", "train", "score", "aggregate")
+"""Wall seconds and CPU seconds of a round, then wall seconds of its parts."""
 LOOPS = ("lean", "loader", "vmap", "pfl")
 
 
@@ -176,12 +177,18 @@ def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, 
         "memory_gib": {who: max(t["memory_gib"] for t in ts) for who, ts in times.items()},
         "image_gradients_per_second": round(gradients / ours, 1),
         "ratio": {who: round(m["round"]["median"] / ours, 3) for who, m in medians.items() if who != "ours"},
+        "alpha": alpha(name),
         "agreement": agreement,
         "skipped": skipped,
         "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": machine.commit(),
         "load": machine.load(),
     }
+
+
+def alpha(name: str) -> float | None:
+    """The case's Dirichlet concentration; None where its clients are equal."""
+    return cases.CASES[name].settings.get("alpha")
 
 
 def agreed(case: Mapping[str, Any]) -> bool:

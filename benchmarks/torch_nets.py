@@ -6,6 +6,7 @@ Names are our paths, "conv1/kernel"; kernels are OIHW and dense weights [out, in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+
+
+class Groups(NamedTuple):
+    """Minibatches that pass through a network as one batch; BatchNorm takes the statistics of each."""
+
+    count: int = 1
+    is_interleaved: bool = False
+    """whether row b count + g is row b of minibatch g, so that a contiguous image [N, C, H, W] needs no copy; otherwise
+    the minibatches follow one another"""
+
+
+ONE = Groups()
 
 FLATTENED = {"lenet5": 16, "cnn": 64, "pfl_cnn": 64}
 """Channels of the image that fc1 reads: channel by channel in torch, pixel by pixel in ours."""
@@ -48,27 +61,27 @@ def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
     return x.T if x.ndim == 2 else x
 
 
-def lenet5(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def lenet5(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """5x5 convolutions with BatchNorm, ReLU and max-pool; dense 120, 84."""
     for i in (1, 2):
-        x = F.max_pool2d(F.relu(norm(t, stats, f"bn{i}", conv(t, f"conv{i}", x))), 2)
+        x = F.relu(F.max_pool2d(norm(t, stats, f"bn{i}", conv(t, f"conv{i}", x), groups), 2))
     return dense(t, "classifier", F.relu(dense(t, "fc2", F.relu(dense(t, "fc1", x.flatten(1))))))
 
 
-def cnn(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def cnn(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """Two 5x5 convolutions with ReLU and max-pool; dense 512."""
     for i in (1, 2):
-        x = F.max_pool2d(F.relu(conv(t, f"conv{i}", x)), 2)
+        x = F.relu(F.max_pool2d(conv(t, f"conv{i}", x), 2))
     return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
 
 
-def pfl_cnn(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def pfl_cnn(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """Two 3x3 convolutions with ReLU, max-pool; dense 128."""
-    x = F.max_pool2d(F.relu(conv(t, "conv2", F.relu(conv(t, "conv1", x)))), 2)
+    x = F.relu(F.max_pool2d(conv(t, "conv2", F.relu(conv(t, "conv1", x))), 2))
     return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
 
 
-def mlp(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def mlp(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """Dense layers with ReLU between."""
     x = x.flatten(1)
     for i in range(1, len(t) // 2):
@@ -76,24 +89,24 @@ def mlp(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
     return dense(t, "classifier", x)
 
 
-def resnet18(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def resnet18(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """torchvision's."""
 
     def block(at: str, x: Tensor, stride: int) -> Tensor:
-        y = F.relu(norm(t, stats, f"{at}/bn1", conv(t, f"{at}/conv1", x, stride, 1)))
-        y = norm(t, stats, f"{at}/bn2", conv(t, f"{at}/conv2", y, 1, 1))
+        y = F.relu(norm(t, stats, f"{at}/bn1", conv(t, f"{at}/conv1", x, stride, 1), groups))
+        y = norm(t, stats, f"{at}/bn2", conv(t, f"{at}/conv2", y, 1, 1), groups)
         if f"{at}/downsample_0/kernel" in t:
-            x = norm(t, stats, f"{at}/downsample_1", conv(t, f"{at}/downsample_0", x, stride))
+            x = norm(t, stats, f"{at}/downsample_1", conv(t, f"{at}/downsample_0", x, stride), groups)
         return F.relu(x + y)
 
-    x = F.max_pool2d(F.relu(norm(t, stats, "bn1", conv(t, "conv1", x, 2, 3))), 3, 2, 1)
+    x = F.relu(F.max_pool2d(norm(t, stats, "bn1", conv(t, "conv1", x, 2, 3), groups), 3, 2, 1))
     for stage in range(1, 5):
         for i in range(2):
             x = block(f"layer{stage}_{i}", x, 2 if stage > 1 and i == 0 else 1)
     return dense(t, "classifier", x.mean((2, 3)))
 
 
-def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
+def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """timm's, with torch's fused attention."""
 
     def layer_norm(name: str, x: Tensor) -> Tensor:
@@ -113,7 +126,7 @@ def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor) -> Tensor:
     return dense(t, "classifier", layer_norm("norm", x[:, 0]))
 
 
-NETS: dict[str, Callable[[Tensors, Tensors | None, Tensor], Tensor]] = {
+NETS: dict[str, Callable[..., Tensor]] = {
     "lenet5": lenet5,
     "cnn": cnn,
     "pfl_cnn": pfl_cnn,
@@ -121,7 +134,8 @@ NETS: dict[str, Callable[[Tensors, Tensors | None, Tensor], Tensor]] = {
     "vit_s16": vit_s16,
     **dict.fromkeys(("logistic", "mlp64", "mlp200"), mlp),
 }
-"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1) -> logits; BatchNorm as in training"""
+"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1, groups=ONE) -> logits; BatchNorm as in
+training. ReLU comes after max-pooling, which gives the same numbers from fewer pixels."""
 
 
 def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
@@ -134,7 +148,15 @@ def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
     return F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"])
 
 
-def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor) -> Tensor:
-    """BatchNorm with the batch's statistics; moves the running ones where there are any."""
+def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE) -> Tensor:
+    """BatchNorm with the statistics of each minibatch; moves the running ones where there are any."""
     mean, var = (stats[f"{name}/mean"], stats[f"{name}/var"]) if stats else (None, None)
-    return F.batch_norm(x, mean, var, t[f"{name}/scale"], t[f"{name}/bias"], True, 0.1, 1e-5)
+    scale, bias = t[f"{name}/scale"], t[f"{name}/bias"]
+    if groups.count == 1:
+        return F.batch_norm(x, mean, var, scale, bias, True, 0.1, 1e-5)
+    if groups.is_interleaved:  # a minibatch is a set of channels of a contiguous image
+        scale, bias = scale.repeat(groups.count), bias.repeat(groups.count)
+        joined = x.reshape(len(x) // groups.count, -1, *x.shape[2:])
+        return F.batch_norm(joined, None, None, scale, bias, True, 0.1, 1e-5).view_as(x)
+    parts = [F.batch_norm(part, None, None, scale, bias, True, 0.1, 1e-5) for part in x.chunk(groups.count)]
+    return torch.cat(parts)

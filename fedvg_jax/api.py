@@ -34,6 +34,7 @@ from fedvg_jax.engine import differentiable, executors, federated_round, local_t
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import (
     chunks,
+    evaluation_records,
     history,
     loop,
     programs,
@@ -109,7 +110,7 @@ def run(
     for name, metric in (metrics or {}).items():
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
     for name in metrics or {}:
-        if history.is_reserved(name):
+        if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
     replacements["hyper"] = hyper

@@ -11,10 +11,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.util
-import io
-import itertools
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, presets, shorthands
+from fedvg_jax.config import Config, arguments, presets, shorthands
 from fedvg_jax.config import help as help_texts
 from fedvg_jax.core import files, hardware, targets
 from fedvg_jax.core.types import UsageError, one_line
@@ -155,25 +152,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(sources.config))
     config = configs.apply(config, shorthands.meaning(named), "shorthand")
-    config = apply_flags(config, argv)
+    config = configs.apply(config, arguments.parse(argv, PROG), "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
-    flags = given(argv)
-    configs.refuse_unused(config, flags)
-    return CommandLine(config, configs.unused(config, [name for name in file if name not in flags]))
-
-
-def given(argv: Sequence[str]) -> list[str]:
-    """Returns the settings that are flags of a command line, whatever their values.
-
-    >>> given(["--lr", "0.1", "--fedvg.norm=l2", "--no-dry-run"])
-    ['lr', 'fedvg.norm', 'dry_run']
-    """
-    flags = {}
-    for name in configs.flatten(Config()):
-        group, dot, last = name.rpartition(".")
-        flags |= {name: name, f"{group}{dot}no_{last}": name}
-    words = (word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
-    return list(dict.fromkeys(flags[word] for word in words if word in flags))
+    given = arguments.given(argv)
+    configs.refuse_unused(config, given)
+    return CommandLine(config, configs.unused(config, [name for name in file if name not in given]))
 
 
 def _read_sources(argv: Sequence[str]) -> argparse.Namespace:
@@ -196,55 +179,6 @@ def _split_shorthands(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         name = (error.argument_name or "").lstrip("-")
         raise UsageError(f"--{name} needs a name; allowed: {', '.join(presets.SHORTHANDS[name])}") from None
     return {name: value for name, value in vars(named).items() if value is not None}, others
-
-
-def apply_flags(config: Config, argv: Sequence[str], prog: str = PROG) -> Config:
-    """Returns `config` with the settings that are flags of a command line.
-
-    Args:
-        config: the other settings.
-        argv: flags of settings, with one value each.
-        prog: the command as it is typed, for messages.
-
-    Raises:
-        UsageError: a flag is unknown, or its value is not one of the setting's.
-    """
-    import tyro
-
-    error_text = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(error_text):
-            parsed, unknown = tyro.cli(
-                Config, default=config, args=list(argv), prog=prog, add_help=False, return_unknown_args=True
-            )
-    except SystemExit as stop:
-        if stop.code:
-            raise UsageError(_message_in_box(error_text.getvalue(), prog)) from None
-        raise
-    if unknown:
-        name = unknown[0].lstrip("-").partition("=")[0]
-        close = unknown[0].startswith("-") and configs.closest(name, [*configs.flatten(config), *presets.SHORTHANDS])
-        hint = f"did you mean --{close.replace('_', '-')}?" if close else f"{prog} --help-all lists all"
-        raise UsageError(f"unknown argument {unknown[0][:100]}; {hint}")
-    return parsed
-
-
-def _message_in_box(box: str, prog: str) -> str:
-    """Returns tyro's error message, which stands under a title and above a rule, boxed or not, as one line."""
-
-    def is_rule(line: str) -> bool:
-        return not line.strip("│╭╮╰╯─- ")
-
-    under_title = itertools.dropwhile(is_rule, box.splitlines()[1:])
-    message = itertools.takewhile(lambda line: not is_rule(line), under_title)
-    text = " ".join(" ".join(message).replace("│", " ").split())
-    number = re.match(
-        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float).*?: ('.*')", text
-    )
-    if number:
-        kind = "an integer" if "int" in number[2].split() else "a number"
-        text = f"{number[1]} must be {kind}; got {number[3]}"
-    return f"{text[:400]} ({prog} --help)"
 
 
 # --- running

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax import sim
-from fedvg_jax.config import Config, axes, presets, sweep_points, tuning_grid
+from fedvg_jax.config import Config, arguments, axes, presets, sweep_points, tuning_grid
 from fedvg_jax.config.axes import Axis
 from fedvg_jax.config.sweep_points import Layer, Points, Sweep
 from fedvg_jax.config.tuning_grid import Tuning
@@ -228,12 +227,11 @@ def _typed_row(row: dict[str, list[str]]) -> dict[str, Any]:
     if bare := [name for name, words in row.items() if not words and name in presets.SHORTHANDS]:
         raise UsageError(f"--{bare[0]} needs a name; allowed: {', '.join(presets.SHORTHANDS[bare[0]])}")
     others = [word for name, words in row.items() if name not in kept for word in _words(name, words)]
-    flat = configs.flatten(sim.apply_flags(Config(), others, PROG))
-    return {**kept, **{name: flat[name] for name in sim.given(others)}}
+    return {**kept, **arguments.parse(others, PROG)}
 
 
 def _words(name: str, values: list[str]) -> list[str]:
-    """Returns a flag as tyro reads it; that of a switch has its value in its name."""
+    """Returns the words of a flag; that of a switch has its value in its name."""
     default = configs.flatten(Config()).get(name)
     if isinstance(default, bool) and [v.lower() for v in values] in (["true"], ["false"]):
         group, dot, last = name.rpartition(".")

@@ -19,14 +19,10 @@ os.environ |= {
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("XLA_FLAGS", xla_flags.environment())
 
-import hypothesis
 import pytest
 from quick import QUICK
 
 gc.set_threshold(200_000, 20, 100)  # tracing makes millions of objects that live on; 5 % of the suite's time otherwise
-
-hypothesis.settings.register_profile("laws", deadline=None, max_examples=50, derandomize=True)
-hypothesis.settings.load_profile("laws")
 
 
 def pytest_configure(config):
@@ -35,6 +31,15 @@ def pytest_configure(config):
         folder = tempfile.mkdtemp(prefix="fedvg_jax-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+
+
+def pytest_collection(session):
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return  # pytest-xdist's controller collects nothing, and the workers wait for its import of a second
+    import hypothesis
+
+    hypothesis.settings.register_profile("laws", deadline=None, max_examples=50, derandomize=True)
+    hypothesis.settings.load_profile("laws")
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -2,6 +2,7 @@
 source only."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,6 @@ ONLY_IN = {
     "flwr": {"integrations"},
     "torch": {"integrations"},
     "matplotlib": {"views"},
-    "tyro": {"sim", "prepare"},
 }
 WITHOUT_JAX = {
     "config",
@@ -47,16 +47,22 @@ WITHOUT_JAX = {
 }
 WITHOUT_JAX |= {"runs/stop_signals", "runs/sweep_folder", "runs/sweep_workers", "runs/sweep_tuning"}
 
-SOURCES = {
-    path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__"): ast.parse(path.read_text("utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-"""Module by its path in the package, e.g. core/tree."""
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Module by its path in the package, e.g. core/tree."""
+    paths = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return {name.removesuffix("/__init__"): ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
 
 
-def imports(module: str, typing_too: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(module: str, typing_too: bool = True) -> tuple[str, ...]:
     """Dotted names that a module imports, anywhere in its file."""
-    unread = [SOURCES[module]]
+    return tuple(_imports(module, typing_too))
+
+
+def _imports(module: str, typing_too: bool) -> Iterator[str]:
+    unread: list[ast.AST] = [sources()[module]]
     while unread:
         node = unread.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing_too:
@@ -75,7 +81,7 @@ def imported_modules(module: str) -> set[str]:
     for name in imports(module):
         path = name.replace(".", "/").removeprefix("fedvg_jax/")
         if name.startswith("fedvg_jax."):
-            found.add(path if path in SOURCES else path.rpartition("/")[0])
+            found.add(path if path in sources() else path.rpartition("/")[0])
     return found - {module}
 
 
@@ -84,7 +90,7 @@ def package_of(module: str) -> str:
 
 
 def test_packages_import_only_packages_before_them():
-    for module in SOURCES:
+    for module in sources():
         if package_of(module) in ORDER:
             for other in imported_modules(module):
                 assert package_of(other) in ORDER, f"{module} imports {other}, which is above all packages"
@@ -93,14 +99,14 @@ def test_packages_import_only_packages_before_them():
 
 def test_no_modules_import_each_other_in_a_circle():
     done: set[str] = set()
-    while len(done) < len(SOURCES):
-        free = {m for m in SOURCES if m not in done and imported_modules(m) - {"fedvg_jax", "__init__", ""} <= done}
-        assert free, f"circle among {sorted(set(SOURCES) - done)}"
+    while len(done) < len(sources()):
+        free = {m for m in sources() if m not in done and imported_modules(m) - {"fedvg_jax", "__init__", ""} <= done}
+        assert free, f"circle among {sorted(set(sources()) - done)}"
         done |= free
 
 
 def test_outside_libraries_stay_in_their_packages():
-    for module in SOURCES:
+    for module in sources():
         used = {name.split(".")[0] for name in imports(module, typing_too=False)}
         for library, packages in ONLY_IN.items():
             assert library not in used or package_of(module) in packages, f"{library} in {module}"
@@ -108,19 +114,19 @@ def test_outside_libraries_stay_in_their_packages():
 
 
 def test_no_algorithm_imports_another():
-    for module in SOURCES.keys() - {"algorithms"}:
+    for module in sources().keys() - {"algorithms"}:
         others = {m for m in imported_modules(module) if package_of(m) == package_of(module) == "algorithms"}
         assert others <= {"algorithms/base"}, f"{module} imports {others}"
 
 
 def test_only_the_hardware_module_asks_jax_for_its_back_end():
-    for module, source in SOURCES.items():
+    for module, source in sources().items():
         asks = any(isinstance(node, ast.Attribute) and node.attr == "default_backend" for node in ast.walk(source))
         assert not asks or module == "core/hardware", f"{module} asks for the back end; it takes a Hardware"
 
 
 def test_no_module_imports_an_integration():
-    for module in SOURCES:
+    for module in sources():
         others = {m for m in imported_modules(module) if package_of(m) == "integrations"}
         assert not others or package_of(module) == "integrations", f"{module} imports {others}"
 

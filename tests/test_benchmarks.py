@@ -63,6 +63,49 @@ def disagreement(folder, mine, peer):
         return contest.disagreement(mine.check(), peers.check(peer), mine.exact(), dict(file))
 
 
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_minibatches_in_one_pass_of_pytorch_have_the_gradient_of_minibatches_one_by_one(is_interleaved):
+    torch = torch_or_skip()
+    from benchmarks import torch_nets
+
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x, kernel = random(3, 4, 2, 6, 6), random(5, 2, 3, 3).requires_grad_()
+    tensors = {"conv/kernel": kernel, "bn/scale": random(5).requires_grad_(), "bn/bias": random(5).requires_grad_()}
+
+    def loss(images, groups=torch_nets.ONE):
+        return (
+            torch_nets.norm(tensors, None, "bn", torch_nets.conv(tensors, "conv", images), groups).relu().pow(2).sum()
+        )
+
+    rows = (x.transpose(0, 1) if is_interleaved else x).flatten(0, 1)
+    together = torch.autograd.grad(loss(rows, torch_nets.Groups(3, is_interleaved)), list(tensors.values()))
+    alone = torch.autograd.grad(sum(map(loss, x)), list(tensors.values()))
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_pytorch_in_processes_and_wide_passes_ends_with_the_same_models(tmp_path):
+    torch_or_skip()
+    from benchmarks import peers
+
+    case = cases.CASES["lenet5"]._replace(images=2000)
+    case = case._replace(settings=case.settings | {"clients": 10, "join_ratio": 0.3, "local_epochs": 1})
+    sim = ours.simulation(case)
+    planned = [sim.schedule(0)]
+    ours.write_world(tmp_path, case, sim, planned)
+    mine, lean = ours.Ours(sim, planned), peers.Lean(peers.read(tmp_path))
+    for way in (peers.Way(1, 2, False, 4), peers.Way(1, 1, True, 4)):
+        lean.work_as(way)
+        found = disagreement(tmp_path, mine, lean)
+        lean.close()
+        assert contest.agrees(found), (way, found)
+
+
 @pytest.mark.slow
 def test_all_clients_at_once_in_pytorch_end_with_the_same_models(tmp_path):
     torch_or_skip()
@@ -161,12 +204,17 @@ def test_a_page_without_the_markers_is_refused():
     ("ratio", "said"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
 )
 def test_a_target_is_reached_missed_or_not_measured(ratio, said):
-    assert table.verdict("lenet5", {"ratio": ratio}) == f"2 x lean: {said}"
+    assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {said}"
+
+
+def test_every_target_of_a_case_has_its_verdict():
+    said = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
+    assert said == "2.5 x lean: reached; 4 x DataLoader: not reached"
 
 
 def test_a_busy_machine_decides_no_target():
     case = {"ratio": {"lean": 3.0}, "others_before": 0.0, "others_after": 0.5}
-    assert table.verdict("lenet5", case) == "2 x lean: not decided"
+    assert table.verdict("resnet18", case) == "2 x lean: not decided"
 
 
 def test_without_a_file_of_a_gpu_the_table_says_so(tmp_path):

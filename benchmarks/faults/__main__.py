@@ -43,7 +43,7 @@ def main() -> int:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # the campaign damages the programs of its own cache folder
     if not disk.is_loaded() and (library := disk.compile_disk()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"LD_PRELOAD": str(library)})
-    for name in ("fedvg_jax.runs.loop", "fedvg_jax.views.display", "orbax.checkpoint", "sklearn.datasets", "tyro"):
+    for name in ("fedvg_jax.runs.loop", "fedvg_jax.views.display", "orbax.checkpoint"):
         importlib.import_module(name)  # so that forks start fast
     warnings.simplefilter("ignore")  # jax warns of forks; its threads start in the children only
     rng, start, counts = random.Random(options.seed), time.monotonic(), {}

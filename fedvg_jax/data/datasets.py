@@ -61,7 +61,7 @@ SOURCES = {
 
 BUILT_IN: dict[str, Callable[[], Arrays]] = {
     "digits": digits.load,
-    **{name: partial(tables.load, name) for name in tables.LOADERS},
+    **{name: partial(tables.load, name) for name in tables.TABLES},
     "literature": text.literature,
 }
 """Data set that needs no files -> its reader."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,36 +13,91 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.scopes import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
 
+NUM_BINS = 15
+"""Bins of confidence, as Guo et al. (2017) use."""
 
-def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Variables, Tree, Array], Tree]:
-    """Returns evaluate(variables, pool, rows) -> `task.measure` summed over all real rows.
+
+class Detailed(NamedTuple):
+    """What one pass over a table of rows gives, of a task whose outputs are logits."""
+
+    sums: Tree
+    """of `task.measure` over all real rows"""
+    correct: Array
+    """int32 [V, B] labels of every row that are predicted correctly, 0 for padding"""
+    bins: Array
+    """[3, NUM_BINS] number of labels, summed confidence and number of correct labels, by confidence"""
+
+
+def make_evaluate(
+    task: Task, executor: Executor | None = None, *, is_detailed: bool = False
+) -> Callable[[Variables, Tree, Array], Any]:
+    """Returns evaluate(variables, pool, rows) -> `task.measure` summed over all real rows, or a `Detailed` with them.
 
     `rows` is int32 [V, B], -1 for padding; its empty minibatches come last and cost nothing.
 
     Args:
         task: the model.
         executor: its devices share the minibatches; None for one device.
+        is_detailed: whether to return a `Detailed`.
     """
     measure = jax.jit(task.measure)  # traced once for all tables
     devices = executor.placement.device_set if executor and executor.placement else ()
 
-    def evaluate(variables: Variables, pool: Tree, rows: Array) -> Tree:
+    def evaluate(variables: Variables, pool: Tree, rows: Array) -> Any:
         if executor is None or len(devices) <= 1:
-            return sums_over((variables, pool), rows)
-        rows = jnp.pad(rows, ((0, -len(rows) % len(devices)), (0, 0)), constant_values=-1)
+            return over_rows((variables, pool), rows)
+        padded = jnp.pad(rows, ((0, -len(rows) % len(devices)), (0, 0)), constant_values=-1)
         # minibatches are dealt to the devices in turn, because empty ones come last
-        by_device = rows.reshape(-1, len(devices), rows.shape[1]).swapaxes(0, 1)
-        return jax.tree.map(lambda sums: sums.sum(0), executor.map(sums_over, (variables, pool), by_device))
+        by_device = padded.reshape(-1, len(devices), rows.shape[1]).swapaxes(0, 1)
+        results = executor.map(over_rows, (variables, pool), by_device)
+        if not is_detailed:
+            return jax.tree.map(lambda sums: sums.sum(0), results)
+        correct = results.correct.swapaxes(0, 1).reshape(padded.shape)[: len(rows)]
+        summed = jax.tree.map(lambda sums: sums.sum(0), results._replace(correct=()))
+        return summed._replace(correct=correct)
 
-    def sums_over(shared: tuple[Variables, Tree], rows: Array) -> Tree:
+    def over_rows(shared: tuple[Variables, Tree], rows: Array) -> Any:
         variables, pool = shared
 
-        def measure_batch(batch_rows):
+        def measure_batch(batch_rows: Array) -> Tree:
             return measure(*variables, *tree.gather(pool, batch_rows))
 
-        empty = tree.zeros_like(jax.eval_shape(measure_batch, rows[0]))
+        def measure_with_bins(batch_rows: Array) -> tuple[tuple[Tree, Array], Array]:
+            batch, mask = tree.gather(pool, batch_rows)
+            correct, bins = _details(task.predict(*variables, batch), batch.y, mask)
+            return (measure(*variables, batch, mask), bins), correct
+
+        def add_detailed(i: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
+            sums, correct = measure_with_bins(rows[i])
+            return tree.add(carry[0], sums), carry[1].at[i].set(correct)
+
         num_used = (rows >= 0).any(1).sum()
         with jax.named_scope(EVALUATION):
-            return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_batch(rows[i])), empty)
+            if not is_detailed:
+                empty = tree.zeros_like(jax.eval_shape(measure_batch, rows[0]))
+                return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_batch(rows[i])), empty)
+            empty = tree.zeros_like(jax.eval_shape(measure_with_bins, rows[0])[0])
+            (sums, bins), correct = lax.fori_loop(0, num_used, add_detailed, (empty, jnp.zeros(rows.shape, jnp.int32)))
+            return Detailed(sums, correct, bins)
 
     return evaluate
+
+
+def _details(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array]:
+    """Returns the correct labels of every row, int32 [B], and the bins of confidence, [3, NUM_BINS].
+
+    The confidence is the largest probability of a label. Bin m has those in ((m - 1) / M, m / M], m = 1 ... M.
+
+    Args:
+        logits: [B, ..., C].
+        labels: int [B, ...].
+        mask: bool [B].
+    """
+    is_real = jnp.broadcast_to(mask.reshape(len(mask), *[1] * (labels.ndim - 1)), labels.shape)
+    is_correct = is_real & (jnp.argmax(logits, -1).astype(labels.dtype) == labels)
+    confidence = jax.nn.softmax(logits, -1).max(-1)
+    number = jnp.clip(jnp.ceil(confidence * NUM_BINS).astype(jnp.int32) - 1, 0, NUM_BINS - 1)
+    dtype = confidence.dtype
+    parts = jnp.stack([is_real.astype(dtype), jnp.where(is_real, confidence, 0), is_correct.astype(dtype)])
+    bins = jnp.zeros((3, NUM_BINS), dtype).at[:, number.reshape(-1)].add(parts.reshape(3, -1))
+    return is_correct.reshape(len(mask), -1).sum(1).astype(jnp.int32), bins

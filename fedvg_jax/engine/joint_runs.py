@@ -45,9 +45,11 @@ def joint_round(round_step: RoundStep) -> RoundStep:
     return jax.vmap(round_step, in_axes=(0, SCHEDULE_AXES, DATA_AXES, 0))
 
 
-def joint_evaluate(task: Task, executor: Executor) -> Callable[[Variables, Tree, Array], Tree]:
-    """Returns evaluate(variables [P, ...], pool, rows [P, V, B]) -> sums of `task.measure` [P, ...], run by run."""
-    of_run = evaluate.make_evaluate(task)
+def joint_evaluate(
+    task: Task, executor: Executor, *, is_detailed: bool = False
+) -> Callable[[Variables, Tree, Array], Tree]:
+    """Returns evaluate(variables [P, ...], pool, rows [P, V, B]) -> results of `make_evaluate` [P, ...], run by run."""
+    of_run = evaluate.make_evaluate(task, is_detailed=is_detailed)
 
     def evaluate_runs(variables: Variables, pool: Tree, rows: Array) -> Tree:
         return executor.map(lambda pool, run: of_run(run[0], pool, run[1]), pool, (variables, rows))

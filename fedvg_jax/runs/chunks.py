@@ -7,6 +7,7 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import history, memory, programs, simulation
+from fedvg_jax.runs import evaluation_records, history, memory, programs, simulation
 from fedvg_jax.runs.history import Record
 
 CHUNK_SECONDS = 2.0
@@ -135,24 +135,17 @@ def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) ->
 
 
 def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) -> dict[str, Any]:
-    """Returns the sums of `task.measure` over each table of rows, on the host."""
+    """Returns the results of the evaluation on each table of rows, see `evaluate.make_evaluate`, on the host."""
     tables = evaluation_tables(data).items()
     return jax.device_get({part: evaluate_compiled(state.variables, data.pool, rows) for part, rows in tables})
 
 
 def evaluation_record(sim: simulation.Simulation, sums: dict[str, Any]) -> Record:
-    """Returns the entries `val_*` and `test_*` of a record, from the sums of an evaluation."""
-    metrics = {part: sim.task.metrics(s) for part, s in sums.items()}
-    matrix = _confusion(sums["test"]) if "confusion" in recorded_names(sim.config) else {}
-    return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | matrix
-
-
-def _confusion(sums: Any) -> Record:
-    """Returns the confusion matrix of the test set, [true, predicted]; {} for a task that does not count one."""
-    if not isinstance(sums, dict) or "confusion" not in sums:
-        return {}
-    matrix = np.asarray(sums["confusion"])
-    return {"test_confusion": matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()}
+    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*`, and what `record` asks for."""
+    metrics = {part: sim.task.metrics(evaluation_records.sums_of(result)) for part, result in sums.items()}
+    num_labels = math.prod(sim.arrays.y.shape[1:])
+    recorded = evaluation_records.entries(sim.config, sim.partition, sim.data.test, num_labels, sums["test"])
+    return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | recorded
 
 
 def _number(name: str, value: Any) -> float | None:

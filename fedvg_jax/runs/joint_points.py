@@ -34,7 +34,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import federated_round, joint_runs, schedule
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import chunks, loop, memory, programs, stop_signals
+from fedvg_jax.runs import chunks, evaluation_records, loop, memory, programs, stop_signals
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.registry import make_live
@@ -128,7 +128,8 @@ def _functions(
     parts = (task, algorithm, weighting, joint_runs.pooled(executor), optimiser, support)
     chunk = federated_round.make_chunk(joint_runs.joint_round(programs.make_round(config, *parts)))
     jitted = jax.jit(chunk, donate_argnums=0, out_shardings=executor.placement)
-    return executor, jitted, jax.jit(joint_runs.joint_evaluate(task, executor))
+    evaluation = joint_runs.joint_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
+    return executor, jitted, jax.jit(evaluation)
 
 
 _stored_functions = functools.lru_cache(programs.MAX_PROGRAMS)(_functions)

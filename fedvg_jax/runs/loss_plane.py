@@ -19,11 +19,6 @@ from jax import Array
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
-    Data,
-    Hyper,
-    Hyperparameter,
-    Report,
-    Returns,
     Schedule,
     SimState,
     Task,
@@ -36,6 +31,7 @@ from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import history, programs, provenance, recorder, registry, simulation
 from fedvg_jax.runs.weighting_registry import make_fedvg
 from fedvg_jax.weightings import basic
+from fedvg_jax.weightings.given import combined, given
 
 RULES = ("FedAvg", "uniform", "FedVG")
 """Weightings whose new global models are shown."""
@@ -168,31 +164,8 @@ def losses_at(sim: simulation.Simulation, base: Variables, span: Tree, places: n
 
 
 def _choosing(config: Config, task: Task) -> Weighting:
-    """Weights by the hyperparameters `rule` [rules] and `given` [K].
-
-    s = sum_i rule_i s^i + (1 - sum_i rule_i) shares(given)
-    """
-    rules = (basic.samples(), basic.uniform(), make_fedvg(config, task))
-
-    def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
-        return tuple(rule.signal(hyper, report, data) for rule in rules)
-
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        chosen = jnp.broadcast_to(hyper["rule"], (len(rules),))
-        given = basic.shares(jnp.broadcast_to(hyper["given"], returns.shuffle.shape), returns.present)
-        parts = [rule.weigh(hyper, m, returns) for rule, m in zip(rules, measured, strict=True)]
-        rest = (1 - chosen.sum()) * given
-        return jax.tree.map(lambda *ws: rest + sum(c * w for c, w in zip(chosen, ws, strict=True)), *parts)
-
-    own = (Hyperparameter("rule", 0.0, doc="which rule"), Hyperparameter("given", 1.0, doc="weights of the clients"))
-    return rules[-1]._replace(
-        signal=signal,
-        weigh=weigh,
-        score=lambda measured: rules[-1].score(measured[-1]),
-        detail=basic.no_detail,
-        terms=(),
-        defaults=(*rules[-1].defaults, *own),
-    )
+    """Returns the weights of one of `RULES`, or given ones, as the hyperparameters `rule` and `given` choose."""
+    return combined((basic.samples(), basic.uniform(), make_fedvg(config, task), given()))
 
 
 def models_of_round(sim: simulation.Simulation, state: SimState, number: int) -> Variables:
@@ -205,17 +178,18 @@ def models_of_round(sim: simulation.Simulation, state: SimState, number: int) ->
     assert sim.algorithm and sim.weighting and sim.executor and sim.optimiser
     live = registry.make_live(config, sim.task)
     step = programs.make_round(config, sim.task, sim.algorithm, sim.weighting, sim.executor, sim.optimiser, live)
-    given = jnp.concatenate([jnp.eye(cohort), jnp.ones((len(RULES), cohort))])
-    rule = jnp.concatenate([jnp.zeros((cohort, len(RULES))), jnp.eye(len(RULES))])
+    weights = jnp.concatenate([jnp.eye(cohort), jnp.ones((len(RULES), cohort))])
+    choices = jnp.eye(len(RULES) + 1)  # the last choice is the given weights
+    choices = jnp.concatenate([jnp.repeat(choices[-1:], cohort, 0), choices[:-1]])
 
     @jax.jit
-    def models(state: SimState, schedule: Schedule, given: Array, rule: Array) -> Variables:
-        def model(given: Array, rule: Array) -> Variables:
-            return step(state, schedule, sim.data, {**sim.hyper, "given": given, "rule": rule})[0].variables
+    def models(state: SimState, schedule: Schedule, weights: Array, choices: Array) -> Variables:
+        def model(own: Array, choice: Array) -> Variables:
+            return step(state, schedule, sim.data, {**sim.hyper, "given": own, "rule": choice})[0].variables
 
-        return jax.vmap(model)(given, rule)
+        return jax.vmap(model)(weights, choices)
 
-    return models(state, schedule, given, rule)
+    return models(state, schedule, weights, choices)
 
 
 def _products(first: Tree, second: Tree) -> np.ndarray:

@@ -36,7 +36,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import contracts
+from fedvg_jax.runs import contracts, evaluation_records
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
@@ -159,6 +159,7 @@ def _make(
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor, optimiser = make_executor(config, hardware, devices=machine.devices), make_optimiser(config)
     step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
+    evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,
         algorithm,
@@ -167,7 +168,7 @@ def _make(
         optimiser,
         jax.jit(task.init),
         jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
-        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
+        jax.jit(evaluation, out_shardings=executor.placement),
     )
 
 

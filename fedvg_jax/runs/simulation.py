@@ -41,7 +41,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.runs import algorithm_contract, contracts, memory, programs
+from fedvg_jax.runs import algorithm_contract, contracts, evaluation_records, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
@@ -90,7 +90,8 @@ class Simulation(NamedTuple):
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
-    """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
+    """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
+    they do not hold; jitted"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
     algorithm: Algorithm | None = None
@@ -156,6 +157,7 @@ def simulation(
         pretrained.read(config.pretrained)
     population = _make_population(config, data, partition, progress, reading)
     arrays, parts = population.arrays, population.partition
+    evaluation_records.check_test_rows(config, parts)
     if task:
         contracts.check_task(task, Batch(population.shared.x, population.shared.y))
     else:
@@ -232,8 +234,9 @@ def _check_weighting(
             contracts.check_terms(weighting, task, tables, hyper)
     elif "val_accuracy" in config.weighting:
         user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
-    if "client_accuracy" in recorded_names(config):
-        user_data.integer_labels(arrays, "record client_accuracy", "use client_val_loss")
+    for name in ("client_accuracy", evaluation_records.BY_CLIENT, evaluation_records.CALIBRATION):
+        if name in recorded_names(config):
+            user_data.integer_labels(arrays, f"record {name}", "use client_val_loss")
 
 
 def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:

@@ -16,6 +16,7 @@ from fedvg_jax.weightings.basic import (
 from fedvg_jax.weightings.family import generalised, generalised_weights
 from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
 from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
+from fedvg_jax.weightings.given import combined, given
 from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
 from fedvg_jax.weightings.streaming import mean_terms, select_terms, single_term
 
@@ -23,12 +24,14 @@ __all__ = [
     "aggregate",
     "broadcast_weights",
     "by_scalar",
+    "combined",
     "fedvg",
     "fisher_trace",
     "fitted",
     "fltrust",
     "generalised",
     "generalised_weights",
+    "given",
     "gradient_norms",
     "inverse_norm_weights",
     "inverse_samples",

@@ -66,7 +66,7 @@ def test_every_option_with_names_lists_them():
         assert word != ["NAME"] or "Choices:" in entry, entry
 
 
-def test_help_imports_neither_jax_nor_tyro():
+def test_help_does_not_import_jax():
     code = "import sys; from fedvg_jax import sim; sim.main(['--help']);"
-    code += "sys.exit(bool({'jax', 'tyro'} & set(sys.modules)))"
+    code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import programs
 import pytest
+import xla_flags
 from processes import default_signals, started
 
 from fedvg_jax import sim
@@ -157,8 +158,10 @@ def hung_up(shell):
     """
     out = shell.folder / "hung-up"
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT, "--rounds", "1000000", "--out", str(out)]
-    env, said = shell.environment | {"TERM": "xterm", "COLUMNS": "120"}, []
+    small = ["--dataset", "iris", "--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
+    arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
+    command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
+    env, said = shell.environment | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
 
     def read():
         with contextlib.suppress(OSError):  # the terminal closes with the process

@@ -98,7 +98,7 @@ REFUSED = {
     "unknown flag": (["--lrr", "1", "2"], "unknown argument --lrr; did you mean --lr?"),
     "no flag": (["fedavg"], "unknown argument fedavg"),
     "no number": (["--lr", "0.1", "x"], "--lr must be a number; got 'x'"),
-    "no value": (["--alpha"], "Missing value for argument '--alpha'"),
+    "no value": (["--alpha"], "--alpha needs a value"),
     "no name": (["--method"], "--method needs a name; allowed: fedavg"),
     "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
     "resume": (["--resume", "runs/x"], "a sweep continues when its command is given again"),

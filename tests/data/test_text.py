@@ -5,7 +5,7 @@ import pytest
 from files import says
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import tables, text
+from fedvg_jax.data.readers import scikit_learn, tables, text
 
 ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
 
@@ -61,18 +61,30 @@ def test_unusable_text_is_one_line(tmp_path, content, said):
         data.load("text", tmp_path)
 
 
-@pytest.mark.parametrize("name", tables.LOADERS)
-def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
+def test_tables_are_scikit_learn_s_with_and_without_its_import(monkeypatch, tmp_path):
     from sklearn import datasets as sklearn_datasets
 
+    for name in scikit_learn.FILES:
+        bunch = getattr(sklearn_datasets, f"load_{name}")()
+        expected = bunch.data, bunch.target, np.array(bunch.target_names, str)
+        for folder in (scikit_learn._folder(), tmp_path):
+            monkeypatch.setattr(scikit_learn, "_folder", lambda folder=folder: folder)
+            for part, of_scikit_learn in zip(scikit_learn.load(name), expected, strict=True):
+                np.testing.assert_array_equal(part, of_scikit_learn)
+            monkeypatch.undo()
+        assert (scikit_learn._folder() / scikit_learn.FILES[name]).is_file()
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
     arrays = data.load(name)
-    bunch = getattr(sklearn_datasets, tables.LOADERS[name])()
-    assert arrays.x.dtype == np.float32 and arrays.x.shape == bunch.data.shape
+    measurements, labels, names = scikit_learn.load(name)
+    assert arrays.x.dtype == np.float32 and arrays.x.shape == measurements.shape
     np.testing.assert_allclose(arrays.x.mean(0, np.float64), 0, atol=1e-6)
     np.testing.assert_allclose(arrays.x.std(0, dtype=np.float64), 1, atol=1e-6)
-    np.testing.assert_array_equal(arrays.y, bunch.target)
-    assert arrays.class_names == tuple(bunch.target_names)
+    np.testing.assert_array_equal(arrays.y, labels)
+    assert arrays.class_names == names
 
 
 def test_breast_cancer_is_the_table_with_the_most_rows():
-    assert max(tables.LOADERS, key=lambda name: len(data.load(name).y)) == "breast_cancer"
+    assert max(tables.TABLES, key=lambda name: len(data.load(name).y)) == "breast_cancer"

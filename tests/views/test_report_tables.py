@@ -147,10 +147,19 @@ def test_runs_without_a_counterpart_in_the_paper_have_no_such_table(study):
     assert tables.against_paper(study) is None
 
 
-def test_worst_tenth_of_clients_is_shown_where_recorded(tmp_path):
+def test_worst_decile_of_clients_is_shown_where_recorded(tmp_path):
     write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"worst_decile": 0.25}})
     table = tables.choices(collect([tmp_path]))
-    assert table.columns[-1].title == "worst tenth of clients" and table.rows[0][-1].text == "25.00"
+    assert table.columns[-1].title == "worst decile of clients" and table.rows[0][-1].text == "25.00"
+    assert not any("§" in note for note in table.notes)
+
+
+def test_worst_decile_is_marked_where_a_run_has_not_recorded_it(tmp_path):
+    for method, seed, fields in (("fedavg", 0, {2: {"worst_decile": 0.25}}), ("fedavg", 1, {}), ("fedvg", 0, {})):
+        write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
+    table = tables.choices(collect([tmp_path], partial=True))
+    assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"fedavg": "25.00 §", "fedvg": "– §"}
+    assert any(note.startswith("§") and "--record accuracy_by_client" in note for note in table.notes)
 
 
 def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedvg_jax.data.arrays import Arrays, check
+from fedvg_jax.data.readers import scikit_learn
 
 
 def load() -> Arrays:
@@ -14,9 +13,6 @@ def load() -> Arrays:
 
     Source: sklearn.datasets.load_digits (UCI, Optical Recognition of Handwritten Digits, 1998).
     """
-    from sklearn.datasets import load_digits  # a second to import, needed here only
-
-    bunch: Any = load_digits()
-    x = np.round(bunch.images * (255 / 16)).astype(np.uint8)
-    names = tuple(str(name) for name in bunch.target_names)
-    return check(Arrays("digits", x, bunch.target, names, len(x)), "digits")
+    pixels, labels, names = scikit_learn.load("digits")
+    x = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return check(Arrays("digits", x, labels, names, len(x)), "digits")

@@ -10,7 +10,10 @@ from fedvg_jax.runs.history import Record, is_lost
 PER_CLIENT = ("clients", "weights", "scores", "num_samples")
 IDS = ("dropped", "untrained", "diverged")
 RECORDED = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace")
-MATRIX = "test_confusion"
+MATRIX, BINS = "test_confusion", "test_calibration"
+BY_CLIENT = "accuracy_by_client"
+NUM_COLUMNS = 3
+"""Of a bin of confidence: number of labels, mean confidence and accuracy."""
 
 
 def damage(records: Sequence[Record], documents: Mapping[str, Any]) -> str:
@@ -44,12 +47,16 @@ def _damaged_entry(record: Record) -> str:
     for name, value in record.items():
         if name in RECORDED and not (_is_numbers(value) and len(value) == len(record["clients"])):
             return name
-        if name.startswith(("val_", "test_")) and name != MATRIX and not _is_number(value):
+        if name.startswith(("val_", "test_")) and name not in (MATRIX, BINS) and not _is_number(value):
             return name
     if "layer_shares" in record and not _is_table(record["layer_shares"], len(record["clients"])):
         return "layer_shares"
     if MATRIX in record and not (_is_table(record[MATRIX]) and len(record[MATRIX]) == len(record[MATRIX][0])):
         return MATRIX
+    if BINS in record and not (_is_table(record[BINS]) and len(record[BINS][0]) == NUM_COLUMNS):
+        return BINS
+    if BY_CLIENT in record and not _is_numbers(record[BY_CLIENT]):
+        return BY_CLIENT
     return next((name for name in ("seconds", "worst_decile") if not _is_number(record.get(name))), "")
 
 

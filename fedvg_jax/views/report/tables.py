@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
@@ -27,12 +27,16 @@ from fedvg_jax.views.report.study import (
     value_text,
 )
 
-INCOMPLETE, FAILED = "†", "‡"
-"""Marks of cells that lack runs, and of cells with runs that diverged or failed."""
+INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
+"""Marks of cells that lack runs, of cells with runs that diverged or failed, and of values that some runs lack."""
 
 PUBLISHED_CHOICE = (
     "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
     " It is optimistic."
+)
+WORST_DECILE = (
+    "Worst decile: mean accuracy of the tenth of the clients with the lowest accuracy of the global model on their own"
+    " test rows."
 )
 PAPER_SEEDS = 5
 
@@ -194,32 +198,37 @@ def _per_cell(
 def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
     deciles = {id(cell): _worst_decile(cell) for cell in study.cells.values()}
-    with_decile = any(value is not None for value in deciles.values())
+    with_decile = any(entry.numbers[0] is not None for entry in deciles.values())
+    is_marked = with_decile and any(UNRECORDED in entry.text for entry in deciles.values())
     names = {choice: (name if study.more_is_better else name.replace("max", "min")) for choice, name in CHOICES.items()}
     columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
-    columns += [Column("worst tenth of clients", ("worst_decile",))] * with_decile
+    columns += [Column("worst decile of clients", ("worst_decile",))] * with_decile
 
     def entries(cell: Cell) -> list[Entry]:
         spreads = [_spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
         largest = [number(majority(cell))] if study.metric == "accuracy" else []
-        return spreads + largest + [number(deciles.get(id(cell)))] * with_decile
+        return spreads + largest + [deciles.get(id(cell), number(None))] * with_decile
 
     header, rows = _per_cell(study, columns, entries)
     held_out = study.settings.get("select") == "held_out"
     note = "the half of D_val that no weights use" if held_out else "D_val, which FedVG's weights also use"
-    notes = (f"Validation is {note}.", *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []), *footnotes(study))
+    notes = (
+        f"Validation is {note}.",
+        *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
+        *([WORST_DECILE] if with_decile else []),
+        *([f"{UNRECORDED} Not recorded by all runs; --record accuracy_by_client does."] if is_marked else []),
+        *footnotes(study),
+    )
     return Table("choices", f"{study.title}: {metric_name(study)}, by the choice of the round", header, rows, notes)
 
 
-def _worst_decile(cell: Cell) -> float | None:
-    """Returns the mean of `worst_decile` in the final rounds, in percent; None where it is not recorded."""
-    values = [100 * r["worst_decile"] for run in cell.runs.values() for r in run.records[-1:] if _has_decile(r)]
-    return sum(values) / len(values) if values else None
-
-
-def _has_decile(record: dict[str, Any]) -> bool:
-    return record.get("worst_decile") is not None
+def _worst_decile(cell: Cell) -> Entry:
+    """Returns the mean of `worst_decile` in the final rounds, in percent; marked where runs have not recorded it."""
+    recorded = [run.records[-1].get("worst_decile") for run in cell.runs.values()]
+    values = [100 * value for value in recorded if value is not None]
+    entry = number(_mean(values))
+    return entry if len(values) == len(recorded) else entry._replace(text=f"{entry.text} {UNRECORDED}")
 
 
 def effects(study: Study, chosen: Options) -> Table:

@@ -1,0 +1,71 @@
+"""Flags of settings on a command line."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from fedvg_jax import config
+from fedvg_jax.config import Config, arguments
+from fedvg_jax.core.types import UsageError
+
+
+def parse(*words):
+    return arguments.parse(words, "sim")
+
+
+def refusal(*words):
+    with pytest.raises(UsageError) as error:
+        parse(*words)
+    return str(error.value)
+
+
+OTHER = {bool: "", int: "7", float: "7.5", str: "7-8", Path: "a b"}
+
+
+def test_every_setting_is_a_flag_with_its_type_in_each_spelling():
+    for name, default in config.flatten(Config()).items():
+        kind = next(kind for kind in OTHER if kind in arguments._types(name))
+        group, dot, last = name.rpartition(".")
+        for flag in {name, name.replace("_", "-")}:
+            if kind is bool:
+                off = f"--{group}{dot}no-{last}"
+                assert parse(f"--{flag}") == {name: True} and parse(off) == {name: False}
+                continue
+            text, expected = OTHER[kind], {name: kind(OTHER[kind])}
+            assert parse(f"--{flag}", text) == parse(f"--{flag}={text}") == expected
+            assert arguments.given([f"--{flag}={text}"]) == [name]
+        assert kind is not type(None) and (default is None or isinstance(default, arguments._types(name)))
+
+
+def test_the_last_of_equal_flags_counts():
+    assert parse("--lr", "1", "--dry-run", "--lr=2", "--no-dry-run") == {"lr": 2.0, "dry_run": False}
+
+
+def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign():
+    for number in ("-1", "-1e-3", "-inf", "-.5"):
+        assert parse("--lr", number) == {"lr": float(number)}
+    assert parse("--out=-x") == {"out": Path("-x")} and parse("--out=a=b") == {"out": Path("a=b")}
+    for words in (["--out"], ["--out", "-x"], ["--out", "--lr"], ["--out", "--lr", "1"]):
+        assert "--out needs a value" in refusal(*words)
+
+
+def test_values_are_those_of_python_s_types():
+    assert parse("--rounds", "1_0") == {"rounds": 10} and parse("--lr", "nan").keys() == {"lr"}
+    assert parse("--local-epochs", "2") == {"local_epochs": 2}
+    assert parse("--local-epochs", "2-5") == {"local_epochs": "2-5"}
+    assert parse("--out", "None", "--dataset", "None") == {"out": None, "dataset": "None"}
+    for flag, text in itertools.product(("--rounds", "--seed"), ("3.0", "0x10", "x", "", "9" * 5000)):
+        assert f"{flag} must be an integer" in refusal(flag, text) and len(refusal(flag, text)) < 200
+    for text in ("1/2", "[1]", "", "x"):
+        assert f"--lr must be a number; got {text!r}" in refusal("--lr", text)
+
+
+def test_an_unknown_argument_is_refused_with_a_flag_that_is_close():
+    close = {"--roun": "rounds", "-lr": "lr", "--Lr": "lr", "--fedvg-norm=l2": "fedvg.norm", "--lr 1": "lr"}
+    close |= {"--no-fedvg.per-element": "fedvg.per-element", "---lr": "lr"}
+    for word, flag in close.items():
+        assert refusal(word, "1") == f"unknown argument {word}; did you mean --{flag}?"
+    for words in (["stray"], ["--lr", "1", "stray"], ["--dry-run", "stray"], ["--dry-run=stray"], ["stray", "-x"]):
+        assert refusal(*words) == "unknown argument stray; sim --help-all lists all"
+    assert "unknown argument --;" in refusal("--", "--lr", "1")

@@ -102,8 +102,14 @@ class Choices(NamedTuple):
     memory_share: float
     """Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
     is_float64_safe_on_many_devices: bool
-    """False where a cohort must not be shared in double precision: with jax 0.10.2, two CPU devices at work at once
-    occasionally gave gradients that were off by 1e-3, in float64 only."""
+    """False where a cohort must not be shared in double precision.
+
+    With jax 0.10.2, two CPU devices at work at once gave gradients of ResNet-18 that were off by 1e-3 and differed
+    between calls, in float64 only. On a busy machine of two cores the same program gave the same bits in 8 calls of a
+    training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
+    `tests/engine/test_double_precision.py` repeats one. jax's issue 39741 reports a compiled CPU program whose results
+    differ between calls with more than one thread, in jax 0.11.0. Double precision on a CPU is for comparisons, where
+    one device suffices."""
     rows_per_scoring_pass: Mapping[str, int]
     """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
     group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.

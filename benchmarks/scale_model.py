@@ -289,15 +289,16 @@ def _device_phases(
     }
 
 
-SMALL_COLLECTIVES = 15
-"""Collectives of a round whose bytes do not matter, in the programs compiled for 8 and 16 GPUs."""
+SMALL_COLLECTIVES = 12
+"""Collectives of a round whose bytes do not matter, in the program compiled for 16 GPUs."""
 
 
 def _collectives(figures: Figures, block: int, used: int, links: Sequence[Link], end: int) -> float:
     """Returns the seconds in which the devices exchange a block's clients and its weighted mean.
 
     As in the compiled programs: a reduce-scatter of one model for each client of the block, padded to a multiple of the
-    devices; an all-reduce of two models; small ones.
+    devices; an all-reduce of one model; small ones. Where the devices do not divide the block, the padding is removed
+    by moving each device's models to others, and a second model is reduced.
     """
     if used == 1:
         return 0.0
@@ -305,12 +306,13 @@ def _collectives(figures: Figures, block: int, used: int, links: Sequence[Link],
     hosts = -(-used // DEVICES_PER_HOST)
     between, inside = links
     bandwidth = assumed.link_share * (between if hosts > 1 else inside).bandwidth
-    sent = (used - 1) / used
+    sent, is_ragged = (used - 1) / used, block % used > 0
     ring = assumed.collective + (used - hosts) * inside.hop[end] + (hosts - 1) * between.hop[end]
     tree = assumed.collective + 2 * (min(used, DEVICES_PER_HOST) - 1) * inside.hop[end]
     tree += 2 * math.log2(hosts) * between.hop[end]
     padded = -(-block // used) * used
-    return ring + sent * padded * model / bandwidth + tree + 2 * sent * 2 * model / bandwidth + SMALL_COLLECTIVES * tree
+    num_bytes = sent * (padded + 2 * (1 + is_ragged)) * model + is_ragged * padded / used * model
+    return ring + num_bytes / bandwidth + (1 + SMALL_COLLECTIVES) * tree
 
 
 def _input(figures: Figures, work: Work, used: int, tables: float, pool: str, end: int) -> float:
@@ -348,7 +350,8 @@ def describe(figures: Figures, network: str, pool: str) -> list[str]:
             for name in used
         ),
         f"{DEVICES_PER_HOST} devices a host; a collective between hosts has the network's bandwidth",
-        f"a reduce-scatter of one model a client, an all-reduce of two, {SMALL_COLLECTIVES} small collectives a block",
+        f"a reduce-scatter of one model a client, an all-reduce of one model, {SMALL_COLLECTIVES} small collectives, as"
+        " in the programs compiled for 16 GPUs",
         f"results of clients take at most {low.memory_share:.0%} of a device's memory; larger cohorts train in blocks",
         "all devices take the steps of the longest lane and stop for every change of a client",
         f"pixels are {'on the devices' if pool == 'device' else 'copied from the host every round'}",

@@ -36,6 +36,7 @@ from fedvg_jax.runs import (
     chunks,
     evaluation_records,
     history,
+    host_pool,
     loop,
     programs,
     resume,
@@ -80,7 +81,7 @@ def run(
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         callbacks: called after every round with (record, state); chunks are then one round long.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
-            and its tables of rows are those of a round.
+            and its tables of rows are those of a round; NumPy arrays under `--pool host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
         track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
             config.
@@ -372,7 +373,12 @@ def evaluate(
         data = model.data
     if isinstance(data, Data):
         parts = chunks.evaluation_tables(data).items()
-        metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
+        if isinstance(model, Simulation) and model.host_pool and data is model.data:
+            in_pieces = host_pool.compile_evaluation(model.host_pool, task, variables, [rows for _, rows in parts])
+            sums = {part: jax.device_get(in_pieces(variables, data.pool, rows)) for part, rows in parts}
+            metrics = {part: _floats(task.metrics(of_part)) for part, of_part in sums.items()}
+        else:
+            metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     num_rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
     if len(num_rows) != 1 or 0 in num_rows:
@@ -387,7 +393,11 @@ def _metrics(task: Task, variables: Variables, pool: Tree, rows) -> dict[str, fl
     except TypeError:  # a user's object without a hash is not stored
         jitted = _jitted_evaluate.__wrapped__(task)
     sums = jitted(variables, pool, rows)
-    return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
+    return _floats(task.metrics(jax.device_get(sums)))
+
+
+def _floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
 
 
 @functools.lru_cache(16)

@@ -42,6 +42,7 @@ WITHOUT_JAX = {
     "core/files",
     "engine/schedule",
     "engine/lane_plan",
+    "engine/training_rows",
     "runs/history",
     "runs/resume",
 }

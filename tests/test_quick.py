@@ -1,7 +1,8 @@
-"""The quick laws."""
+"""The lists of quick laws and of slow files."""
 
 from pathlib import Path
 
+import order
 import pytest
 from quick import QUICK
 
@@ -18,3 +19,9 @@ def test_a_quick_law_exists(law):
 def test_every_tested_package_has_a_quick_law():
     tested = {package for package in PACKAGES if (TESTS / package).is_dir()}
     assert tested <= {law.partition("/")[0] for law in QUICK}
+
+
+def test_files_that_have_a_place_in_the_order_exist():
+    for file in (*order.SLOWEST, *(file for files in order.TOGETHER for file in files)):
+        assert (TESTS / file).is_file(), file
+    assert order.rank("core/test_tree.py") > order.rank("engine/test_untrained.py") == 0

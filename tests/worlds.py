@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,19 @@ import xla_flags
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Batch, Data, Hyper, Schedule, SimState, Task, Tree, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Batch,
+    Data,
+    Hyper,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
@@ -287,6 +299,52 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
     return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=found)
 
 
+def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:
+    """Uses the algorithm with number `hyper["algorithm"]`: one program for all. Memories and probes are by name, and
+    those of the algorithms that are not chosen take the same rounds."""
+
+    def choose(hyper, of_each):
+        return jax.tree.map(lambda *leaves: jax.lax.select_n(hyper.get("algorithm", jnp.int32(0)), *leaves), *of_each)
+
+    def init(hyper, params):
+        memories = {name: algorithm.init(hyper, params) for name, algorithm in algorithms.items()}
+        return tuple({name: memory[i] for name, memory in memories.items()} for i in (0, 1))
+
+    def correct(hyper, grads, params, anchor):
+        return choose(hyper, [a.correct(hyper, grads, params, _own(anchor, name)) for name, a in algorithms.items()])
+
+    def report(hyper, params, anchor, displacement):
+        reports = {n: a.report(hyper, params, _own(anchor, n), displacement) for n, a in algorithms.items()}
+        memory, summed, averaged = ({name: parts[i] for name, parts in reports.items()} for i in (0, 1, 2))
+        layout = jax.tree.structure(params)
+        by_tensor = {name: layout.flatten_up_to(message) for name, message in averaged.items() if message != ()}
+        tensors = [dict(zip(by_tensor, parts, strict=True)) for parts in zip(*by_tensor.values(), strict=True)]
+        return memory, summed, layout.unflatten(tensors) if by_tensor else ()
+
+    def residual(hyper, server, params, cohort):
+        layout = jax.tree.structure(params)
+        tensors = layout.flatten_up_to(cohort.averaged) if cohort.averaged != () else [{}]
+
+        def one(name, algorithm):
+            averaged = layout.unflatten([parts[name] for parts in tensors]) if name in tensors[0] else ()
+            own = cohort._replace(summed=cohort.summed[name], averaged=averaged, probes=cohort.probes[name])
+            return algorithm.residual(hyper, server[name], params, own)
+
+        results = {name: one(name, algorithm) for name, algorithm in algorithms.items()}
+        return choose(hyper, [added for added, _ in results.values()]), {
+            n: memory for n, (_, memory) in results.items()
+        }
+
+    def probe(hyper, probe):
+        return {name: algorithm.probe(hyper, probe) for name, algorithm in algorithms.items()}
+
+    return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+
+
+def _own(anchor: Anchor, name: str) -> Anchor:
+    return anchor._replace(server=anchor.server[name], client=anchor.client[name])
+
+
 @functools.cache
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
@@ -349,6 +407,33 @@ def shared_round(algorithm: Algorithm, **options):
     """Returns the jitted round of three of five quadratics under any of RULES, with kept momentum. Rounds in double
     precision of all worlds from `quadratics` and `uneven` with these numbers of clients share one program."""
     return make_round(uneven(), algorithm, any_rule(algorithm), optimiser=with_momentum, **options)
+
+
+@functools.cache
+def _any_registered() -> Algorithm:
+    return any_algorithm({name: algorithm(name) for name in simulation.ALGORITHMS})
+
+
+def any_shared_round(chosen: Algorithm):
+    """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
+    than the defaults, an algorithm has a program of its own."""
+    names = [name for name in simulation.ALGORITHMS if algorithm(name) is chosen]
+    if not names:
+        return shared_round(chosen)
+
+    def step(state, schedule, data, hyper):
+        others, number = shared_state(uneven(), _any_registered()), list(simulation.ALGORITHMS).index(names[0])
+        server, clients = others.server | {names[0]: state.server}, others.clients | {names[0]: state.clients}
+        state = state._replace(server=server, clients=clients)
+        state, metrics = any_program()(state, schedule, data, hyper | {"algorithm": jnp.int32(number)})
+        return state._replace(server=state.server[names[0]], clients=state.clients[names[0]]), metrics
+
+    return step
+
+
+def any_program():
+    """Returns the jitted function of `any_shared_round`."""
+    return shared_round(_any_registered())
 
 
 def shared_state(world: World, algorithm: Algorithm, stats_too: bool = False, **changes: float) -> SimState:

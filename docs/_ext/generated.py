@@ -31,8 +31,12 @@ def pieces() -> dict[str, str]:
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),
         "lasting_weights": result_tables.lasting_weights(),
+        "costs": result_tables.costs(),
+        "planning": result_tables.planning(),
+        "scale": result_tables.scale(),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
+        "host_pool": result_tables.host_pool(),
         "hypergradient_memory": result_tables.hypergradient_memory(),
         "api_index": api_pages.index(),
     }

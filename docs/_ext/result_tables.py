@@ -45,6 +45,23 @@ def cohort_memory() -> str:
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
+def host_pool() -> str:
+    """Time and memory of a run by `--pool`."""
+    measured = load("host_pool")
+    gib = 2**30
+    rows = [
+        [
+            f"`--pool {run['pool']}`",
+            f"{run['seconds_per_round']:.3f} s",
+            f"{run['anonymous'] / gib:.2f} GiB",
+            f"{run['resident'] / gib:.2f} GiB",
+        ]
+        for run in measured["runs"]
+    ]
+    size = f"memory, {measured['data_bytes'] / gib:.1f} GiB of data"
+    return table(["setting", "one round", size, "with pages of the file"], rows)
+
+
 def hypergradient_memory() -> str:
     """MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]
@@ -115,6 +132,87 @@ def controls(name: str) -> str:
     run = load(f"{name}/run")
     source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
     return f"{table(head, rows)}\n\n{source}\n"
+
+
+COSTS = "amd-epyc-2-cores-costs"
+
+
+def costs() -> str:
+    """How a round's time grows between the last two points of every axis, and on more cores."""
+    from benchmarks.costs import AXES, TITLES
+
+    measured = load(COSTS)
+    rows = []
+    for axis in AXES:
+        points, key = measured["axes"][axis]["points"], "parameters" if axis == "width" else axis
+        times = [f"{1e3 * point['seconds']['median']:.3g} ms" for point in (points[0], points[-1])]
+        exponent = f"{measured['axes'][axis]['growth']:.2f}"
+        rows.append([TITLES[axis], f"{points[0][key]:,}", times[0], f"{points[-1][key]:,}", times[1], exponent])
+    if "cores" in measured:
+        points = measured["cores"]["points"]
+        ends = [(f"{p['cores']}", f"{1e3 * p['seconds']['median']:.3g} ms") for p in (points[0], points[-1])]
+        rows.append(["cores", *ends[0], *ends[1], ""])
+    head = ["", "from", "a round", "to", "a round", "growth"]
+    note = "Growth is the exponent between the last two points: 1 is proportional."
+    return f"{table(head, rows)}\n\n{note}\n\n{_source(measured['machine'])}\n"
+
+
+def planning() -> str:
+    """CPU time and memory of planning a round, by clients and cohort."""
+    measured = load(COSTS).get("planning")
+    if measured is None:
+        return "Not measured yet: `python -m benchmarks.costs --only planning`.\n"
+    rows = [
+        [f"{p['clients']:,}", f"{p['cohort']:,}", f"{1e3 * p['seconds']['median']:.3g} ms"]
+        + [f"{p[key] / 2**20:,.1f} MiB" for key in ("partition_bytes", "plan_bytes")]
+        for p in measured["points"]
+    ]
+    head = ["clients", "cohort", "CPU time", "partition", "minibatches of a round"]
+    return f"{table(head, rows)}\n\nWith 12 rows a client. {_source(measured['machine'])}\n"
+
+
+def scale() -> str:
+    """Estimated rounds on many devices with their first bottleneck; what was measured on this machine's CPU."""
+    from benchmarks.scale import cell
+
+    document = load("scale")
+    parts = []
+    for name, plan in document["plans"].items():
+        points = {(p["cohort"], p["devices"]): cell(p) for p in plan["points"]}
+        devices = sorted({count for _, count in points})
+        rows = [
+            [f"{count:,}", *(points[cohort, count] for cohort in sorted({cohort for cohort, _ in points}))]
+            for count in devices
+        ]
+        cohorts = [f"cohort of {cohort:,}" for cohort in sorted({cohort for cohort, _ in points})]
+        parts += [f"### {name}", table(["devices", *cohorts], rows)]
+    parts.append(
+        "Each cell: seconds of a round from the optimistic to the pessimistic end, efficiency, and the first"
+        " bottleneck, which is the longest phase."
+    )
+    assumptions = next(iter(document["plans"].values()))["assumptions"]
+    parts.append("Assumptions:\n\n" + "\n".join(f"- {line}" for line in assumptions))
+    if "measured" in document:
+        parts.append(_scale_measured(document["measured"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _scale_measured(measured: dict[str, Any]) -> str:
+    rows = [
+        [f"{p['processes']}", f"{p['devices'] // p['processes']}"]
+        + [f"{1e3 * p[key]:.3g} ms" for key in ("measured", "estimated")]
+        for p in measured["points"]
+    ]
+    text = "### The same arithmetic on one CPU\n\nThe digits with `tinycnn`, 8 of 16 clients a round, starting from one"
+    text += " device. More devices than cores take turns, and nothing is estimated for what processes exchange."
+    return f"{text}\n\n{table(['processes', 'devices of each', 'measured', 'estimated'], rows)}\n\n" + _source(
+        measured["machine"]
+    )
+
+
+def _source(machine: dict[str, Any]) -> str:
+    busy = " beside other work" if machine["busy"] else ""
+    return f"`{machine['command']}`, measured{busy} on {machine['date'][:10]}."
 
 
 def client_values() -> str:

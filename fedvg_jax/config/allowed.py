@@ -82,6 +82,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "select": ("shared", "held_out"),
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
+    "pool": ("auto", "device", "host"),
     "precision": PRECISIONS,
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,

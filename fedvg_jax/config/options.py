@@ -292,6 +292,9 @@ class Config:
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
     devices: str = "auto"
     """Devices that share a cohort, auto or a number. The cores of a CPU can serve as devices."""
+    pool: str = "auto"
+    """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
+    rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
     conv: str = "auto"
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a

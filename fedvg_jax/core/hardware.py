@@ -102,8 +102,14 @@ class Choices(NamedTuple):
     memory_share: float
     """Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
     is_float64_safe_on_many_devices: bool
-    """False where a cohort must not be shared in double precision: with jax 0.10.2, two CPU devices at work at once
-    occasionally gave gradients that were off by 1e-3, in float64 only."""
+    """False where a cohort must not be shared in double precision.
+
+    With jax 0.10.2, two CPU devices at work at once gave gradients of ResNet-18 that were off by 1e-3 and differed
+    between calls, in float64 only. On a busy machine of two cores the same program gave the same bits in 8 calls of a
+    training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
+    `tests/engine/test_double_precision.py` repeats one. jax's issue 39741 reports a compiled CPU program whose results
+    differ between calls with more than one thread, in jax 0.11.0. Double precision on a CPU is for comparisons, where
+    one device suffices."""
     rows_per_scoring_pass: Mapping[str, int]
     """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
     group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
@@ -134,6 +140,10 @@ class Choices(NamedTuple):
 
     On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
     124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
+    pool_share: float
+    """Largest part of a device's memory that the pool of rows may take there (`--pool auto`).
+
+    The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
     is_default_float32: bool
     """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
 
@@ -157,6 +167,7 @@ CPU = Choices(
     weighted_mean="loop",
     norms="by_tensor",
     is_packed=False,
+    pool_share=0.4,
     is_default_float32=True,
 )
 
@@ -179,6 +190,7 @@ ACCELERATOR = Choices(
     weighted_mean="product",
     norms="segmented",
     is_packed=True,
+    pool_share=0.6,
     is_default_float32=False,
 )
 """GPUs and TPUs."""
@@ -230,6 +242,21 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     if not num_bytes or hardware.memory_bytes is None:
         return num_devices
     return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
+
+
+def auto_pool(num_bytes: int, hardware: Hardware | None = None) -> str:
+    """Returns where `--pool auto` keeps the rows: "device", or "host" if they would fill too much of a device.
+
+    Args:
+        num_bytes: of all rows.
+        hardware: defaults to `current()`.
+
+    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)
+    >>> auto_pool(40 * 10**9, gpu), auto_pool(100 * 10**9, gpu)
+    ('device', 'host')
+    """
+    memory = (hardware or current()).memory_bytes
+    return "host" if memory is not None and num_bytes > choices(hardware).pool_share * memory else "device"
 
 
 def groups_per_scoring_pass(

@@ -147,9 +147,13 @@ class Data(NamedTuple):
     val: Vector
     """[.., B] D_val, in the batches in which it is evaluated."""
     test: Vector
-    """[.., B] the test rows of all clients."""
+    """[.., B] the test rows of all clients; None in a round whose pool is on the host, unless something reads them."""
     selection: Vector | None = None
     """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
+    training: Tree = None
+    """The rows that `Schedule.rows` numbers, where `pool` does not hold them: like `pool`, leaves [D C, ...] for D
+    devices with C rows each, and each client's numbers are those of its device. None: `Schedule.rows` numbers `pool`.
+    """
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------

@@ -41,14 +41,14 @@ def make_evaluate(
         is_detailed: whether to return a `Detailed`.
     """
     measure = jax.jit(task.measure)  # traced once for all tables
-    devices = executor.placement.device_set if executor and executor.placement else ()
+    num_devices = count_devices(executor)
 
     def evaluate(variables: Variables, pool: Tree, rows: Array) -> Any:
-        if executor is None or len(devices) <= 1:
+        if executor is None or num_devices == 1:
             return over_rows((variables, pool), rows)
-        padded = jnp.pad(rows, ((0, -len(rows) % len(devices)), (0, 0)), constant_values=-1)
+        padded = jnp.pad(rows, ((0, -len(rows) % num_devices), (0, 0)), constant_values=-1)
         # minibatches are dealt to the devices in turn, because empty ones come last
-        by_device = padded.reshape(-1, len(devices), rows.shape[1]).swapaxes(0, 1)
+        by_device = padded.reshape(-1, num_devices, rows.shape[1]).swapaxes(0, 1)
         results = executor.map(over_rows, (variables, pool), by_device)
         if not is_detailed:
             return jax.tree.map(lambda sums: sums.sum(0), results)
@@ -81,6 +81,66 @@ def make_evaluate(
             return Detailed(sums, correct, bins)
 
     return evaluate
+
+
+def count_devices(executor: Executor | None) -> int:
+    """Returns the number of devices that share the work of an executor."""
+    return len(executor.placement.device_set) if executor and executor.placement else 1
+
+
+def make_measure(task: Task, is_detailed: bool = False) -> Callable[[Variables, Tree, Array], tuple[Tree, Tree]]:
+    """Returns measure(variables, batch, mask) -> what is added over minibatches, and what belongs to each row.
+
+    The first is (sums of `task.measure`, bins), the second the correct labels int32 [B], both as in `Detailed`; bins
+    and correct labels are () unless `is_detailed`.
+    """
+    measure = jax.jit(task.measure)
+
+    def measure_minibatch(variables: Variables, batch: Tree, mask: Array) -> tuple[Tree, Tree]:
+        sums = measure(*variables, batch, mask)
+        if not is_detailed:
+            return (sums, ()), ()
+        correct, bins = _details(task.predict(*variables, batch), batch.y, mask)
+        return (sums, bins), correct
+
+    return measure_minibatch
+
+
+def make_add_piece(
+    task: Task, executor: Executor | None = None, *, is_detailed: bool = False
+) -> Callable[[Variables, Tree, Tree, Array], tuple[Tree, Tree]]:
+    """Returns add_piece(variables, totals, batches, masks) -> (`totals` with further minibatches added, their rows).
+
+    Totals and rows are those of `make_measure`, with leading axes [D] for D devices and [D, n]. Leaves of `batches` are
+    [D, n, B, ...], and `masks` is bool [D, n, B], False for padding. Where minibatch i of a table is number i // D of
+    device i % D, the totals over all pieces in order, summed over the devices, equal those of `make_evaluate` to the
+    bit. Empty minibatches come last and cost nothing.
+
+    Args:
+        task: the model.
+        executor: its devices share the minibatches; None for one device.
+        is_detailed: as in `make_measure`.
+    """
+    measure = make_measure(task, is_detailed)
+
+    def add_piece(variables: Variables, totals: Tree, batches: Tree, masks: Array) -> tuple[Tree, Tree]:
+        entries = (totals, batches, masks)
+        if executor is None or count_devices(executor) == 1:
+            return jax.tree.map(lambda x: x[None], add_minibatches(variables, tree.take(entries, 0)))
+        return executor.map(add_minibatches, variables, entries)
+
+    def add_minibatches(variables: Variables, entry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree]:
+        totals, batches, masks = entry
+
+        def add_minibatch(i, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+            more, of_rows = measure(variables, tree.take(batches, i), masks[i])
+            return tree.add(carry[0], more), tree.put(carry[1], i, of_rows)
+
+        rows = jnp.zeros(masks.shape, jnp.int32) if is_detailed else ()
+        with jax.named_scope(EVALUATION):
+            return lax.fori_loop(0, masks.any(1).sum(), add_minibatch, (totals, rows))
+
+    return add_piece
 
 
 def _details(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
-from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
+from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
 
 
 def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
@@ -92,7 +92,8 @@ def sharded(
             done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
             return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
 
-        run = jax.shard_map(train_on_device, mesh=mesh, in_specs=(P(), by_lane), out_specs=by_device, check_vma=False)
+        specs = {"in_specs": (_specs(shared), by_lane), "out_specs": by_device}
+        run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         return _or_untrained(done, make_client(shared, schedule), schedule)
 
@@ -103,12 +104,23 @@ def sharded(
         count = len(jax.tree.leaves(xs)[0])
         num_repeats = -count % num_devices  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
-        specs = {"in_specs": (P(), by_device), "out_specs": by_device}
+        specs = {"in_specs": (_specs(shared), by_device), "out_specs": by_device}
         run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
     placement = NamedSharding(mesh, P())
     return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
+
+
+def _specs(shared: Tree) -> Tree:
+    """Returns the placement of what clients share: replicated, except that each device has its own training rows."""
+
+    def spec_of(node: Tree) -> Tree:
+        if not isinstance(node, Data) or node.training is None:
+            return P()
+        return Data(*[P()] * (len(node) - 1), training=P("devices"))
+
+    return jax.tree.map(spec_of, shared, is_leaf=lambda node: isinstance(node, Data))
 
 
 def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:

@@ -292,7 +292,7 @@ def _probe_of_client(
     begin = schedule.start[k] + schedule.num_steps[k]
 
     def batch(i):
-        return tree.gather(data.pool, schedule.rows[begin + i])
+        return local_training.training_minibatch(data, schedule, begin + i)
 
     return Probe(parts.task, state.variables, batch, schedule.probe_steps[k], position, parts.loop)
 

@@ -143,7 +143,7 @@ def make_client(
         return Carry(params, stats, memory, jnp.zeros((), tree.dtype(params)))
 
     def step(carry: Carry, k, minibatch) -> Carry:
-        batch, mask = tree.gather(data.pool, schedule.rows[minibatch])
+        batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
@@ -156,6 +156,11 @@ def make_client(
         return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
 
     return Client(init, step)
+
+
+def training_minibatch(data: Data, schedule: Schedule, minibatch: Array) -> tuple[Tree, Array]:
+    """Returns the rows of a minibatch of `Schedule.rows` and their mask, bool [B]."""
+    return tree.gather(data.pool if data.training is None else data.training, schedule.rows[minibatch])
 
 
 def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = AUGMENT) -> Array:

@@ -19,7 +19,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import evaluation_records, history, memory, programs, simulation
+from fedvg_jax.runs import evaluation_records, history, host_pool, memory, programs, simulation
 from fedvg_jax.runs.history import Record
 
 CHUNK_SECONDS = 2.0
@@ -46,9 +46,17 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
     start = time.perf_counter()
     with processes.together():
         rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-        compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, sim.data, sim.hyper)
+        data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
+        compiled = programs.compile_for(sim.chunk, sim.evaluate, sim.state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
-    return Programs(compiled.chunk, compiled.evaluate, time.perf_counter() - start)
+        evaluate_compiled = compiled.evaluate
+        if sim.host_pool:
+            tables, is_detailed = evaluation_tables(sim.data).values(), evaluation_records.is_detailed(sim.config)
+            variables = sim.state.variables
+            evaluate_compiled = host_pool.compile_evaluation(
+                sim.host_pool, sim.task, variables, tables, is_detailed=is_detailed
+            )
+    return Programs(compiled.chunk, evaluate_compiled, time.perf_counter() - start)
 
 
 def run_chunks(
@@ -63,18 +71,23 @@ def run_chunks(
         single: whether every chunk is a single round.
     """
     state, planned = jax.tree.map(jnp.copy, state), []  # the program takes over the memory of its argument
-    round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
+    round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
-        num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
-        planned = plan_chunk(sim, planned, num_done, min(num_rounds, until_pause(sim.config, num_done)))
+        if ready is None:
+            planned = plan_chunk(sim, planned, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds))
         start = time.perf_counter()
-        rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
+        running, rounds, data = ready or prepare_chunk(sim, planned)
         with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
-            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, sim.data, sim.hyper)
-            num_done, running = num_done + len(planned), planned
+            state, metrics = compiled.chunk(state, np.int32(len(running)), rounds, data, sim.hyper)
+            num_done += len(running)
+            ready = data = None  # so that only two chunks' rows are on the devices
             num_ahead = min(len(running), sim.config.rounds - num_done)
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                planned = [sim.schedule(num_done + i) for i in range(num_ahead)]
+                planned = _draw(sim, planned[len(running) :], num_done, num_ahead)
+                if sim.host_pool and planned:
+                    num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
+                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)))
+                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned))))
             metrics = jax.device_get(metrics)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
         records = chunk_records(num_done - len(running), running, metrics, round_seconds)
@@ -84,15 +97,45 @@ def run_chunks(
         yield state, records
 
 
+class ReadyChunk(NamedTuple):
+    """A chunk that can be dispatched."""
+
+    planned: list[Schedule]
+    """of its rounds, with rows of the whole pool"""
+    rounds: Schedule
+    """the same, stacked"""
+    data: Data
+
+
+def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyChunk:
+    """Returns a chunk of rounds; where the pool is on the host, it starts to copy their rows to the devices."""
+    rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
+    if sim.host_pool is None:
+        return ReadyChunk(planned, rounds, sim.data)
+    return ReadyChunk(planned, *host_pool.copy_rows(sim.host_pool, planned, rounds))
+
+
+def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
+    """Returns the number of rounds after which the next chunk ends at the latest."""
+    num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
+    return min(num_rounds, simulation.MAX_ROUNDS, until_pause(sim.config, num_done))
+
+
+def _draw(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+    """Returns the schedules of the next `num_rounds` rounds or more, of which some may be drawn already."""
+    return planned + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+
+
 def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
 
     Args:
         planned: schedules of the next rounds that are already drawn.
     """
-    planned = planned[:num_rounds] + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds)
     steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
-    return planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
+    planned = planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
+    return host_pool.fitting(sim.host_pool, planned) if sim.host_pool else planned
 
 
 def until_evaluation(config: Config, num_done: int) -> int:

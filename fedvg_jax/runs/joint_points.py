@@ -85,7 +85,9 @@ class Member(NamedTuple):
 
 
 def fits(first: Simulation, other: Simulation) -> bool:
-    """Returns whether two runs can share a program: one round function, equal shapes, and one pool of rows."""
+    """Returns whether two runs can share a program: one round function, equal shapes, and one pool on the devices."""
+    if first is other or first.host_pool or other.host_pool:
+        return first is other
     is_equal = first.chunk is other.chunk and _signature(first) == _signature(other)
     pools = zip(jax.tree.leaves(first.data.pool), jax.tree.leaves(other.data.pool), strict=True)
     return is_equal and all(a is b or bool(jnp.array_equal(a, b, equal_nan=True)) for a, b in pools)

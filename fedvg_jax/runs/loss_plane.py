@@ -84,7 +84,7 @@ def restored(folder: Path) -> tuple[simulation.Simulation, SimState, int]:
         UsageError: see `of_run`.
     """
     stored = history.read_config(folder)
-    config = dataclasses.replace(stored, devices=1, record="", resume=None)
+    config = dataclasses.replace(stored, devices=1, record="", resume=None, pool="device")
     sim = simulation.simulation(config, weighting=functools.partial(_choosing, config))
 
     def digests() -> dict[str, str]:

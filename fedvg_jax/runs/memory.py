@@ -65,9 +65,10 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
     if needed > limit and not config.force:
         largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
         listed = ", ".join(f"{name} {_gib(size)}" for size, name in largest)
+        first = "--pool host, or smaller" if config.pool == "device" and largest[0][1] == "data" else "smaller"
         raise UsageError(
             f"this run needs about {_gib(needed)} of memory by estimate ({listed}), and there is {_gib(limit)}; use"
-            " smaller --hold, --batch-size, --local-epochs, --clients or --model, or --force to start it anyway"
+            f" {first} --hold, --batch-size, --local-epochs, --clients or --model, or --force to start it anyway"
         )
 
 

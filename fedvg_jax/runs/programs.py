@@ -52,7 +52,7 @@ VALUES = (
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
     *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
-    *("image_column", "label_column", "group_column", "target"),
+    *("image_column", "label_column", "group_column", "target", "pool"),
     *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
     *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
     *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
@@ -209,6 +209,7 @@ def compile_for(
     Args:
         chunk, evaluate: jitted functions of a `Program`.
         rounds: a stacked schedule.
+        data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
     return _compiled(chunk, evaluate, structure, tuple(map(_abstract, leaves)))
@@ -219,6 +220,7 @@ def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.Sh
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     lowered = chunk.lower(state, count, rounds, data, hyper)
     tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
+    tables = tables if data.training is None else {}
     with futures.ThreadPoolExecutor(1) as pool:  # the evaluation is traced while the rounds compile
         compiling = pool.submit(lowered.compile)
         compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
@@ -232,6 +234,8 @@ def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.Sh
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
 

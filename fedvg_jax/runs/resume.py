@@ -33,6 +33,7 @@ RESUMABLE_CHANGES = frozenset(
         "export_partition",
         "export_form",
         "devices",
+        "pool",
     }
 )
 """Settings that may differ when a run is resumed, because they change no result.

@@ -50,6 +50,8 @@ def refuse_different_data(sim: Simulation) -> None:
         rows = [client_rows for part in sim.partition for client_rows in part]
         digests = (_digest(np.ascontiguousarray(a).view(np.uint8)) for a in (sim.arrays.x, sim.arrays.y, *rows))
         _refuse_different(_digest(" ".join(digests).encode()), "has other data", "give all the same files")
+        where = "host" if sim.host_pool else "device"
+        _refuse_different(where, "keeps the rows elsewhere", "start all with the same --pool host or --pool device")
 
 
 @contextlib.contextmanager

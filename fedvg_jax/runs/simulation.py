@@ -27,6 +27,7 @@ from fedvg_jax.core.types import (
     Schedule,
     SimState,
     Task,
+    Tree,
     UsageError,
     Variables,
     Weighting,
@@ -41,7 +42,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.runs import algorithm_contract, contracts, evaluation_records, memory, programs
+from fedvg_jax.runs import algorithm_contract, contracts, evaluation_records, host_pool, memory, programs
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
@@ -83,7 +84,7 @@ class Simulation(NamedTuple):
     state: SimState
     """before the first round"""
     data: Data
-    """the pool and the tables of rows, on the devices"""
+    """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
     schedule: Callable[[int], Schedule]
     """round, from 0 -> its schedule, NumPy arrays"""
@@ -100,6 +101,8 @@ class Simulation(NamedTuple):
     optimiser: Optimiser | None = None
     given: frozenset[str] = frozenset()
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    host_pool: host_pool.HostPool | None = None
+    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
 
 
 class _Population(NamedTuple):
@@ -165,23 +168,28 @@ def simulation(
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     machine = machine or programs.Machine(hw.current())
     program = programs.make_program(config, images, task, algorithm, weighting, machine)
-    tables = make_data(config, arrays, parts, population.shared, program.task)
+    num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
+    is_on_host = host_pool.is_chosen(config, num_bytes, machine.hardware, machine.devices is None)
+    tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
+    of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
     values = {**scalars, **make_multipliers(config, program.task)}
-    _check_weighting(config, program.weighting if weighting else None, program.task, tables, values, arrays)
+    _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values, arrays)
     if algorithm:
         algorithm_contract.check_algorithm(
             algorithm,
             program.task,
-            tables.pool,
+            of_round.pool,
             values,
             num_clients=config.clients,
             stats_too=config.server_stats == "official",
         )
     largest = int(client_rows.sizes(parts.train).max())
-    state = make_state(config, program, values, len(arrays.y), tables, largest, machine)
     put = functools.partial(_place, machine, program.executor)
+    on_host = host_pool.make(config, tables, of_round, parts, program.executor) if is_on_host else None
+    on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
+    state = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
     return Simulation(
         config=config,
         arrays=arrays,
@@ -189,7 +197,7 @@ def simulation(
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
         state=put(state),
-        data=put(tables),
+        data=tables if on_host else put(tables),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
         chunk=program.chunk,
@@ -199,6 +207,7 @@ def simulation(
         executor=program.executor,
         optimiser=program.optimiser,
         given=frozenset(name for name, value in replacements.items() if value is not None),
+        host_pool=on_host._replace(resident=put(of_round)) if on_host else None,
     )
 
 
@@ -212,6 +221,7 @@ def _make_population(
     """Reads the data set and draws the partition, unless the caller passed them."""
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
+    host_pool.refuse_copies(config, arrays.x.nbytes)
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
@@ -252,7 +262,7 @@ def make_state(
     program: programs.Program,
     hyper: Hyper,
     num_rows: int,
-    tables: Data,
+    pool: Tree,
     largest: int,
     machine: programs.Machine | None = None,
 ) -> SimState:
@@ -260,6 +270,7 @@ def make_state(
 
     Args:
         num_rows: T, rows of the data set.
+        pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
         machine: as in `simulation`.
 
@@ -271,7 +282,7 @@ def make_state(
     variables = make_variables(config, program.init)
     shapes = jax.eval_shape(lambda: _init_state(config, program, hyper, variables))
     width = fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, tables.pool, num_rows, shapes, width, program.executor, largest)
+    parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest)
     memory.refuse_unfitting(config, parts)
     return _init_state(config, program, hyper, variables)
 
@@ -310,6 +321,7 @@ def make_data(
     parts: Partition,
     shared: Shared | None = None,
     task: Task | None = None,
+    is_on_host: bool = False,
 ) -> Data:
     """Returns the pool and the tables of rows; their shapes do not depend on the partition.
 
@@ -320,7 +332,9 @@ def make_data(
     Args:
         shared: D_val with the pool that it is part of; defaults to that of the config.
         task: the model that scores; defaults to the config's.
+        is_on_host: whether pool and tables stay NumPy arrays.
     """
+    array = np.asarray if is_on_host else jnp.asarray
     shared = shared or make_shared(config, arrays, parts)
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.select == "held_out"
@@ -333,10 +347,10 @@ def make_data(
     def table(rows, max_rows, batch_size, keep_single):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
-        return jnp.asarray(schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single))
+        return array(schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single))
 
     return Data(
-        Batch(jnp.asarray(shared.x), jnp.asarray(shared.y)),
+        Batch(array(shared.x), array(shared.y)),
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored, EVAL_BATCH, keep_single=True),
         table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),

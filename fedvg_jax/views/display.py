@@ -68,7 +68,8 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     lines = [
         f"fedvg_jax {fedvg_jax.__version__} on {found.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
-        f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test",
+        f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
+        + (", kept on the host" if sim.host_pool else ""),
         f"clients {config.clients}, {partition}; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
@@ -239,6 +240,8 @@ def plan_table(prediction: Prediction) -> Table:
     table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
     table.add_row("rows per round, trained on", f"{p.train_images_per_round:,.0f}")
     table.add_row("rows per round, scored", f"{p.scoring_images_per_round:,}")
+    if p.copied_bytes:
+        table.add_row("rows on the host, copied per chunk", _mib(p.copied_bytes))
     table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} rows")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")

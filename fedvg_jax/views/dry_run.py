@@ -26,7 +26,7 @@ from fedvg_jax.core.types import Data, Schedule
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import host_pool, simulation
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -56,6 +56,8 @@ class Prediction(NamedTuple):
     """Mean over rounds, without evaluations."""
     seconds: float
     """Whole run, without compiling."""
+    copied_bytes: int
+    """Rows that are copied to the devices for each chunk of rounds; 0 where all rows are there."""
     memory_bytes: int
     """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
 
@@ -82,7 +84,8 @@ def predict(sim: simulation.Simulation) -> Prediction:
     counted = range(min(config.rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
     longest, steps, images = work.T
-    seconds_per_round = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
+    computing = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
+    seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
     training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
     chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS))
@@ -96,6 +99,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
         compile_seconds=programs.seconds,
         seconds_per_round=seconds_per_round,
         seconds=training + chunks * rates.chunk + evaluations * rates.evaluation,
+        copied_bytes=host_pool.copied_bytes(sim.host_pool) if sim.host_pool else 0,
         memory_bytes=_memory(programs),
     )
 
@@ -103,7 +107,9 @@ def predict(sim: simulation.Simulation) -> Prediction:
 def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, groups: int) -> Rates:
     """Times samples of each part of a run."""
     first = sim.schedule(0)
-    sample = _Sample(sim, programs, first, simulation.make_executor(sim.config).lanes_together)
+    ready = run_chunks.prepare_chunk(sim, [first])
+    lanes_together = simulation.make_executor(sim.config).lanes_together
+    sample = _Sample(sim, programs, first._replace(rows=ready.rounds.rows), ready.data, lanes_together)
     step = slope(sample.training, int(first.num_steps.max()))
     group = slope(lambda size: sample.scoring(size - 1), groups + 1)  # from none: one pass may hold them all
     per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
@@ -113,12 +119,23 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     return Rates(empty, step, group, max(0.0, chunk), evaluation)
 
 
+def _copy_seconds(sim: simulation.Simulation) -> float:
+    """Returns the seconds in which the rows of one round are copied to the devices."""
+    if sim.host_pool is None:
+        return 0.0
+    first = sim.schedule(0)
+    return _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
+
+
 class _Sample(NamedTuple):
     """Shortened runs of the first round."""
 
     sim: simulation.Simulation
     programs: run_chunks.Programs
     schedule: Schedule
+    """with the numbers that the rows have in `data`"""
+    data: Any = None
+    """`Data` of the chunk"""
     lanes_together: int = 1
 
     def training(self, steps: int) -> tuple[int, float]:
@@ -143,7 +160,7 @@ class _Sample(NamedTuple):
 
     def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:
         stacked = schedules.stack([schedule], simulation.MAX_ROUNDS)._replace(rows=self.schedule.rows)
-        data = _with_groups(self.sim.data, groups)
+        data = _with_groups(self.data, groups)
 
         def run():
             state = jax.tree.map(jnp.copy, self.sim.state)

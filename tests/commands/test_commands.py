@@ -13,13 +13,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-import jax
 import numpy as np
 import programs
 import pytest
 
 from fedvg_jax import bounds, prepare, sim, sweep_arguments
-from fedvg_jax.runs import chunks, launch
+from fedvg_jax.runs import chunks, launch, simulation
 from fedvg_jax.views import dry_run, plots
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +43,7 @@ SMALL_TEXT = [*ONE_ROUND, "--clients", "3", "--join-ratio", "1"]
 
 NAMES = {
     "benchmarks.configs": "cifar10_lenet5",
+    "benchmarks.costs": "cores",
     "benchmarks.limits": "help",
     "benchmarks.gpu": "peaks",
     "benchmarks.targets": "digits on an H100",
@@ -132,10 +132,9 @@ def small(tmp_path, monkeypatch, files):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Compiles no round; initial parameters are drawn by a generator that compiles in half the time."""
+    """Compiles neither rounds nor the draw of initial parameters."""
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    with jax.default_prng_impl("rbg"):
-        yield
+    monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
 
 
 def test_documentation_has_commands_of_every_kind():

@@ -63,7 +63,11 @@ def looped(dtype):
     return jax.tree.map(np.asarray, executors.looped().train(compiled, shared(dtype), schedule))
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+OTHERS = ("lanes 1", f"lanes {K}", "vmapped")
+"""The oracle's rounds are on one lane, and `test_rounds_are_equal_on_every_executor` has rounds of the others."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in OTHERS)) for n in EXECUTORS])
 def test_training_of_ragged_clients_equals_the_loop(x64, name):
     """Of a network with running statistics, memories, and an optimiser with a memory; two clients take no step."""
     model = trained(EXECUTORS[name], np.float64)
@@ -71,6 +75,7 @@ def test_training_of_ragged_clients_equals_the_loop(x64, name):
     worlds.assert_close(model, looped(np.float64), 1e-9)
 
 
+@pytest.mark.slow
 def test_training_in_single_precision_equals_the_loop():
     model = trained(executors.lanes(3), np.float32)
     assert model.params["fc1"]["kernel"].dtype == np.float32
@@ -108,7 +113,11 @@ def vmapped_rounds():
     return after_two_rounds(executors.vmapped())
 
 
-@pytest.mark.parametrize("way", WAYS)
+IN_BLOCKS = "cohort blocks of 2 on lanes 1"
+"""`test_cohort_blocks.py` has the quick laws of cohort blocks."""
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way == IN_BLOCKS)) for way in WAYS])
 def test_rounds_are_equal_on_every_executor(x64, way):
     """Of an algorithm with every part; clients without a step have weight 0."""
     results = after_two_rounds(*WAYS[way])

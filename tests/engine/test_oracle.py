@@ -27,8 +27,9 @@ def scoring(norm="l1", granularity="modelwise", mode="train"):
     return oracle.Scoring(norm, granularity, mode)
 
 
-NATIVE = [("native", scoring())]
-BY_TENSOR = [*NATIVE, ("fedvg", scoring(granularity="layerwise")), ("samples+fedvg", scoring(granularity="blockwise"))]
+BY_TENSOR = [("fedvg", scoring(granularity="layerwise")), ("samples+fedvg", scoring(granularity="blockwise"))]
+RULES = [("samples", scoring()), ("uniform", scoring()), *BY_TENSOR]
+"""Two of them are those of the algorithms' own papers."""
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 """The algorithms whose server uses weights; each tensor needs its own. The others use the weighted mean alone."""
 WITH_FEDAVG = [
@@ -43,7 +44,7 @@ def make(algorithm):
     return worlds.full_algorithm() if algorithm == "full_algorithm" else worlds.algorithm(algorithm)
 
 
-def menu(rules, algorithm):
+def menu(rules):
     """All `rules` in one program; what they measure of a client is measured once."""
 
     def every_norm(x):
@@ -66,7 +67,7 @@ def menu(rules, algorithm):
         return {"samples": basic.samples(), "uniform": basic.uniform(), "fedvg": by_norm}[name]
 
     def rule_of(names, scoring):
-        parts = [of(name, scoring) for name in names.replace("native", algorithm.native_weighting).split("+")]
+        parts = [of(name, scoring) for name in names.split("+")]
         return parts[0] if len(parts) == 1 else basic.mix(*parts)
 
     return worlds.any_of([rule_of(*rule) for rule in rules])
@@ -93,15 +94,25 @@ def naming(what):
         raise
 
 
-def assert_rounds_agree(algorithm, step, number, rule, plan, tolerance):
-    """Both from the same state, each going on from its own."""
-    data, hyper = WORLD.data(), worlds.hyper()
-    state, plain = worlds.state(WORLD, make(algorithm)), {name: float(value) for name, value in hyper.items()}
-    mine = oracle.ALGORITHMS[algorithm]
+def assert_rounds_agree(name, step, start, chosen, rule, plan, tolerance):
+    """Both from the same state, each going on from its own.
+
+    Args:
+        name: of the oracle's algorithm.
+        step: of any algorithms and rules.
+        start: the state before the first round.
+        chosen: numbers of the algorithm and of the rule in `step`, as hyperparameters.
+        rule: of the oracle.
+        plan: schedules.
+        tolerance: of every entry.
+    """
+    data, hyper, state = WORLD.data(), worlds.hyper(), start
+    plain, number = {key: float(value) for key, value in hyper.items()}, str(chosen["rule"])
+    mine = oracle.ALGORITHMS[name]
     expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(WORLD.train))
     for schedule in plan:
-        state, metrics = step(state, schedule, data, hyper | {"rule": jnp.int32(number)})
-        metrics = metrics._replace(scores=metrics.detail.get(str(number), metrics.scores), detail={})
+        state, metrics = step(state, schedule, data, hyper | {key: jnp.int32(value) for key, value in chosen.items()})
+        metrics = metrics._replace(scores=metrics.detail.get(number, metrics.scores), detail={})
         expected, expected_metrics = oracle.round_step(
             expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
         )
@@ -115,33 +126,56 @@ def schedule_of(number, num_lanes=1):
 
 
 def round_step(algorithm, rule, num_lanes=1):
-    arguments = worlds.TASK, make(algorithm), rule, executors.lanes(num_lanes), local_training.sgd, len(WORLD.train)
+    arguments = worlds.TASK, algorithm, rule, executors.lanes(num_lanes), local_training.sgd, len(WORLD.train)
     return worlds.jit(federated_round.make_round(*arguments))
 
 
-def assert_three_rounds_agree(algorithm, rules):
+def three_rounds(num_lanes):
     """In the second, two clients drop out."""
-    num_lanes = 2 if algorithm == "full_algorithm" else 1
-    step = round_step(algorithm, menu(rules, make(algorithm)), num_lanes)
     plan = [schedule_of(number, num_lanes) for number in range(3)]
     plan[1] = plan[1]._replace(heard=HEARD)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def any_round():
+    """The round of any algorithm and rule on two lanes, and the state before the first round."""
+    with jax.enable_x64(True):
+        algorithm = worlds.any_algorithm({name: make(name) for name in ALGORITHMS})
+        yield round_step(algorithm, menu(RULES), 2), worlds.state(WORLD, algorithm)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_three_rounds_equal_the_oracle_for_every_algorithm(x64, any_round, name):
+    rules = [(make(name).native_weighting, scoring()), *(BY_TENSOR if name in USES_WEIGHTS else [])]
+    for rule in rules:
+        with naming(rule):
+            chosen = {"algorithm": ALGORITHMS.index(name), "rule": RULES.index(rule)}
+            assert_rounds_agree(name, *any_round, chosen, rule, three_rounds(2), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_three_rounds_equal_the_oracle_for_every_algorithm_in_a_program_of_its_own(x64, name):
+    algorithm = make(name)
+    rules = [(algorithm.native_weighting, scoring()), *(BY_TENSOR if name in USES_WEIGHTS else [])]
+    step, start = round_step(algorithm, menu(rules)), worlds.state(WORLD, algorithm)
     for number, rule in enumerate(rules):
         with naming(rule):
-            assert_rounds_agree(algorithm, step, number, rule, plan, 1e-9)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_three_rounds_equal_the_oracle_for_every_algorithm(x64, algorithm):
-    assert_three_rounds_agree(algorithm, BY_TENSOR if algorithm in USES_WEIGHTS else NATIVE)
+            assert_rounds_agree(name, step, start, {"rule": number}, rule, three_rounds(1), 1e-9)
 
 
 def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
-    assert_three_rounds_agree("fedavg", WITH_FEDAVG)
+    step, start = round_step(make("fedavg"), menu(WITH_FEDAVG)), worlds.state(WORLD, make("fedavg"))
+    for number, rule in enumerate(WITH_FEDAVG):
+        with naming(rule):
+            assert_rounds_agree("fedavg", step, start, {"rule": number}, rule, three_rounds(1), 1e-9)
 
 
 def test_a_round_in_single_precision_equals_the_oracle():
-    step = round_step("fedavg", menu([("samples+fedvg", scoring())], make("fedavg")))
-    assert_rounds_agree("fedavg", step, 0, ("samples+fedvg", scoring()), [schedule_of(0)], 1e-5)
+    rule = "samples+fedvg", scoring()
+    step, start = round_step(make("fedavg"), menu([rule])), worlds.state(WORLD, make("fedavg"))
+    assert_rounds_agree("fedavg", step, start, {"rule": 0}, rule, [schedule_of(0)], 1e-5)
 
 
 @pytest.mark.parametrize("train", [True, False])

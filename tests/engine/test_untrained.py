@@ -62,7 +62,7 @@ def assert_same(actual, expected):
 @every_algorithm
 def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
-    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
     results = rounds(step, start(algorithm), plan, hyper)
     expected = rounds(step, start(algorithm), list(map(without_untrained, plan)), hyper)
@@ -127,7 +127,7 @@ ABSENT = {
 def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
     """Also where the server has a memory: momentum and duals are of updates, and there is none."""
     algorithm = worlds.algorithm(name)
-    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)], hyper)
     for why, changes in ABSENT.items():
         after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)
@@ -150,6 +150,7 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
     worlds.assert_close(published.variables, expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_three_rounds_as_published_equal_the_oracle(x64):
     world, algorithm = worlds.small(), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
@@ -199,7 +200,7 @@ def test_a_record_names_the_clients_without_a_step():
     assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
 
 
-@pytest.mark.parametrize("untrained", ["absent", "weighed"])
+@pytest.mark.parametrize("untrained", [pytest.param("absent", marks=pytest.mark.slow), "weighed"])
 def test_a_run_applies_the_setting(tmp_path, untrained):
     """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
     import fedvg_jax

@@ -7,7 +7,7 @@ import pytest
 import worlds
 
 from fedvg_jax.core.types import Batch, Data, Report
-from fedvg_jax.models import lenet, resnet, vit
+from fedvg_jax.models import lenet, mlp, resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import layout, selection
 from fedvg_jax.models.microbatch import accumulate_gradients
@@ -63,8 +63,7 @@ def test_the_running_statistics_stay_where_a_batch_has_groups(x64):
 
 def test_groups_pass_through_microbatches():
     """Of a model in which no row depends on another."""
-    module = vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8)
-    plain = tasks.classification(module, 3, (8, 8, 3))
+    plain = tasks.classification(mlp.MLP(3, (4,)), 3, (8, 8, 3))
     variables = jax.jit(plain.init)(jax.random.key(0))
     single, _, wide, _ = scored(accumulate_gradients(plain, 2), 8, variables, (1, 4))
     worlds.assert_close(wide, single, 1e-5)

@@ -4,13 +4,14 @@ import dataclasses
 
 import jax
 import numpy as np
+import programs
 import pytest
 import worlds
 
 import fedvg_jax
 from fedvg_jax import algorithms, config, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
-from fedvg_jax.runs import contracts, simulation
+from fedvg_jax.runs import chunks, contracts, simulation
 from fedvg_jax.runs.hyperparameters import checked, merge_hyperparameters
 
 WORLD = worlds.uneven()
@@ -88,7 +89,8 @@ def test_a_weighting_of_another_type_is_refused(factory, message):
     assert str(error.value).startswith(message)
 
 
-def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
+def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
     fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})

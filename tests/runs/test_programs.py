@@ -50,7 +50,7 @@ def program_text(settings: Config) -> str:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),  # the others have its settings and more
         {"algorithm": "scaffold", "momentum": 0.5, "optimiser_state": "reset"},
         {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
         {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "uniform", "tuning.steps": 1},

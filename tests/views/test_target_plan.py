@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import exchanged
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import targets
+from fedvg_jax.core import targets, tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, programs, simulation, target_programs
@@ -163,6 +164,46 @@ def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
     assert bool(plan["collectives"]) == (devices > 1)
     for part, most in (MOST_KERNELS | {"rest of a round": most_rest}).items():
         assert 0 < plan["parts"][part]["kernels"] <= most, part
+
+
+# --- what devices exchange
+
+MOST_SCALARS = 128
+"""Upper bound of the bytes of a round's scalars that devices add up; measured: 47."""
+
+
+def assert_only_clients_and_their_mean(launches, size, model, num_clients):
+    """A device gives every client's model and loss, zeros where it did not train it, and its part of the mean."""
+    assert launches.keys() == {"reduce-scatter", "all-reduce"}
+    assert size["reduce-scatter"] == num_clients * (model + 4)
+    assert model <= size["all-reduce"] <= model + MOST_SCALARS
+
+
+@pytest.mark.parametrize(("num_clients", "divides"), [(8, True), (6, False)])
+def test_devices_exchange_the_clients_once_and_one_mean(num_clients, divides):
+    """With a GPU's choices, on four devices of this CPU."""
+    target = targets.parse_target("h100:4")
+    machine = programs.Machine(target.hardware, tuple(jax.devices()[:4]))
+    config = Config(rounds=2, clients=num_clients, join_ratio=1.0, alpha=1.0, min_samples=2)
+    made = simulation.simulation(config, machine=machine)
+    launches, size = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
+    model = 4 * tree.size(made.state.variables.params)
+    if divides:
+        assert_only_clients_and_their_mean(launches, size, model, num_clients)
+    assert size["reduce-scatter"] == 8 * (model + 4)
+    assert size["all-gather"] <= MOST_SCALARS and size["all-reduce"] <= 2 * model + 2 * MOST_SCALARS
+    assert size["all-to-all"] + size["collective-permute"] <= 8 * model
+
+
+@pytest.mark.slow
+def test_two_hosts_of_eight_gpus_exchange_the_clients_once_and_one_mean():
+    """16 devices; at most 12 launches of all-reduces and one of a reduce-scatter, as measured."""
+    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
+    command = [sys.executable, exchanged.__file__, "h100:2x8", "32"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    launches, size, model = json.loads(printed.splitlines()[-1])
+    assert_only_clients_and_their_mean(launches, size, model, 32)
+    assert launches["reduce-scatter"] == 1 and launches["all-reduce"] <= 12
 
 
 def test_a_process_of_other_devices_is_refused_in_one_line(monkeypatch):

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, Data, Report, Task, UsageError, Variables
@@ -17,9 +18,12 @@ RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace"
 EVERYTHING = f"{RECORD}, confusion"
 
 
+IMAGES = worlds.images(240)
+
+
 @pytest.fixture(scope="module")
 def runs():
-    return fv.run(SMALL), fv.run(dataclasses.replace(SMALL, record=EVERYTHING))
+    return fv.run(SMALL, data=IMAGES), fv.run(dataclasses.replace(SMALL, record=EVERYTHING), data=IMAGES)
 
 
 def test_recording_changes_no_weight_and_no_result(runs):
@@ -58,7 +62,9 @@ def test_fisher_trace_is_the_mean_squared_norm_of_the_gradients_of_examples():
 
 def test_accuracy_of_a_lone_client_is_that_of_the_global_model():
     """With one client a round, the server takes its model as it is."""
-    history = fv.run(dataclasses.replace(SMALL, clients=2, join_ratio=0.5, rounds=1, record="client_accuracy"))
+    history = fv.run(
+        dataclasses.replace(SMALL, clients=2, join_ratio=0.5, rounds=1, record="client_accuracy"), data=IMAGES
+    )
     (record,) = history.records
     assert record["client_accuracy"] == pytest.approx([record["test_accuracy"]])
 
@@ -72,7 +78,7 @@ def test_confusion_matrix_gives_the_recorded_accuracies(runs):
 
 @pytest.mark.slow
 def test_cohort_in_blocks_records_the_same(runs):
-    held = fv.run(dataclasses.replace(SMALL, record=RECORD, hold=2))
+    held = fv.run(dataclasses.replace(SMALL, record=RECORD, hold=2), data=IMAGES)
     for name in RECORD.split(","):
         assert held.records[0][name] == pytest.approx(runs[1].records[0][name], rel=1e-4)
 

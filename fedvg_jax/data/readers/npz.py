@@ -14,6 +14,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
+from fedvg_jax.data.readers import mapped
 
 KEYS = (
     (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
@@ -30,7 +31,7 @@ LAYOUT = (
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
-    """Reads the .npz file `path`, or the only .npz file of the folder `path`.
+    """Reads the .npz file `path`, the only .npz file of the folder `path`, or the folder's x.npy and y.npy in place.
 
     Args:
         path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`,
@@ -40,6 +41,8 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     Raises:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
+    if mapped.is_layout_of(path):
+        return mapped.load(path)
     file = find(path, LAYOUT)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name

@@ -1,0 +1,49 @@
+"""Reads a folder with x.npy and y.npy as memory maps, so that a data set may be larger than this machine's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.arrays import Arrays, check, numbers, reason, with_groups
+
+LAYOUT = "x.npy (uint8 [T, H, W] or [T, H, W, D]) and y.npy (integers [T])[, class_names.npy][, groups.npy]"
+
+
+def is_layout_of(path: Path) -> bool:
+    """Returns whether the path is a folder with x.npy."""
+    return (path / "x.npy").is_file()
+
+
+def load(path: Path) -> Arrays:
+    """Reads the files of the folder; x stays a memory map of x.npy, which must not change while it is used.
+
+    Args:
+        path: a folder with `LAYOUT`.
+
+    Raises:
+        UsageError: a file is missing, damaged or malformed.
+    """
+    x, y = np.asarray(_read(path / "x.npy")), np.array(_read(path / "y.npy"))
+    named = path / "class_names.npy"
+    if y.dtype.kind not in "iu" or not y.size:
+        raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
+    names = [str(name) for name in _read(named).ravel()] if named.is_file() else numbers(int(y.max()))
+    arrays = check(Arrays(path.name, x, y, tuple(names), len(y)), path)
+    groups = path / "groups.npy"
+    return with_groups(arrays, np.array(_read(groups)), groups) if groups.is_file() else arrays
+
+
+def _read(file: Path) -> np.ndarray:
+    if not file.is_file():
+        raise UsageError(f"{file.parent}: {file.name} missing; it must hold {LAYOUT}")
+    files.refuse_special(file)
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged file raises what its first bad byte leads to
+        raise UsageError(
+            f"{file}: not a complete .npy file of a plain array ({reason(error)}); write it again"
+        ) from None

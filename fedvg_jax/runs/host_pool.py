@@ -1,0 +1,343 @@
+"""A pool of rows that stays on the host: each chunk's rows are copied to the devices while the chunk before it runs.
+
+D_val, which every round scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are
+fixed before the first round, so nothing is compiled between chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.config.options import recorded_names
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import Data, Executor, Schedule, Task, Tree, UsageError, Variables
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.engine import evaluate, training_rows
+
+CHUNK_BYTES = 2**28
+"""Bytes of the rows of a chunk of several rounds; a single round may need more."""
+
+PIECE_BYTES = 2**26
+"""Bytes of a piece of an evaluation on one device."""
+
+
+class HostPool(NamedTuple):
+    """Where the rows of a run are."""
+
+    pool: Tree
+    """NumPy arrays or memory maps [T, ...]"""
+    resident: Data
+    """D_val, on the devices; its tables number its own pool"""
+    capacity: int
+    """C, rows of a chunk on each device"""
+    piece: int
+    """rows of a piece of an evaluation on each device; at least one minibatch is evaluated at a time"""
+    executor: Executor
+
+    @property
+    def num_devices(self) -> int:
+        """D, devices that share a cohort."""
+        return evaluate.count_devices(self.executor)
+
+
+def is_chosen(config: Config, num_bytes: int, hardware: hw.Hardware, is_here: bool = True) -> bool:
+    """Returns whether the pool stays on the host.
+
+    Args:
+        config: its `pool`, "auto", "device" or "host".
+        num_bytes: of the pool.
+        hardware: what the run is for.
+        is_here: whether that is the hardware of this process.
+
+    Raises:
+        UsageError: it would, on hardware that is not here.
+    """
+    is_on_host = config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes, hardware) == "host")
+    if is_on_host and not is_here:
+        raise UsageError(
+            f"--target plans runs with all rows on the devices; got pool {config.pool} and {num_bytes / 2**30:,.1f} GiB"
+            " of rows; use --pool device, or --max-rows"
+        )
+    return is_on_host
+
+
+def resident_data(config: Config, data: Data) -> Data:
+    """Returns the rows that every round may read and the tables of their numbers, NumPy arrays.
+
+    Its shapes do not depend on the partition. The test rows are among them only where a record of each round needs
+    them.
+
+    Args:
+        data: the whole pool and its tables, on the host.
+    """
+    reads_test = "client_accuracy" in recorded_names(config)
+    tables = {"scoring": data.scoring, "val": data.val} | ({"test": data.test} if reads_test else {})
+    entries = np.concatenate([np.ravel(table) for table in tables.values()])
+    rows = np.unique(entries[entries >= 0])
+    num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
+
+    def renumbered(name: str) -> np.ndarray | None:
+        if name not in tables:
+            return None
+        return training_rows.renumber(tables[name], np.zeros(len(tables[name])), [rows])
+
+    pool = take(data.pool, rows, num_rows)
+    return Data(pool, *map(renumbered, ("scoring", "val", "test")))  # pyright: ignore[reportArgumentType]
+
+
+def make(config: Config, data: Data, resident: Data, parts: Partition, executor: Executor) -> HostPool:
+    """Returns the pool of a run whose rows stay on the host.
+
+    Args:
+        config: the run's settings.
+        data: the whole pool and its tables, on the host.
+        resident: of `resident_data`, on the devices.
+        parts: the partition.
+        executor: of the run.
+    """
+    num_devices = evaluate.count_devices(executor)
+    needed = training_rows.most_rows_of_round(
+        client_rows.sizes(parts.train),
+        cohort_size(config),
+        batch_size=config.batch_size,
+        local_epochs=epochs_range(config),
+        num_devices=num_devices,
+        block_size=block_size(config),
+        probe_ratio=config.elastic.ratio if config.algorithm == "elastic" else 0.0,
+        single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
+    )
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
+    capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
+    tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
+    most_evaluated = max(-(-table.size // num_devices) for table in tables)
+    piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
+    return HostPool(data.pool, resident, capacity, piece, executor)
+
+
+def round_up(number: int) -> int:
+    """Returns the number rounded up to four significant bits, so that other partitions have the same shapes.
+
+    >>> [round_up(number) for number in (7, 17, 1000, 1025)]
+    [7, 18, 1024, 1152]
+    """
+    unit = 1 << max(0, number.bit_length() - 4)
+    return -(-number // unit) * unit
+
+
+def take(pool: Tree, rows: np.ndarray, num_rows: int | None = None) -> Tree:
+    """Returns copies of rows of the pool in the dtypes that devices have, followed by zeros.
+
+    Args:
+        pool: leaves [T, ...].
+        rows: int, of any shape.
+        num_rows: length of the result, for one-dimensional `rows`; defaults to their number.
+    """
+
+    def taken(leaf: np.ndarray) -> np.ndarray:
+        shape = rows.shape if num_rows is None else (num_rows,)
+        result = np.zeros((*shape, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+        own = result[: len(rows)]
+        if result.dtype == leaf.dtype:
+            np.take(leaf, rows, 0, out=own, mode="clip")  # the other modes fill a buffer first
+        else:
+            own[:] = leaf[rows]
+        return result
+
+    return jax.tree.map(taken, pool)
+
+
+def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
+    """Returns the first rounds whose rows fit the devices; one round always does."""
+    if host.capacity >= len(host.pool.y):
+        return planned
+    return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
+
+
+def copied_bytes(host: HostPool) -> int:
+    """Returns the bytes of the rows that are copied to the devices for each chunk."""
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(host.pool)) // len(host.pool.y)
+    return host.num_devices * host.capacity * row_bytes
+
+
+def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
+    """Starts to copy the rows of a chunk to the devices.
+
+    With several processes, each reads the rows of its own devices' clients only.
+
+    Args:
+        host: of the run.
+        planned: the rounds' schedules.
+        rounds: the same, stacked.
+
+    Returns:
+        The stacked schedules with numbers of the copied rows, and the data of the chunk.
+    """
+    devices = [training_rows.minibatch_devices(schedule, host.executor.lanes_together) for schedule in planned]
+    devices = np.concatenate(devices)
+    used = rounds.rows[: len(devices)]
+    rows = training_rows.rows_by_device(used, devices, host.num_devices)
+    table = rounds.rows.copy()
+    table[: len(devices)] = training_rows.renumber(used, devices, rows)
+    training = _by_device(host, lambda d: take(host.pool, rows[d], host.capacity))
+    return rounds._replace(rows=table), host.resident._replace(training=training)
+
+
+def data_shapes(host: HostPool) -> Data:
+    """Returns the data of a chunk as `copy_rows` does, with shapes for the rows to train on."""
+    sharding = _sharding(host)
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((host.num_devices * host.capacity, *leaf.shape[1:]), dtype, sharding=sharding)
+
+    return host.resident._replace(training=jax.tree.map(shape, host.pool))
+
+
+def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tree:
+    """Returns the shapes of the rows that the memory of `hardware` holds at once: of two chunks, and of an evaluation.
+
+    Args:
+        host: of the run.
+        hardware: defaults to that of this process. The devices of a CPU share one memory.
+    """
+    count = host.num_devices if (hardware or hw.current()).is_cpu else 1
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((count * 2 * (host.capacity + host.piece), *leaf.shape[1:]), dtype)
+
+    return jax.tree.map(shape, host.pool), host.resident.pool
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+def compile_evaluation(
+    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray], *, is_detailed: bool = False
+) -> Callable[[Variables, Tree, np.ndarray], Any]:
+    """Returns a function like that of `evaluate.make_evaluate`, compiled, for tables on the host.
+
+    Args:
+        host: of the run; its pool is the one that is read.
+        task: the model.
+        variables: of the shapes and placement of those to evaluate.
+        tables: int [.., B] whose widths B are compiled for.
+        is_detailed: whether it returns an `evaluate.Detailed`.
+    """
+    empty, placement = _empty_totals(host, task, variables, is_detailed), host.executor.placement
+    total = jax.jit(_total, out_shardings=placement).lower(empty).compile()
+    everywhere = jax.jit(lambda rows: rows, out_shardings=placement)
+    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor, is_detailed=is_detailed))
+
+    def compiled_for(width: int) -> Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]:
+        rows = np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32)
+        return add_piece.lower(variables, empty, *_piece(host, rows)).compile()
+
+    compiled = {width: compiled_for(width) for width in {np.shape(table)[1] for table in tables}}
+
+    def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
+        totals, before, correct = empty, empty, []
+        for rows in _pieces(host, np.asarray(table)):
+            piece = _piece(host, rows)  # copied while the piece before it is measured
+            jax.block_until_ready(before)  # two pieces at a time
+            before, (totals, of_rows) = totals, compiled[table.shape[1]](variables, totals, *piece)
+            correct += [np.asarray(everywhere(of_rows))] if is_detailed else []
+        sums, bins = total(totals)
+        return evaluate.Detailed(sums, _in_order(correct, table.shape), bins) if is_detailed else sums
+
+    return evaluate_pieces
+
+
+def _total(totals: Tree) -> Tree:
+    return jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), totals)
+
+
+def _in_order(pieces: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
+    """Returns values of the rows of a table [V, B], 0 for padding, from those of its pieces [D, n, B]."""
+    dealt = np.concatenate([piece.swapaxes(0, 1).reshape(-1, shape[1]) for piece in pieces])[: shape[0]]
+    return np.pad(dealt, ((0, shape[0] - len(dealt)), (0, 0)))
+
+
+def _empty_totals(host: HostPool, task: Task, variables: Variables, is_detailed: bool) -> Tree:
+    """Returns zeros for the totals of every device, leaves [D, ...]."""
+    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), take(host.pool, np.zeros(1, int)))
+    mask = jax.ShapeDtypeStruct((1,), bool)
+    shapes = jax.eval_shape(evaluate.make_measure(task, is_detailed), variables, row, mask)[0]
+    return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
+
+
+def _piece_length(host: HostPool, width: int) -> int:
+    """Returns n, the minibatches of `width` rows that a device gets at a time."""
+    return max(1, host.piece // width)
+
+
+def _pieces(host: HostPool, table: np.ndarray) -> list[np.ndarray]:
+    """Returns the minibatches of a table in pieces int32 [D, n, B], dealt to the devices in turn."""
+    used, length = table[: int((table >= 0).any(1).sum())], _piece_length(host, table.shape[1])
+    size = host.num_devices * length
+    padded = np.full((max(1, -(-len(used) // size)) * size, table.shape[1]), -1, np.int32)
+    padded[: len(used)] = used
+    pieces = padded.reshape(-1, length, host.num_devices, table.shape[1])
+    return list(pieces.swapaxes(1, 2))
+
+
+def _piece(host: HostPool, rows: np.ndarray) -> tuple[Tree, jax.Array]:
+    """Returns the minibatches of a piece and their masks on the devices; leaves [D, n, B, ...]."""
+    batches = _by_device(host, lambda d: take(host.pool, np.maximum(rows[d : d + 1], 0)))
+    return batches, _by_device(host, lambda d: rows[d : d + 1] >= 0)
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+def _sharding(host: HostPool) -> NamedSharding | None:
+    placement = host.executor.placement
+    return NamedSharding(placement.mesh, P("devices")) if placement is not None else None
+
+
+def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
+    """Returns arrays whose leading axis is shared by the devices.
+
+    Args:
+        part_of: number of a device -> its part, NumPy arrays of one shape for all devices. Called for the devices of
+            this process only.
+    """
+    sharding = _sharding(host)
+    if sharding is None:
+        return jax.device_put(part_of(0))
+    devices = sharding.mesh.devices
+    assert devices is not None, "a mesh of devices, not of shapes"
+    mine = [i for i, device in enumerate(devices.flat) if device.process_index == jax.process_index()]
+    parts = {d: part_of(d) for d in mine}
+    leaves = {d: jax.tree.leaves(part) for d, part in parts.items()}
+    structure = jax.tree.structure(parts[mine[0]])
+
+    def joined(i: int) -> jax.Array:
+        length, *rest = leaves[mine[0]][i].shape
+
+        def of_index(index: Any) -> np.ndarray:
+            return leaves[(index[0].start or 0) // length][i]
+
+        return jax.make_array_from_callback((host.num_devices * length, *rest), sharding, of_index)
+
+    return structure.unflatten([joined(i) for i in range(structure.num_leaves)])
+
+
+def refuse_copies(config: Config, num_bytes: int) -> None:
+    """Raises UsageError for options that copy all images, where the data leave no memory for the copy."""
+    memory = hw.host_memory()
+    copying = {
+        f"validation.source {config.validation.source}": config.validation.source != "clients",
+        f"validation.pixel_noise {config.validation.pixel_noise:g}": config.validation.pixel_noise > 0,
+        f"corrupt.kind {config.corrupt.kind}": config.corrupt.kind not in ("none", "label_flip", "label_noise"),
+    }
+    named = next((name for name, copies in copying.items() if copies), None)
+    if named and memory is not None and num_bytes > memory / 2 and not config.force:
+        size, limit = (f"{n / 2**30:,.1f} GiB" for n in (num_bytes, memory))
+        raise UsageError(
+            f"{named} copies all images, {size}, and this machine has {limit}; leave it out, or use --max-rows"
+        )

@@ -1,0 +1,217 @@
+"""A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import worlds
+from several_processes import free_port, started_together
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets
+from fedvg_jax.runs import chunks, host_pool, joint_points, memory
+
+SETTINGS = Config(
+    **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
+    **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,calibration"},
+)
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Chunks of few rows and evaluations in several pieces, as those of large data sets are."""
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 2**10)
+    monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
+
+
+@pytest.fixture(scope="module")
+def run(images, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(task=worlds.TASK, **changes):
+        return fv.run(replace(SETTINGS, cache_dir=cache, **changes), data=images, task=task)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(run):
+    return run(pool="device")
+
+
+def assert_equal_runs(one, other):
+    def numbers(history):
+        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
+
+    assert numbers(one) == numbers(other)
+    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
+
+
+def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypatch):
+    copied, copy_rows = [], host_pool.copy_rows
+    monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
+    assert_equal_runs(run(pool="host"), whole)
+    host = copied[0]
+    assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
+    assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
+
+
+def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
+    for first, then in (("device", "host"), ("host", "device")):
+        run(pool=first, rounds=4, out=tmp_path / first)
+        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), whole)
+
+
+def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
+    on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
+    assert on_device == on_host
+    same, other = made[1], made[1]._replace()
+    assert joint_points.fits(same, same) and not joint_points.fits(same, other), "rows on the host are not shared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", ["1", "2", "3"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weighting": "samples+fedvg", "select": "held_out"},
+        {"algorithm": "scaffold", "weighting": "samples", "hold": 3, "scaffold": fv.Config().scaffold},
+        {"algorithm": "elastic", "hold": 3, "local_epochs": "1:3", "dropout": 0.3},
+    ],
+    ids=["held out", "scaffold", "elastic"],
+)
+def test_devices_blocks_and_probes_give_the_same_history_to_the_bit(run, changes, num_devices):
+    changes = {"clients": 10, "join_ratio": 0.7, "devices": num_devices, "record": ""} | changes
+    assert_equal_runs(run(pool="host", **changes), run(pool="device", **changes))
+
+
+@pytest.mark.slow
+def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
+    """Two processes with the rows on the host write the history of two devices of one process."""
+    flags = ["--rounds", "3", "--eval-every", "1", "--clients", "8", "--devices", "2", "--local-epochs", "1", "--pool"]
+    common = [sys.executable, "-c", "import sys; from fedvg_jax.sim import main; sys.exit(main(sys.argv[1:]))"]
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    with started_together([[*common, *flags, "device", *cache, "--out", str(tmp_path / "one")]], tmp_path, 2) as alone:
+        assert alone[0].wait(300) == 0, (tmp_path / "process0.log").read_text()
+    share = [*cache, "--out", str(tmp_path / "two"), "--distributed", f"localhost:{free_port()}", "--processes", "2"]
+    commands = [[*common, *flags, "host", *share, "--process", str(i)] for i in range(2)]
+    with started_together(commands, tmp_path) as pair:
+        assert [process.wait(300) for process in pair] == [0, 0], (tmp_path / "process0.log").read_text()
+    records = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in ("one", "two")]
+    one, two = ([json.loads(line) for line in lines] for lines in records)
+    for mine, other in zip(one, two, strict=True):
+        for name in ("clients", "weights", "scores", "test_loss", "val_loss"):
+            np.testing.assert_allclose(mine[name], other[name], rtol=1e-5)
+
+
+def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):
+    config = replace(SETTINGS, devices="2", pool="host", record="")
+    host = fv.simulation(config, data=images, task=worlds.TASK).host_pool
+    read = []
+    monkeypatch.setattr(jax, "process_index", lambda: 1)  # none of the devices is this process's
+    with pytest.raises(IndexError):
+        host_pool._by_device(host, read.append)
+    monkeypatch.undo()
+    array = host_pool._by_device(host, lambda d: read.append(d) or np.full((1, 3), d))
+    assert read == [0, 1] and np.asarray(array).tolist() == [[0] * 3, [1] * 3]
+
+
+# --- where the rows are
+
+
+def test_rows_stay_on_the_host_where_they_would_fill_the_device():
+    gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
+    sizes = (40 * 2**30, 60 * 2**30)
+    assert [host_pool.is_chosen(Config(), size, gpu) for size in sizes] == [False, True]
+    assert not host_pool.is_chosen(Config(pool="device"), sizes[1], gpu)
+    assert host_pool.is_chosen(Config(pool="host"), 1, gpu._replace(memory_bytes=None))
+    assert not host_pool.is_chosen(Config(), sizes[1], gpu._replace(memory_bytes=None))
+    with pytest.raises(UsageError, match=r"--target plans runs with all rows on the devices; .* 60\.0 GiB"):
+        host_pool.is_chosen(Config(), sizes[1], gpu, is_here=False)
+
+
+def test_estimated_memory_is_that_of_the_copied_rows_not_of_all(images, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 2**40)
+    estimates, refuse = [], memory.refuse_unfitting
+    monkeypatch.setattr(
+        memory, "refuse_unfitting", lambda config, parts: estimates.append(parts) or refuse(config, parts)
+    )
+    larger = np.repeat(images[0], 100, 0), np.repeat(images[1], 100)
+    rows = np.array_split(np.arange(20000), 200)
+    config = replace(SETTINGS, clients=200, join_ratio=0.02, record="")
+    for pool in ("device", "host"):
+        fv.simulation(replace(config, pool=pool), data=larger, partition=rows, task=worlds.TASK)
+    assert estimates[1]["data"] < estimates[0]["data"] / 4
+    monkeypatch.setattr(memory, "available", lambda: 2**10)
+    with pytest.raises(UsageError, match="by estimate"):
+        fv.simulation(replace(config, pool="device"), data=larger, partition=rows, task=worlds.TASK)
+
+
+def test_options_that_copy_all_images_are_refused_where_memory_ends(monkeypatch):
+    monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
+    host_pool.refuse_copies(Config(), 2**40)
+    config = replace(Config(), validation=replace(Config().validation, pixel_noise=0.1))
+    host_pool.refuse_copies(config, 2**20)
+    with pytest.raises(UsageError, match=r"validation.pixel_noise 0.1 copies all images, 1,024.0 GiB"):
+        host_pool.refuse_copies(config, 2**40)
+
+
+# --- files read in place
+
+
+def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images):
+    np.save(tmp_path / "x.npy", images[0])
+    np.save(tmp_path / "y.npy", images[1])
+    arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
+    assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
+    assert np.array_equal(arrays.x, images[0]) and np.array_equal(arrays.y, images[1])
+    assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
+    np.save(tmp_path / "class_names.npy", np.array(["cat", "dog", "owl"]))
+    np.save(tmp_path / "groups.npy", np.arange(200) % 7)
+    named = datasets.load("npz", tmp_path)
+    assert named.class_names == ("cat", "dog", "owl") and named.groups.max() == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("y.npy", None, "y.npy missing"),
+        ("y.npy", b"\x93NUMPY", "not a complete .npy file"),
+        ("y.npy", np.zeros(3), "must hold integers"),
+        ("x.npy", np.zeros((3, 4, 4), np.float32), "images must be uint8"),
+    ],
+    ids=["missing", "damaged", "floats", "pixels"],
+)
+def test_folders_of_npy_files_that_cannot_be_read_are_refused(tmp_path, file, content, message):
+    np.save(tmp_path / "x.npy", np.zeros((3, 4, 4), np.uint8))
+    np.save(tmp_path / "y.npy", np.zeros(3, np.int32))
+    if content is None:
+        (tmp_path / file).unlink()
+    elif isinstance(content, bytes):
+        (tmp_path / file).write_bytes(content)
+    else:
+        np.save(tmp_path / file, content)
+    with pytest.raises(UsageError, match=message):
+        datasets.load("npz", tmp_path)
+
+
+def test_only_two_chunks_of_rows_are_on_the_device(images):
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=worlds.TASK)
+    compiled, most = chunks.compile_programs(sim), 0
+    shape = sim.host_pool.capacity, *worlds.IMAGE
+    for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):
+        most = max(most, sum(array.shape == shape for array in jax.live_arrays()))
+    assert most <= 2

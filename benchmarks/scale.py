@@ -203,7 +203,8 @@ def cell(point: dict[str, Any]) -> str:
     low, high = point["seconds"]
     unit, factor = ("s", 1) if high >= 1 else ("ms", 1000)
     worst, best = sorted(100 * share for share in point["efficiency"])
-    return f"{low * factor:.2g} to {high * factor:.2g} {unit}, {worst:.0f} to {best:.0f} %, {point['bottleneck']}"
+    ends = " to ".join(f"{float(f'{seconds * factor:.2g}'):g}" for seconds in (low, high))
+    return f"{ends} {unit}, {worst:.0f} to {best:.0f} %, {point['bottleneck']}"
 
 
 def print_measured(measured: dict[str, Any]) -> None:

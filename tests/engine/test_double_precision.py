@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-CALLS = 150
+CALLS = 60
 WIDTHS = (192, 256, 256, 10)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend import core
 
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, simulation
+from fedvg_jax.runs import chunks, host_pool, simulation
 
 
 def equations(function, *arguments) -> Iterator:
@@ -37,7 +37,8 @@ def trace_only(sim: simulation.Simulation) -> chunks.Programs:
     As a compiled program, it takes no arguments of other shapes.
     """
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    first = sim.state, np.int32(1), rounds, sim.data, sim.hyper
+    data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
+    first = sim.state, np.int32(1), rounds, data, sim.hyper
     _, metrics = _ones(sim.chunk, *first)
     tables = chunks.evaluation_tables(sim.data).values()
     sums = {rows.shape: _ones(sim.evaluate, sim.state.variables, sim.data.pool, rows) for rows in tables}

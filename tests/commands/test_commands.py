@@ -107,6 +107,8 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
     np.savez(folder / "cifar10.npz", x=rng.integers(0, 256, (120, 32, 32, 3), np.uint8), y=np.arange(120) % 10)
+    np.save(folder / "x.npy", rng.integers(0, 256, (120, 8, 8, 1), np.uint8))
+    np.save(folder / "y.npy", np.arange(120) % 10)
     parts = {"train": 60, "val": 20, "test": 20}
     images = {f"{part}_images": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in parts.items()}
     labels = {f"{part}_labels": (np.arange(size) % 11)[:, None].astype(np.uint8) for part, size in parts.items()}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from test_architecture import SOURCES
+from test_architecture import sources
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import device_models, targets, tree
@@ -177,7 +177,7 @@ def test_no_other_module_asks_jax_for_the_back_end_to_choose():
     names = {"default_backend", "devices", "local_devices", "device_count", "local_device_count"}
     asking = {
         module
-        for module, source in SOURCES.items()
+        for module, source in sources().items()
         for node in ast.walk(source)
         if isinstance(node, ast.Attribute) and node.attr in names
         if isinstance(node.value, ast.Name) and node.value.id == "jax"

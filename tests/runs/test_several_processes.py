@@ -255,4 +255,4 @@ def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path):
     with together(tmp_path) as started:
         assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
     first, second = (Path(tmp_path, f"process{i}.log").read_text() for i in range(2))
-    assert "error: " in first and "note.txt" in first + "note.txt" and "error: " not in second
+    assert "error: " in first and "is taken" in first and "error: " not in second

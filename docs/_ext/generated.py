@@ -13,7 +13,7 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
-CONTROLS = ("digits", "breast_cancer", "literature")
+CONTROLS = ("digits", "cifar10_lenet5", "breast_cancer", "literature")
 """Data sets on which FedVG was compared with its controls."""
 
 

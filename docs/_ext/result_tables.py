@@ -120,7 +120,7 @@ def controls(name: str) -> str:
     against = {(row["method"], row["setting"] if has_settings else settings[0]): row for row in effects}
     rows = []
     for setting in settings:
-        for row in (row for row in accuracy if row[f"{setting} n"]):  # not the line of the largest class
+        for row in (row for row in accuracy if int(row[f"{setting} n"] or 0)):  # not the line of the largest class
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             shown = [setting, row["method"], f"{float(mean):.2f} ± {float(std):.2f}", count]
             if effect := against.get((row["method"], setting)):

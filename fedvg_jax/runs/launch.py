@@ -184,8 +184,9 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
     try:
         code = command()
     except UsageError as error:
+        is_first = processes.is_first()  # without the other processes every process is the first
         jax.distributed.shutdown()
-        if processes.is_first():
+        if is_first:
             raise
         return getattr(error, "exit_code", 2)
     except KeyboardInterrupt as stop:

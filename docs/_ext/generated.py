@@ -13,8 +13,8 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
-CONTROLS = ("digits", "cifar10_lenet5", "breast_cancer", "literature")
-"""Data sets on which FedVG was compared with its controls."""
+CONTROLS = ("digits", "cifar10_lenet5", "cifar10_lenet5_at_best_val", "breast_cancer", "literature")
+"""Comparisons of FedVG with its controls."""
 
 
 def pieces() -> dict[str, str]:

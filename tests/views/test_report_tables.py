@@ -14,6 +14,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import costs, markup, tables
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.markup import Column, Entry, Table
+from fedvg_jax.views.report.study import CHOICES
 
 AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
@@ -71,6 +72,18 @@ def test_effects_are_paired_and_corrected_over_the_table(study):
     assert float(values["wilcoxon_p"]) == 0.25 and float(values["wilcoxon_p_greater"]) == 0.125
     assert float(values["wilcoxon_p_holm"]) == 1  # 4 x 0.25
     assert any("no two-sided Wilcoxon test can reach" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_tables_compare_the_chosen_round(study, choice):
+    means = {(r["setting"], r["method"]): float(r[f"{choice} mean"]) for r in csv_rows(tables.choices(study))}
+    settings = {setting for setting, _ in means}
+    compared = csv_rows(tables.accuracy(study, choice))
+    assert {(s, r["method"]): float(r[f"{s} mean"]) for r in compared for s in settings if r[f"{s} n"]} == means
+    table = tables.effects(study, tables.options(study, choice=choice))
+    for r in csv_rows(table):
+        assert float(r["difference"]) == pytest.approx(means[r["setting"], r["method"]] - means[r["setting"], "fedavg"])
+    assert CHOICES[choice] in table.notes[0] and CHOICES[choice] in tables.accuracy(study, choice).title
 
 
 def test_cost_counts_scored_images_of_fedvg_beside_trained_ones(study):

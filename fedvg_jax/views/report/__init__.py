@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core import files
@@ -17,7 +17,7 @@ from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base
 from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import FORMATS, Table
-from fedvg_jax.views.report.study import Study
+from fedvg_jax.views.report.study import CHOICES, Choice, Study
 
 PAGE = "report.html"
 EXTRA = ("scipy", "statsmodels", "matplotlib", "vl_convert")
@@ -44,6 +44,7 @@ def write(
     style: str = "wide",
     figures: Sequence[str] | None = None,
     client: int | None = None,
+    choice: str = "final",
     command: str = "",
 ) -> Report:
     """Writes the tables, the figures and the page of run folders.
@@ -59,6 +60,7 @@ def write(
         style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
         client: id of the client that is bold among the weights; None for the one with the most even classes.
+        choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         command: that writes this report, for the page; empty for the plain one.
 
     Raises:
@@ -66,13 +68,18 @@ def write(
     """
     if not dirs:
         raise UsageError("name the folder of a sweep or of runs")
-    for value, allowed, what in [(style, base.STYLES, "style"), *((f, FIGURES, "figure") for f in figures or ())]:
+    named = [
+        (style, base.STYLES, "style"),
+        (choice, CHOICES, "choice"),
+        *((f, FIGURES, "figure") for f in figures or ()),
+    ]
+    for value, allowed, what in named:
         if value not in allowed:
             raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial)
-    made = tables.all_tables(study, tables.options(study, baseline, target))
+    made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
     paths = [path for table in made for path in _write_table(table, folder / "tables")]
     sizes = base.STYLES[style]._replace(client=client)

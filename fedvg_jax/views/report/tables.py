@@ -62,15 +62,20 @@ class Options(NamedTuple):
     """Name of a method of the study."""
     target: float | None = None
     """Test accuracy in percent, or loss; None for the baseline's mean in the final round."""
+    choice: Choice = "final"
+    """The evaluation that stands for a run, in the tables of accuracy and of effects."""
 
 
-def options(study: Study, baseline: str | None = None, target: float | None = None) -> Options:
+def options(
+    study: Study, baseline: str | None = None, target: float | None = None, choice: Choice = "final"
+) -> Options:
     """Returns the options of the tables.
 
     Args:
         study: what is reported.
         baseline: a method; None for fedavg, or the first method without it.
         target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
+        choice: of the evaluation that stands for a run.
 
     Raises:
         UsageError: the study has no such method, or the target is not an accuracy.
@@ -80,12 +85,12 @@ def options(study: Study, baseline: str | None = None, target: float | None = No
     if target is not None and study.metric == "accuracy" and not 0 < target <= 1:
         raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
     default = "fedavg" if "fedavg" in study.methods else study.methods[0]
-    return Options(baseline or default, None if target is None else study.unit * target)
+    return Options(baseline or default, None if target is None else study.unit * target, choice)
 
 
 def all_tables(study: Study, chosen: Options) -> list[Table]:
     """Returns every table that the study has values for."""
-    made = [accuracy(study), choices(study)]
+    made = [accuracy(study, chosen.choice), choices(study)]
     if len(study.methods) > 1:
         made.append(effects(study, chosen))
     made.append(cost(study, chosen))
@@ -101,15 +106,15 @@ def metric_name(study: Study) -> str:
 # --- accuracy
 
 
-def accuracy(study: Study) -> Table:
-    """Returns mean and deviation in the final round: a row per method, a column per value of the column's setting."""
+def accuracy(study: Study, choice: Choice = "final") -> Table:
+    """Returns mean and deviation at a choice of the round: a row per method, a column per value of its setting."""
     column = column_setting(study)
     groups = panels(study)
     values = list(dict.fromkeys(column_value(study, scenario) for scenario in study.scenarios))
     rows: list[tuple[Entry, ...]] = []
     for rest, scenarios in groups.items():
         by_value = {column_value(study, scenario): scenario for scenario in scenarios}
-        by_column = [_ranked(study, by_value.get(value)) for value in values]
+        by_column = [_ranked(study, by_value.get(value), choice) for value in values]
         lead = [Entry(scenario_text(rest))] if len(groups) > 1 else []
         rows += [
             (*lead, Entry(method), *(entries[i] for entries in by_column)) for i, method in enumerate(study.methods)
@@ -120,16 +125,21 @@ def accuracy(study: Study) -> Table:
     headers = [f"{column} {value_text(value)}" if column else metric_name(study) for value in values]
     lead_columns = ([Column("setting", ("setting",))] if len(groups) > 1 else []) + [Column("method", ("method",))]
     columns = (*lead_columns, *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
-    title = f"{study.title}: {metric_name(study)}, final round, mean ± standard deviation over runs"
+    title = f"{study.title}: {metric_name(study)}, {choice_name(study, choice)}, mean ± standard deviation over runs"
     return Table("accuracy", title, columns, tuple(rows), (_counts(study), *footnotes(study)))
 
 
-def _ranked(study: Study, scenario: Scenario | None) -> list[Entry]:
+def choice_name(study: Study, choice: Choice) -> str:
+    """Returns the name of a choice of the round; the best loss is a minimum."""
+    return CHOICES[choice] if study.more_is_better else CHOICES[choice].replace("max", "min")
+
+
+def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Entry]:
     """Returns the entries of all methods in a scenario, the best two marked."""
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     cells = [study.cell(method, scenario) for method in study.methods]
-    entries = [_spread_of(study, cell) for cell in cells]
+    entries = [_spread_of(study, cell, choice) for cell in cells]
     return rank(entries, study.more_is_better) if len(cells) > 1 else entries
 
 
@@ -200,7 +210,7 @@ def choices(study: Study) -> Table:
     deciles = {id(cell): _worst_decile(cell) for cell in study.cells.values()}
     with_decile = any(entry.numbers[0] is not None for entry in deciles.values())
     is_marked = with_decile and any(UNRECORDED in entry.text for entry in deciles.values())
-    names = {choice: (name if study.more_is_better else name.replace("max", "min")) for choice, name in CHOICES.items()}
+    names = {choice: choice_name(study, choice) for choice in CHOICES}
     columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
     columns += [Column("worst decile of clients", ("worst_decile",))] * with_decile
@@ -236,10 +246,11 @@ def effects(study: Study, chosen: Options) -> Table:
     others = [(m, s) for s in study.scenarios for m in study.methods if m != chosen.baseline]
     compared = {
         (method, scenario): statistics.compare(
-            results(study, study.cell(method, scenario)), results(study, study.cell(chosen.baseline, scenario))
+            *(results(study, study.cell(name, scenario), chosen.choice) for name in (method, chosen.baseline))
         )
         for method, scenario in others
     }
+    family = sum(found.n > 0 for found in compared.values())  # the others have no pair of runs
     corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
     corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
     digits = 2 if study.metric == "accuracy" else 4
@@ -272,10 +283,11 @@ def effects(study: Study, chosen: Options) -> Table:
     ]
     header, rows = _per_cell(study, columns, entries, skip=chosen.baseline)
     counts = sorted({found.n for found in compared.values() if found.n})
-    warnings = [text for n in counts if (text := statistics.warning(n, len(others)))]
+    warnings = [text for n in counts if (text := statistics.warning(n, family))]
     notes = (
-        f"Differences are method minus {chosen.baseline}, in the final round, paired by seed and partition seed."
-        f" Holm corrects over the {len(others)} rows of this table."
+        f"Differences are method minus {chosen.baseline}, {choice_name(study, chosen.choice)}, paired by seed and"
+        " partition seed."
+        f" Holm corrects over the {family} comparisons of this table."
         " One-sided tests whether the method's values are larger than the baseline's.",
         *warnings,
         *footnotes(study),

@@ -123,8 +123,8 @@ def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop(
     assert [("while" in program_of(h) or "scan" in program_of(h)) for h in (CPU, GPU, TPU)] == [True, False, False]
     on_gpu, on_cpu = (tree.weighted_sum(weights, stack, stack[0], hardware) for hardware in (GPU, CPU))
     np.testing.assert_array_equal(on_gpu, on_cpu)
-    slopes = [jax.grad(lambda w, h=h: tree.weighted_sum(w, stack, stack[0], h).sum())(weights) for h in (GPU, CPU)]
-    np.testing.assert_array_equal(*slopes)
+    gradients = [jax.grad(lambda w, h=h: tree.weighted_sum(w, stack, stack[0], h).sum())(weights) for h in (GPU, CPU)]
+    np.testing.assert_array_equal(*gradients)
 
 
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():

@@ -1,4 +1,4 @@
-"""The spectral norm is numpy's and torch's, and its slope is u v'."""
+"""The spectral norm is numpy's and torch's, and its gradient is u v'."""
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +73,9 @@ def test_the_gradient_at_zero_is_zero_also_among_others_in_a_vmap():
 def test_a_repeated_singular_value_gives_a_subgradient(x64):
     """G is a subgradient of the spectral norm at X if <G, X> = ||X|| and the singular values of G sum to 1."""
     x = jnp.diag(jnp.array([2.0, 2.0, 1.0]))
-    slope = spectral_gradient(x)
-    np.testing.assert_allclose(jnp.vdot(slope, x), 2, rtol=1e-12)
-    np.testing.assert_allclose(np.linalg.svd(slope, compute_uv=False), [1, 0, 0], atol=1e-12)
+    gradient = spectral_gradient(x)
+    np.testing.assert_allclose(jnp.vdot(gradient, x), 2, rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.svd(gradient, compute_uv=False), [1, 0, 0], atol=1e-12)
 
 
 def test_a_vector_has_spectral_norm_0_and_its_l2_norm_in_the_published_code():
@@ -122,7 +122,7 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
         return sum(jax.tree.leaves(values)), values
 
     measured = worlds.jit(lambda tensors: [jax.value_and_grad(total, has_aux=True)(tensors, h) for h in (cpu, gpu)])
-    ((_, one_by_one), slopes), ((_, segmented), slopes_of_segments) = measured(tensors)
+    ((_, one_by_one), gradients), ((_, segmented), gradients_of_segments) = measured(tensors)
     assert float(segmented["zero"]) == 0
     worlds.assert_close(segmented, one_by_one, 1e-13)
-    worlds.assert_close(slopes_of_segments, slopes, 1e-13)
+    worlds.assert_close(gradients_of_segments, gradients, 1e-13)

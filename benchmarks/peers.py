@@ -116,7 +116,7 @@ class Lean:
         return best._asdict() | {"ways": found} | ({"not compiled": why} if why else {})
 
     def ways(self, threads: int) -> list[Way]:
-        """Those that differ for this network; vmapped or looped, a network without convolutions has one format."""
+        """Returns the ways that differ for this network: one without convolutions has a single memory format."""
         is_convolutional = any(p.ndim == 4 for p in self.world.params.values())
         processes = {Way(threads), Way(1), Way(1, processes=threads)}
         formats = (False, True) if is_convolutional else (False,)
@@ -133,7 +133,7 @@ class Lean:
         torch.set_num_threads(way.threads)
         self.passes = [_pass(self.world, rows, way) for rows in _joined(self.world.scoring, way.width)]
         self.world = _laid_out(self.world, way.channels_last)
-        self.compiled = _compiled(self.world, way) if way.compiled else None
+        self.compiled = _compiled(self.world) if way.compiled else None
         if way.processes > 1:
             self.pool = torch_pool.start(self.world, way)
 
@@ -252,7 +252,7 @@ def _gathered(world: World, batches: list[Tensor], channels_last: bool):
         yield from zip(_format(world.x[rows], channels_last).split(sizes), world.y[rows].split(sizes), strict=True)
 
 
-def _compiled(world: World, way: Way):
+def _compiled(world: World):
     """The network by torch.compile, for the few sizes that come often."""
     torch._dynamo.config.recompile_limit = 64
     return torch.compile(world.net, dynamic=False)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays, check, numbers, reason, with_groups
+from fedvg_jax.data.arrays import Arrays, check, numbers, with_groups
+from fedvg_jax.data.readers import npy
 
 LAYOUT = "x.npy (uint8 [T, H, W] or [T, H, W, D]) and y.npy (integers [T])[, class_names.npy][, groups.npy]"
 
@@ -40,10 +40,4 @@ def load(path: Path) -> Arrays:
 def _read(file: Path) -> np.ndarray:
     if not file.is_file():
         raise UsageError(f"{file.parent}: {file.name} missing; it must hold {LAYOUT}")
-    files.refuse_special(file)
-    try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged file raises what its first bad byte leads to
-        raise UsageError(
-            f"{file}: not a complete .npy file of a plain array ({reason(error)}); write it again"
-        ) from None
+    return npy.open_array(file, "write it again")

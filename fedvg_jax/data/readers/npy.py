@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedvg_jax.core.files import refuse_special
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, allocate, check, reason
@@ -42,20 +43,28 @@ def load(data_dir: Path, cache_dir: Path | None, *, name: str, class_names: Sequ
         raise UsageError(f"{data_dir}: {missing[0]} missing; it must hold {LAYOUT}")
 
     def decode() -> Arrays:
-        x, y = (_open(file) for file in files)
+        x, y = (open_array(file, "fetch it again") for file in files)
         x = _bytes(_channels_last(x, files[0]), files[0])
         return check(Arrays(name, x, _whole_numbers(y, files[1]), tuple(class_names), len(x)), data_dir)
 
     return cache.cached(f"{name}-npy", files, decode, cache_dir)
 
 
-def _open(file: Path) -> np.ndarray:
+def open_array(file: Path, remedy: str) -> np.ndarray:
+    """Returns the array of a file as a memory map.
+
+    Args:
+        file: a regular .npy file.
+        remedy: for a damaged file, the end of the message.
+
+    Raises:
+        UsageError: the file is not a regular one, or damaged.
+    """
+    refuse_special(file)
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged file raises what its first bad byte leads to
-        raise UsageError(
-            f"{file}: not a complete .npy file of a plain array ({reason(error)}); fetch it again"
-        ) from error
+        raise UsageError(f"{file}: not a complete .npy file of a plain array ({reason(error)}); {remedy}") from error
 
 
 def _channels_last(x: np.ndarray, file: Path) -> np.ndarray:

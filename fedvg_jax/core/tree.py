@@ -19,6 +19,12 @@ scale = optax.tree.scale
 zeros_like = optax.tree.zeros_like
 
 
+@jax.jit
+def copies(arrays: Tree) -> Tree:
+    """Returns copies of JAX arrays, made by one program; `jnp.copy` is a program for every shape."""
+    return jax.tree.map(jnp.copy, arrays)
+
+
 def take(tree: Tree, index) -> Tree:
     """Returns entry `index` of every leaf's leading axis."""
     return jax.tree.map(lambda x: x[index], tree)

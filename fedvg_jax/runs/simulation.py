@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Wrapped
@@ -16,7 +15,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files, processes
+from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
@@ -334,8 +333,8 @@ def make_data(
         task: the model that scores; defaults to the config's.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    array = np.asarray if is_on_host else jnp.asarray
     shared = shared or make_shared(config, arrays, parts)
+    pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.select == "held_out"
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
@@ -347,10 +346,11 @@ def make_data(
     def table(rows, max_rows, batch_size, keep_single):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
-        return array(schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single))
+        made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
+        return made if is_on_host else jax.device_put(made)
 
     return Data(
-        Batch(array(shared.x), array(shared.y)),
+        pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored, EVAL_BATCH, keep_single=True),
         table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),

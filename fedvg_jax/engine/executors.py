@@ -69,7 +69,8 @@ def sharded(
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
-    the devices, where a device contributes zeros for clients that it did not train.
+    the devices, where a device contributes zeros for clients that it did not train. Weighted means of clients are sums of
+    each device's, added up.
 
     Args:
         num_devices: D.
@@ -109,7 +110,10 @@ def sharded(
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
     placement = NamedSharding(mesh, P())
-    return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
+    by_client = NamedSharding(mesh, by_device) if num_devices > 1 else None
+    return Executor(
+        num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes, clients=by_client
+    )
 
 
 def _specs(shared: Tree) -> Tree:

@@ -198,7 +198,7 @@ def make_round(
         executor,
         optimiser,
         num_clients,
-        aggregate,
+        robust.with_sharding(aggregate, executor.clients),
         disturb,
         refine,
         augment,
@@ -210,7 +210,7 @@ def make_round(
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         inputs = _round_inputs(state, schedule, data, hyper)
-        terms = cohort_blocks.terms_of(weighting, aggregate, inputs.schedule)
+        terms = cohort_blocks.terms_of(weighting, parts.aggregate, inputs.schedule)
         process = functools.partial(process_block, parts, terms, inputs)
         cohort = cohort_blocks.over_blocks(process, inputs.state, inputs.schedule, num_clients, len(terms))
         return server_step(parts, terms, inputs, cohort)
@@ -265,7 +265,7 @@ def process_block(
     models = tuple(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
-    means = tuple(cohort_blocks.weighted_sums(parts.algorithm_part(w), averaged, parts.hardware) for w in block_weights)
+    means = tuple(_mean_messages(parts, w, averaged) for w in block_weights)
     memories = tree.put(state.clients, schedule.clients, memories)
     optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
     cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
@@ -410,6 +410,12 @@ def report_clients(
     memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     return tree.where(present, memories, tree.take(state.clients, schedule.clients)), summed, averaged
+
+
+def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tree:
+    """Returns the messages [H, ...] averaged with the weights [H]."""
+    sharding = parts.executor.clients
+    return cohort_blocks.weighted_sums(parts.algorithm_part(weights), averaged, parts.hardware, sharding)
 
 
 def update_optimisers(state: SimState, schedule: Schedule, present: Array, optimisers: Tree) -> Tree:

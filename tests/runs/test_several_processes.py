@@ -94,8 +94,9 @@ COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", 
 COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
 
 
-def test_devices_exchange_only_finished_clients_and_no_gradient():
-    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices."""
+def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient():
+    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices. The
+    only sums are those of the weighted means."""
     import programs
 
     world, algorithm, executor = worlds.uneven(), worlds.full_algorithm(), executors.sharded(4, 1)
@@ -104,7 +105,7 @@ def test_devices_exchange_only_finished_clients_and_no_gradient():
     schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
-    assert used & COLLECTIVES == {"reduce_scatter"} and "shard_map" in used
+    assert used & COLLECTIVES == {"reduce_scatter", "psum"} and "shard_map" in used
 
 
 CORES = """

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import targets, tree
+from fedvg_jax.core import hardware, targets, tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, programs, simulation, target_programs
@@ -179,20 +179,32 @@ def assert_only_clients_and_their_mean(launches, size, model, num_clients):
     assert model <= size["all-reduce"] <= model + MOST_SCALARS
 
 
+def exchanged_by_four(config, of_hardware):
+    """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
+    target = targets.parse_target("h100:4")
+    made = simulation.simulation(config, machine=programs.Machine(of_hardware, tuple(jax.devices()[:4])))
+    found = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
+    return *found, 4 * tree.size(made.state.variables.params)
+
+
 @pytest.mark.parametrize(("num_clients", "divides"), [(8, True), (6, False)])
 def test_devices_exchange_the_clients_once_and_one_mean(num_clients, divides):
-    """With a GPU's choices, on four devices of this CPU."""
-    target = targets.parse_target("h100:4")
-    machine = programs.Machine(target.hardware, tuple(jax.devices()[:4]))
+    """With the choices of a GPU."""
     config = Config(rounds=2, clients=num_clients, join_ratio=1.0, alpha=1.0, min_samples=2)
-    made = simulation.simulation(config, machine=machine)
-    launches, size = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
-    model = 4 * tree.size(made.state.variables.params)
+    launches, size, model = exchanged_by_four(config, targets.parse_target("h100:4").hardware)
     if divides:
         assert_only_clients_and_their_mean(launches, size, model, num_clients)
     assert size["reduce-scatter"] == 8 * (model + 4)
     assert size["all-gather"] <= MOST_SCALARS and size["all-reduce"] <= 2 * model + 2 * MOST_SCALARS
     assert size["all-to-all"] + size["collective-permute"] <= 8 * model
+
+
+def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
+    """Its weighted mean is a loop over clients, for which XLA would gather all of them on every device."""
+    four = hardware.Hardware("cpu", "cpu", num_devices=4, cores=4, memory_bytes=None)
+    config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
+    launches, size, model = exchanged_by_four(config, four)
+    assert_only_clients_and_their_mean(launches, size, model, 4)
 
 
 @pytest.mark.slow

@@ -180,7 +180,8 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def aggregate(state, clients, measured, planned, data, hyper):
         weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
-        return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
+        key = jax.random.key(0)
+        return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
 

@@ -115,8 +115,8 @@ def _loop_sum_over_devices(sharding: NamedSharding):
     @jax.jit
     def sum_padded(weights: Array, stack: Array, origin: Array) -> Array:
         num_dummies = -len(weights) % mesh.size  # of weight 0
-        padded = (jnp.pad(x, [(0, num_dummies), *(x.ndim - 1) * [(0, 0)]]) for x in (weights, stack))
-        return sum_over_devices(*padded, origin)
+        weights, stack = (jnp.pad(x, [(0, num_dummies), *(x.ndim - 1) * [(0, 0)]]) for x in (weights, stack))
+        return sum_over_devices(weights, stack, origin)
 
     return sum_padded
 

@@ -291,8 +291,8 @@ class Report(NamedTuple):
     delta: Tree
     """delta_k = theta_g - theta_k, trained tensors only."""
     row_parts: RowParts | None = None
-    """The devices that score this client together, where there are several; see `weightings.signals.mean_over`. A signal
-    that ignores them evaluates all rows on each of them, with the same result."""
+    """The devices that score this client together, where there are several; see `weightings.signals.mean_over`. A
+    signal that ignores them evaluates all rows on each of them, with the same result."""
 
 
 class Returns(NamedTuple):

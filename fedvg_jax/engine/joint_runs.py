@@ -98,7 +98,7 @@ def pooled(executor: Executor) -> Executor:
 
         return map_run(shared, xs)
 
-    return executor._replace(train=train, map=map_entries, clients=None)
+    return executor._replace(train=train, map=map_entries, clients=None, map_by_rows=None)
 
 
 def _job(

@@ -207,6 +207,14 @@ def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     assert_only_clients_and_their_mean(launches, size, model, 4)
 
 
+def test_devices_that_share_clients_exchange_them_once_and_one_gradient_each():
+    """Two devices score each of two clients: all of them get both, and a device gives its part of one gradient."""
+    config = Config(rounds=2, clients=2, join_ratio=1.0, alpha=1.0, min_samples=2)
+    _, size, model = exchanged_by_four(config, targets.parse_target("h100:4").hardware)
+    assert 2 * (model + 4) + model <= size.pop("all-reduce") <= 2 * (model + 4) + model + MOST_SCALARS
+    assert sum(size.values()) <= MOST_SCALARS
+
+
 @pytest.mark.slow
 def test_two_hosts_of_eight_gpus_exchange_the_clients_once_and_one_mean():
     """16 devices; at most 12 launches of all-reduces and one of a reduce-scatter, as measured."""

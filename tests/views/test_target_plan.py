@@ -215,15 +215,28 @@ def test_devices_that_share_clients_exchange_them_once_and_one_gradient_each():
     assert sum(size.values()) <= MOST_SCALARS
 
 
+def exchanged_by_two_hosts(num_clients):
+    """Returns what a round exchanges on 2 hosts of 8 GPUs, as XLA compiles it for them."""
+    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
+    command = [sys.executable, exchanged.__file__, "h100:2x8", str(num_clients)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
 @pytest.mark.slow
 def test_two_hosts_of_eight_gpus_exchange_the_clients_once_and_one_mean():
     """16 devices; at most 12 launches of all-reduces and one of a reduce-scatter, as measured."""
-    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
-    command = [sys.executable, exchanged.__file__, "h100:2x8", "32"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    launches, size, model = json.loads(printed.splitlines()[-1])
+    launches, size, model = exchanged_by_two_hosts(32)
     assert_only_clients_and_their_mean(launches, size, model, 32)
     assert launches["reduce-scatter"] == 1 and launches["all-reduce"] <= 12
+
+
+@pytest.mark.slow
+def test_two_hosts_of_eight_gpus_exchange_four_clients_once_and_one_gradient_each():
+    """Four GPUs score a client; 3 launches of all-reduces, as measured."""
+    launches, size, model = exchanged_by_two_hosts(4)
+    assert launches["all-reduce"] <= 12 and size.pop("all-reduce") <= 4 * (model + 4) + model + MOST_SCALARS
+    assert sum(size.values()) <= MOST_SCALARS
 
 
 def test_a_process_of_other_devices_is_refused_in_one_line(monkeypatch):

@@ -184,16 +184,19 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         done = executor.train(client, (state, data, hyper), planned)
         return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, done.params), done.stats)
 
+    def measure(shared, report, row_parts=None):
+        hyper, data = shared
+        return weighting.signal(hyper, report._replace(row_parts=row_parts), data)
+
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, planned.num_samples, deltas)
-        return executor.map(
-            lambda shared, report: weighting.signal(shared[0], report, shared[1]), (hyper, data), reports
-        )
+        return (executor.map_by_rows or executor.map)(measure, (hyper, data), reports)
 
     def aggregate(state, clients, measured, planned, data, hyper):
         weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
-        return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
+        key = jax.random.key(0)
+        return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
 

@@ -37,6 +37,7 @@ WITHOUT_JAX = {
     "paper",
     "data",
     "core/types",
+    "core/device_counts",
     "core/device_models",
     "core/targets",
     "core/files",

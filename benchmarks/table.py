@@ -178,7 +178,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
         yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
     if "start" in file:
         seconds = ", ".join(f"{name} {number(file['start'][name]['median'])} s" for name in file["start"])
-        yield f"- A second start, to the end of its first round and an evaluation: {seconds} (targets 5 s and 15 s)."
+        yield f"- A second start, to the end of its first round and an evaluation: {seconds} (targets 2 s and 5 s)."
     if "schedule" in file:
         times = ", ".join(f"{number(spread['median'])} ms for {k}" for k, spread in file["schedule"].items())
         yield f"- Planning a round of 100,000 clients, by cohort: {times} (target 50 ms)."

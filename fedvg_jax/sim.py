@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import os
 import sys
@@ -285,12 +286,22 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
     """Trains, draws and exports; returns the exit code."""
     from fedvg_jax.core import processes
 
-    with processes.together():
-        sim, out = _prepare(config, console, unused), _run_folder(config)
-    from fedvg_jax.views import display
+    with contextlib.ExitStack() as starting:
+        starting.enter_context(collection.paused())
+        starting.callback(gc.freeze)  # what the start leaves lives as long as the process
+        with processes.together():
+            sim, out = _prepare(config, console, unused), _run_folder(config)
+        from fedvg_jax.views import display
 
-    with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(sim, on_records=show, log=log, exit_message=lambda: exit_message(out))
+        with display.round_progress(console, config.rounds) as show:
+
+            def on_records(records: list[history.Record]) -> None:
+                starting.close()
+                show(records)
+
+            finished = tracking.run_simulation(
+                sim, on_records=on_records, log=log, exit_message=lambda: exit_message(out)
+            )
     if not processes.is_first():
         return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     if importlib.util.find_spec("matplotlib"):
@@ -335,13 +346,12 @@ def _show_target_plan(config: Config, console: Console) -> int:
 
 def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulation:
     """Starts jax, reads the data, and shows the start of the run."""
-    with collection.paused():
-        start_jax(config)
-        from fedvg_jax.runs import simulation
-        from fedvg_jax.views import display
+    start_jax(config)
+    from fedvg_jax.runs import simulation
+    from fedvg_jax.views import display
 
-        with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
-            sim = simulation.simulation(config, progress=progress, reading=reading)
+    with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
+        sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
     return sim
 

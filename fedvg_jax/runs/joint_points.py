@@ -131,7 +131,7 @@ def _functions(
     chunk = federated_round.make_chunk(joint_runs.joint_round(programs.make_round(config, *parts)))
     jitted = jax.jit(chunk, donate_argnums=0, out_shardings=executor.placement)
     evaluation = joint_runs.joint_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
-    return executor, jitted, jax.jit(evaluation)
+    return executor, jitted, jax.jit(evaluation, out_shardings=executor.placement)
 
 
 _stored_functions = functools.lru_cache(programs.MAX_PROGRAMS)(_functions)
@@ -283,7 +283,9 @@ def _stack(planned: Sequence[Sequence[Schedule]], executor: Executor, num_places
     capacity = num_places * len(planned[0][0].rows)
     idle = [joint_runs.idle_schedule(planned[0][0])] * (num_places - len(planned))
     rounds = [joint_runs.join_schedules([*of_runs, *idle], executor) for of_runs in zip(*planned, strict=True)]
-    return schedule.stack(rounds, MAX_ROUNDS, capacity)
+    stacked = schedule.stack(rounds, MAX_ROUNDS, capacity)
+    # XLA would choose a placement that may not divide the axes
+    return stacked if executor.placement is None else jax.device_put(stacked, executor.placement)
 
 
 def _arrays(

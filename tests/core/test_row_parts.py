@@ -20,12 +20,10 @@ def of_user(hyper, report, data):
 
 
 def every_signal(hyper, report, data):
-    """Gradients with their norms, and everything else that is measured on rows."""
-    both = (
-        signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), *mode) for mode in ((True, 1), (False, 2))
-    )
+    """The gradient with its norms, and everything else that is measured on rows."""
+    gradient = signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), True, 2)
     others = (recorded.client_fisher_trace, signals.validation_loss, signals.validation_accuracy)
-    made = [*both, *(signal(worlds.TASK) for signal in others), signals.pooled_test_accuracy(worlds.TASK), of_user]
+    made = [gradient, *(signal(worlds.TASK) for signal in others), signals.pooled_test_accuracy(worlds.TASK), of_user]
     return [signal(hyper, report, data) for signal in made]
 
 

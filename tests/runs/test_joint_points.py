@@ -6,6 +6,7 @@ import dataclasses
 import signal
 
 import flax.linen as nn
+import numpy as np
 import pytest
 import worlds
 from small_sweeps import base_config, histories, timeless
@@ -61,6 +62,24 @@ def alone(base):
 def together(base, tmp_path_factory):
     out = tmp_path_factory.mktemp("sweeps") / "together"
     return out, fedvg_jax.run_sweep(base, {NAMES: ROWS}, out, vectorize=2, **GIVEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("join_ratio", [1.0, 0.34], ids=["six clients", "two clients"])
+def test_points_side_by_side_on_four_devices_equal_those_of_one(base, join_ratio):
+    """Alone, a run of two clients has two devices to score each; together, their clients are jobs for all four."""
+    settings = dataclasses.replace(base, weighting="fedvg", join_ratio=join_ratio, rounds=1)
+    rows = [(row[0], row[1], row[2], 1) for row in ROWS[:2]]
+
+    def computed(devices, share):
+        swept = dataclasses.replace(settings, devices=devices)
+        return fedvg_jax.run_sweep(swept, {NAMES: rows}, vectorize=share, **GIVEN)
+
+    four, one = computed("4", 2), computed("1", "off")
+    for mine, other in zip(four, one, strict=True):
+        for name in ("weights", "scores", "test_loss", "val_loss"):
+            expected = [record[name] for record in other.result.records]
+            np.testing.assert_allclose([record[name] for record in mine.result.records], expected, 1e-5)
 
 
 def test_points_side_by_side_equal_the_points_alone(alone, together):

@@ -207,9 +207,11 @@ def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Vari
 
 
 def place_like(template: Tree, state: Tree) -> Tree:
-    """Returns `state` on the devices, with the shardings and key types of `template`."""
+    """Returns `state` on the devices, with the shardings and key types of `template`, whose NumPy arrays stay here."""
 
     def placed(expected, value):
+        if isinstance(expected, np.ndarray):
+            return value
         if _is_key(expected):
             return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
         return processes.place(value, expected.sharding)

@@ -87,9 +87,9 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
-    memories = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
+    clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
     owners = jnp.full(num_rows, -1, jnp.int32) if num_rows else ()
-    return SimState(first_round, variables, server, *memories, owners)
+    return SimState(first_round, variables, server, clients, optimisers, owners)
 
 
 init = init_state
@@ -466,8 +466,9 @@ def server_step(
     variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = parts.refine(hyper, state.round, variables, inputs.data)
 
-    memories = (cohort.client_memories, cohort.optimiser_memories)
-    state = SimState(state.round + 1, variables, server, *memories, update_owners(state, inputs.schedule))
+    memories, optimisers = cohort.client_memories, cohort.optimiser_memories
+    owners = update_owners(state, inputs.schedule)
+    state = SimState(state.round + 1, variables, server, memories, optimisers, owners)
     return state, _metrics(parts.weighting, inputs.schedule, table, weights)
 
 

@@ -165,8 +165,8 @@ class Recorder:
             self._pending.result()
         if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved_round):
             self.wait()
-            on_host = {"state": client_memories.used_rows(checkpoint.to_host(state))}
-            on_host["best"] = self.best.variables if self.best else None
+            best = self.best.variables if self.best else None
+            on_host = {"state": client_memories.used_rows(checkpoint.to_host(state)), "best": best}
             self._saved_round, self._saved_at = last["round"], time.perf_counter()
             arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
             self._pending = self._destination.pool.submit(_save, *arguments)

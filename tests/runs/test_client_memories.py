@@ -25,7 +25,7 @@ SETTINGS = Config(
     **{"rounds": 3, "eval_every": 1, "devices": "1", "weighting": "uniform", "dropout": 0.2, "lr": 0.05},
     **{"optimiser_state": "kept", "momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
 )
-"""Of `worlds.full_algorithm`, which has probes as elastic. Three rounds sample a client three times, and others drop out."""
+"""Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {
     "all": {"DENSE_BYTES": 2**40},
     "device": {"DENSE_BYTES": 0},
@@ -46,7 +46,7 @@ TASK = Task(
     predict=lambda params, stats, batch: batch.x @ params["w"],
     measure=lambda *batch: {"loss": _loss(*batch, False)[0], "batches": jnp.ones(())},
     metrics=lambda sums: {"loss": float(sums["loss"] / sums["batches"])},
-    block_of=str,
+    block_of=str,  # one tensor, one block
 )
 """Linear regression, which compiles fast."""
 
@@ -106,7 +106,7 @@ def by_client(state: SimState, num_clients: int):
 
 def assert_equal_states(some, every):
     """All fields, with the memories by client."""
-    memories = by_client(some, len(jax.tree.leaves(every.clients)[0]))
+    memories = by_client(some, len(jax.tree.leaves((every.clients, every.optimisers))[0]))
     jax.tree.map(np.testing.assert_array_equal, memories, (every.clients, every.optimisers))
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
@@ -259,9 +259,10 @@ def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
     ids=["scaffold", "feddyn in blocks", "adamw", "published cohorts"],
 )
 def test_every_kind_of_memory_gives_the_same_states(run, changes, devices):
-    expected = run("all", given=None, devices=devices, **changes)
+    changes = {"given": None, "devices": devices, "clients": 40, "join_ratio": 0.15, "val_ratio": 0.2} | changes
+    expected = run("all", **changes)
     for layout in ("device", "host", "host, a round"):
-        history, states = run(layout, given=None, devices=devices, **changes)
+        history, states = run(layout, **changes)
         assert_equal_runs(history, expected[0])
         for some, every in zip(states, expected[1], strict=True):
             assert_equal_states(some, every)

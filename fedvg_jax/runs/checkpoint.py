@@ -47,7 +47,12 @@ PLAIN = re.compile(r"[\w/. -]*")
 
 def to_host(state: Tree) -> Tree:
     """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
-    return jax.tree.map(np.array, jax.device_get(jax.tree.map(_untyped, state)))
+    return jax.tree.map(np.array, read(state))
+
+
+def read(state: Tree) -> Tree:
+    """Returns the arrays on the host, which may share the memory of a CPU device; typed keys become their key data."""
+    return jax.device_get(jax.tree.map(_untyped, state))
 
 
 def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:

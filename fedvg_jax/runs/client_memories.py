@@ -22,7 +22,7 @@ from fedvg_jax.runs import checkpoint, host_pool
 DENSE_BYTES = 2**26
 """Bytes of memories up to which every client has a row."""
 
-CHUNK_BYTES = 2**28
+CHUNK_BYTES = 2**26
 """Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
 
 MEMORIES = ("clients", "optimisers")

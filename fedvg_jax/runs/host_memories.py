@@ -136,7 +136,9 @@ def load(host: HostMemories, stored: Stored, state: SimState, clients: np.ndarra
     is_known = np.flatnonzero(rows >= 0)
 
     def filled(fresh: Any, kept: np.ndarray) -> np.ndarray:
-        result = np.repeat(checkpoint.to_host(fresh), host.capacity, 0)
+        one = checkpoint.to_host(fresh)
+        result = np.zeros((host.capacity, *one.shape[1:]), one.dtype)  # rows past the chunk's clients are not read
+        result[: len(clients)] = one
         result[is_known] = kept[rows[is_known]]
         return result
 
@@ -165,7 +167,7 @@ def save(stored: Stored, state: SimState, clients: np.ndarray) -> Stored:
     rows = stored.row_of[clients]
 
     def write(kept: np.ndarray, leaf: Any) -> None:
-        kept[rows] = checkpoint.to_host(leaf)[: len(clients)]
+        kept[rows] = checkpoint.read(leaf)[: len(clients)]
 
     for name in MEMORIES:
         jax.tree.map(write, stored.memories[name], getattr(state, name))

@@ -140,8 +140,8 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = support.of(state.variables.params), state.variables.stats
-        row = schedules.memory_rows(schedule)[k]
-        memory = tree.take(state.optimisers, row) if state.optimisers else rule.init(params)
+        is_kept = bool(state.optimisers)
+        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
         return Carry(params, stats, memory, jnp.zeros((), tree.dtype(params)))
 
     def step(carry: Carry, k, minibatch) -> Carry:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import jax
@@ -15,8 +16,9 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import SimState, Task, UsageError, Variables
-from fedvg_jax.runs import checkpoint, client_memories, host_memories, memory, simulation
+from fedvg_jax.runs import checkpoint, client_memories, host_memories, loss_plane, memory, simulation
 from fedvg_jax.runs.client_memories import Layout
+from fedvg_jax.views import dry_run
 
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
 MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
@@ -203,6 +205,17 @@ def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
         rows(3)
 
 
+def test_rows_of_a_million_clients_take_four_bytes_each():
+    tracemalloc.start()
+    try:
+        rows = client_memories.rows_of_rounds(MILLION, Layout(53248, False))
+        last = rows(50)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 10**6 + 2**20 and 45_000 < max(last) < 51_000
+
+
 def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
     config = replace(MILLION, clients=50, join_ratio=0.2, rounds=4)
     layout = Layout(50, False)
@@ -310,3 +323,23 @@ def test_two_processes_keep_the_memories_on_their_hosts(tmp_path):
     for mine, other in zip(one, two, strict=True):
         for entry in ("clients", "weights", "test_loss", "val_loss"):
             np.testing.assert_allclose(mine[entry], other[entry], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_plans_and_loss_planes_read_the_memories_wherever_they_are(monkeypatch, tmp_path):
+    config = Config(
+        **{"clients": 20, "join_ratio": 0.2, "rounds": 2, "local_epochs": 1, "devices": "1", "algorithm": "scaffold"},
+        **{"cache_dir": tmp_path / "cache"},
+    )
+    planes = []
+    for layout in ("all", "device", "host, a round"):
+        for name, value in LAYOUTS[layout].items():
+            monkeypatch.setattr(client_memories, name, value)
+        made = replace(config, memories="host" if "host" in layout else "device", out=tmp_path / layout)
+        predicted = dry_run.predict(fv.simulation(made))
+        assert predicted.rounds == 2 and predicted.seconds > 0
+        fv.run(made)
+        planes.append(loss_plane.of_run(tmp_path / layout, num_points=3))
+    for plane in planes[1:]:
+        jax.tree.map(np.testing.assert_array_equal, plane.losses, planes[0].losses)
+        assert plane.clients == planes[0].clients

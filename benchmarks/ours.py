@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     sim = simulation(case, args.data_dir, args.conv)
     planned = [sim.schedule(r) for r in range(case.rounds)]
     write_world(args.folder, case, sim, planned)
-    ours = Ours(sim, planned)
+    ours = Ours(sim, planned, case.checked_steps)
     contest.serve(args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about(case))
     return 0
 
@@ -72,6 +72,7 @@ def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: 
         "scored": config.weighting == "fedvg",
         "clients": config.clients,
         "work": cases.image_gradients(planned, scoring["scoring"], config.weighting == "fedvg"),
+        "checked_steps": case.checked_steps,
         "equal": len({tuple(s.num_steps) for s in planned}) == 1 and len(set(planned[0].num_steps.tolist())) == 1,
     }
     (folder / "world.json").write_text(json.dumps(known), encoding="utf-8")
@@ -80,8 +81,9 @@ def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: 
 class Ours:
     """The compiled rounds of a simulation, and its parts."""
 
-    def __init__(self, sim: build.Simulation, planned: list[Schedule]):
+    def __init__(self, sim: build.Simulation, planned: list[Schedule], checked_steps: int | None = None):
         self.sim, self.planned = sim, planned
+        self.checked = planned[0] if checked_steps is None else shortened(planned[0], sim, checked_steps)
         self.stacked = schedules.stack(planned, build.MAX_ROUNDS)
         begun = time.perf_counter()
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
@@ -102,8 +104,8 @@ class Ours:
         }
 
     def check(self) -> dict[str, np.ndarray]:
-        """Every client after one step in float64; the first round's global model and weights as they are timed."""
-        first = self.planned[0]
+        """Every client after one step in float64; the checked round's global model and weights by the timed program."""
+        first = self.checked
         single = schedules.stack([first], build.MAX_ROUNDS)
         state, metrics = self.chunk(self._state(), np.int32(1), single, self.sim.data, self.sim.hyper)
         stepped = self._double(first._replace(num_steps=np.minimum(first.num_steps, 1)))[2]
@@ -111,8 +113,8 @@ class Ours:
         return found | contest.by_path("step", *jax.device_get(stepped))
 
     def exact(self) -> dict[str, np.ndarray]:
-        """The first round's global model in float64, which all are compared with."""
-        first = self.planned[0]
+        """The checked round's global model in float64, which all are compared with."""
+        first = self.checked
         state, data, clients, hyper = self._double(first)
         with jax.enable_x64(True):
             measured = self.alone["score"](state, clients, first, data, hyper)
@@ -152,6 +154,17 @@ class Ours:
         return jax.tree.map(jnp.copy, self.sim.state)  # a chunk takes over the memory of its state
 
 
+def shortened(planned: Schedule, sim: build.Simulation, steps: int) -> Schedule:
+    """Returns the round with at most so many local steps of each client."""
+    num_steps, executor = np.minimum(planned.num_steps, steps), build.make_executor(sim.config)
+    start = (np.cumsum(num_steps) - num_steps).astype(np.int32)
+    rows = np.full_like(planned.rows, -1)
+    for old, new, count in zip(planned.start, start, num_steps, strict=True):
+        rows[new : new + count] = planned.rows[old : old + count]
+    plan = lane_plan.plan_lanes(num_steps, executor.num_lanes, executor.lanes_together)
+    return planned._replace(num_steps=num_steps, start=start, rows=rows, plan=plan)
+
+
 def _double(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
@@ -171,16 +184,19 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         done = executor.train(client, (state, data, hyper), planned)
         return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, done.params), done.stats)
 
+    def measure(shared, report, row_parts=None):
+        hyper, data = shared
+        return weighting.signal(hyper, report._replace(row_parts=row_parts), data)
+
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, planned.num_samples, deltas)
-        return executor.map(
-            lambda shared, report: weighting.signal(shared[0], report, shared[1]), (hyper, data), reports
-        )
+        return (executor.map_by_rows or executor.map)(measure, (hyper, data), reports)
 
     def aggregate(state, clients, measured, planned, data, hyper):
         weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
-        return robust.mean(hyper, jax.random.key(0), state.variables, clients, weights)
+        key = jax.random.key(0)
+        return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
 

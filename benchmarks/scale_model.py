@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedvg_jax.core import device_counts
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.engine import lane_plan
@@ -124,10 +125,10 @@ class Federation(NamedTuple):
 
 
 PHASES = {
-    "training": "local steps and scoring, if all devices were equally busy",
+    "training": "local steps and scoring, if all devices that do them were equally busy",
     "stragglers": "devices that wait for the longest lane, or for the last clients to be scored",
     "lane changes": "kernels that load and store clients; all devices stop for each",
-    "collectives": "reduce-scatter of clients, all-reduce of the mean, and the latency of small collectives",
+    "collectives": "exchange of clients, all-reduce of the mean or of gradients, and the latency of small collectives",
     "rest": "the weighted mean and the server step",
     "planning": "the host draws the next round and its plan, while the devices work",
     "input": "the host copies the next round's plan and rows, while the devices work",
@@ -142,7 +143,7 @@ class Estimate(NamedTuple):
 
     devices: int
     used: int
-    """Devices that train: at most one for each client."""
+    """Devices that work: at most as many as clients, or several for each client, which score it together."""
     cohort: int
     block: int
     """Clients of a cohort block: the cohort, or what memory holds (`--hold`)."""
@@ -152,7 +153,7 @@ class Estimate(NamedTuple):
     bottleneck: str
     """The largest phase, of the mean of both ends."""
     efficiency: tuple[float, float]
-    """Seconds of `training` over seconds of the round, times the share of devices that train."""
+    """Seconds of local steps and scoring of all devices, over seconds of the round of all devices."""
 
 
 def federation(
@@ -201,26 +202,25 @@ def estimate(
         network: link between hosts; NVLink connects the devices of one.
         pool: "device", where the pixels stay on the devices, or "host", where each round's rows are copied.
     """
-    used = min(devices, group.cohort)
-    lanes = min(figures.lanes, -(-group.cohort // used))
-    block = _block(figures, group.cohort, used)
-    drawn = [_work(rows, group, used, lanes, block) for rows in group.rows]
+    layout = _layout(figures, group.cohort, devices)
+    drawn = [_work(rows, group, layout) for rows in group.rows]
     work = Work(*(float(np.mean(values)) for values in zip(*drawn, strict=True)))
     links = LINKS[network], LINKS["nvlink"]
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
+    busy = []
     for end in (OPTIMISTIC, PESSIMISTIC):
-        for name, seconds in _device_phases(figures, group, work, used, lanes, block, links, end).items():
+        for name, seconds in _device_phases(figures, group, work, layout, links, end).items():
             phases[name].append(seconds)
-        tables = (group.cohort + lanes * used) * lanes * PLAN_ENTRY
+        busy.append(_busy_seconds(figures, group, work, layout, end) / devices)
+        tables = (group.cohort + layout.lanes * layout.used) * layout.lanes * PLAN_ENTRY
         drawing = planning.client * group.cohort + planning.row * work.rows
-        phases["planning"].append(drawing + planning.byte * tables * used)
-        phases["input"].append(_input(figures, work, used, tables, pool, end))
+        phases["planning"].append(drawing + planning.byte * tables * layout.used)
+        phases["input"].append(_input(figures, work, layout.used, tables, pool, end))
     pairs = {name: (pair[0], pair[1]) for name, pair in phases.items()}
     seconds = _round_seconds(pairs)
-    training = pairs["training"]
     bottleneck = max(pairs, key=lambda name: sum(pairs[name]))
-    best, worst = (used / devices * part / whole for part, whole in zip(training, seconds, strict=True))
-    return Estimate(devices, used, group.cohort, block, pairs, seconds, bottleneck, (best, worst))
+    best, worst = (part / whole for part, whole in zip(busy, seconds, strict=True))
+    return Estimate(devices, layout.used, group.cohort, layout.block, pairs, seconds, bottleneck, (best, worst))
 
 
 PLAN_ENTRY = 10
@@ -238,24 +238,48 @@ class Work(NamedTuple):
     rows: float
     """Rows of the cohort's minibatches."""
     passes: float
-    """Scoring passes of the busiest device."""
+    """Clients of each lane of the device that scores most."""
     mean_passes: float
 
 
-def _work(rows: np.ndarray, group: Federation, used: int, lanes: int, block: int) -> Work:
+def _work(rows: np.ndarray, group: Federation, layout: Layout) -> Work:
     """Returns the work of a round whose cohort has these rows."""
+    lanes, block, places = layout.lanes, layout.block, layout.used // layout.parts
     steps = num_steps(rows, group.epochs, group.batch_size)
     blocks = [steps[i : i + block] for i in range(0, len(steps), block)]
-    extents = [lane_plan.extent(of_block, used * lanes, lanes) for of_block in blocks]
-    turns = sum(math.ceil(math.ceil(len(of_block) / used) / lanes) for of_block in blocks)
+    extents = [lane_plan.extent(of_block, layout.training * lanes, lanes) for of_block in blocks]
+    turns = sum(math.ceil(math.ceil(len(of_block) / places) / lanes) for of_block in blocks)
     return Work(
         steps=sum(extent.num_steps for extent in extents),
-        mean_steps=steps.sum() / (used * lanes),
+        mean_steps=steps.sum() / (layout.training * lanes),
         segments=sum(extent.num_segments for extent in extents),
         rows=group.epochs * float(rows.sum()),
         passes=turns,
-        mean_passes=group.cohort / (used * lanes),
+        mean_passes=group.cohort / (places * lanes),
     )
+
+
+class Layout(NamedTuple):
+    """Where the clients of a round are."""
+
+    training: int
+    """Devices that train: at most one for each client."""
+    used: int
+    """Devices that train or score."""
+    parts: int
+    """Devices that score one client together."""
+    lanes: int
+    """Clients side by side on a device."""
+    block: int
+    """Clients of a cohort block."""
+
+
+def _layout(figures: Figures, cohort: int, devices: int) -> Layout:
+    """Returns the placement of a cohort on some of the devices, as the engine chooses it for one process a host."""
+    training = min(devices, cohort)
+    block = _block(figures, cohort, training)
+    used = device_counts.most_devices(devices, block, -(-devices // DEVICES_PER_HOST)) or training
+    return Layout(training, used, device_counts.num_parts(used, block), min(figures.lanes, -(-cohort // used)), block)
 
 
 def _block(figures: Figures, cohort: int, used: int) -> int:
@@ -265,26 +289,56 @@ def _block(figures: Figures, cohort: int, used: int) -> int:
     return cohort if fitting >= cohort else max(used, fitting - fitting % used)
 
 
+def _seconds(
+    figures: Figures, part: Kernels, layout: Layout, end: int, turns: float = 0.0, share: float = 1.0
+) -> float:
+    """Returns the seconds of a part on one device.
+
+    Args:
+        turns: iterations of a loop over data.
+        share: of the part's bytes and operations.
+    """
+    assumed = ASSUMPTIONS[end]
+    work = part.seconds[end] * share * layout.lanes / figures.lanes
+    return max(assumed.launch * part.kernels, work) + turns * assumed.turn
+
+
+def _step_seconds(figures: Figures, layout: Layout, end: int) -> float:
+    return _seconds(figures, figures.step, layout, end, 1.0)
+
+
+def _scoring_seconds(figures: Figures, group: Federation, layout: Layout, end: int) -> float:
+    """Returns the seconds in which a device scores one client for each of its lanes, or its part of one client.
+
+    D_val is dealt to the devices of a client in groups of B rows.
+    """
+    of_one = -(-group.validation // figures.rows_per_pass)
+    groups = -(-group.validation // group.batch_size)
+    rows = min(group.validation, -(-groups // layout.parts) * group.batch_size)
+    passes = -(-rows // figures.rows_per_pass)
+    share = rows / passes / (group.validation / of_one)
+    return passes * _seconds(figures, figures.scoring_pass, layout, end, share=share)
+
+
+def _busy_seconds(figures: Figures, group: Federation, work: Work, layout: Layout, end: int) -> float:
+    """Returns the seconds of local steps and scoring, added over all devices."""
+    steps = layout.training * work.mean_steps * _step_seconds(figures, layout, end)
+    return steps + layout.used * work.mean_passes * _scoring_seconds(figures, group, layout, end)
+
+
 def _device_phases(
-    figures: Figures, group: Federation, work: Work, used: int, lanes: int, block: int, links: Sequence[Link], end: int
+    figures: Figures, group: Federation, work: Work, layout: Layout, links: Sequence[Link], end: int
 ) -> dict[str, float]:
     """Returns the seconds of the phases on the devices."""
-    assumed = ASSUMPTIONS[end]
-
-    def seconds(part: Kernels, turns: float = 0.0) -> float:
-        launches = assumed.launch * part.kernels
-        return max(launches, part.seconds[end] * lanes / figures.lanes) + turns * assumed.turn
-
-    passes = -(-group.validation // figures.rows_per_pass)
-    step, scoring = seconds(figures.step, 1.0), passes * seconds(figures.scoring_pass)
-    blocks = -(-group.cohort // block)
+    step, scoring = _step_seconds(figures, layout, end), _scoring_seconds(figures, group, layout, end)
+    blocks = -(-group.cohort // layout.block)
     training = work.mean_steps * step + work.mean_passes * scoring
     longest = work.steps * step + work.passes * scoring
     return {
         "training": training,
         "stragglers": max(0.0, longest - training),
-        "lane changes": work.segments * seconds(figures.segment, 1.0),
-        "collectives": blocks * _collectives(figures, min(block, group.cohort), used, links, end),
+        "lane changes": work.segments * _seconds(figures, figures.segment, layout, end, 1.0),
+        "collectives": blocks * _collectives(figures, group.cohort, layout, links, end),
         "rest": blocks * figures.rest.seconds[end],
     }
 
@@ -293,13 +347,15 @@ SMALL_COLLECTIVES = 12
 """Collectives of a round whose bytes do not matter, in the program compiled for 16 GPUs."""
 
 
-def _collectives(figures: Figures, block: int, used: int, links: Sequence[Link], end: int) -> float:
+def _collectives(figures: Figures, cohort: int, layout: Layout, links: Sequence[Link], end: int) -> float:
     """Returns the seconds in which the devices exchange a block's clients and its weighted mean.
 
     As in the compiled programs: a reduce-scatter of one model for each client of the block, padded to a multiple of the
     devices; an all-reduce of one model; small ones. Where the devices do not divide the block, the padding is removed
-    by moving each device's models to others, and a second model is reduced.
+    by moving each device's models to others, and a second model is reduced. Where several devices score a client, all
+    devices get all clients by an all-reduce, and those of a client reduce its gradient.
     """
+    block, used, parts = min(layout.block, cohort), layout.used, layout.parts
     if used == 1:
         return 0.0
     assumed, model = ASSUMPTIONS[end], 4.0 * figures.parameters
@@ -310,6 +366,9 @@ def _collectives(figures: Figures, block: int, used: int, links: Sequence[Link],
     ring = assumed.collective + (used - hosts) * inside.hop[end] + (hosts - 1) * between.hop[end]
     tree = assumed.collective + 2 * (min(used, DEVICES_PER_HOST) - 1) * inside.hop[end]
     tree += 2 * math.log2(hosts) * between.hop[end]
+    if parts > 1:
+        num_bytes = 2 * (sent * block + (parts - 1) / parts) * model
+        return 2 * ring + num_bytes / bandwidth + (1 + SMALL_COLLECTIVES) * tree
     padded = -(-block // used) * used
     num_bytes = sent * (padded + 2 * (1 + is_ragged)) * model + is_ragged * padded / used * model
     return ring + num_bytes / bandwidth + (1 + SMALL_COLLECTIVES) * tree
@@ -352,6 +411,7 @@ def describe(figures: Figures, network: str, pool: str) -> list[str]:
         f"{DEVICES_PER_HOST} devices a host; a collective between hosts has the network's bandwidth",
         f"a reduce-scatter of one model a client, an all-reduce of one model, {SMALL_COLLECTIVES} small collectives, as"
         " in the programs compiled for 16 GPUs",
+        "with two or more devices for each client, an all-reduce of one model a client and of one gradient",
         f"results of clients take at most {low.memory_share:.0%} of a device's memory; larger cohorts train in blocks",
         "all devices take the steps of the longest lane and stop for every change of a client",
         f"pixels are {'on the devices' if pool == 'device' else 'copied from the host every round'}",

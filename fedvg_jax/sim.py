@@ -22,7 +22,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, arguments, presets, shorthands
 from fedvg_jax.config import help as help_texts
-from fedvg_jax.core import files, hardware, targets
+from fedvg_jax.core import collection, files, hardware, targets
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
 from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
@@ -335,12 +335,13 @@ def _show_target_plan(config: Config, console: Console) -> int:
 
 def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulation:
     """Starts jax, reads the data, and shows the start of the run."""
-    start_jax(config)
-    from fedvg_jax.runs import simulation
-    from fedvg_jax.views import display
+    with collection.paused():
+        start_jax(config)
+        from fedvg_jax.runs import simulation
+        from fedvg_jax.views import display
 
-    with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
-        sim = simulation.simulation(config, progress=progress, reading=reading)
+        with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
+            sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
     return sim
 

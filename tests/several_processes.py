@@ -1,6 +1,6 @@
 """Rounds of small federations on one layout of devices and processes, and processes that are started together.
 
-    python tests/several_processes.py PROCESSES PROCESS PORT FILE
+    python tests/several_processes.py PROCESSES PROCESS PORT FILE COHORT
 
 writes the results of every case to FILE, from process 0.
 """
@@ -49,9 +49,11 @@ CASES = {
 """Algorithm -> weightings: every algorithm, and every weighting."""
 HELD = ("fedavg", "scaffold", "feddyn")
 """Algorithms whose rounds also run in cohort blocks."""
+BLOCKS = {6: 4, 2: 1}
+"""Cohort -> clients of a cohort block."""
 
 
-def results(executor, num_rounds):
+def results(executor, num_rounds, cohort_size=6):
     """Returns case -> leaves: states and metrics after the rounds of every case, and an evaluation."""
     import jax
     import numpy as np
@@ -60,7 +62,7 @@ def results(executor, num_rounds):
     from fedvg_jax.core import processes
     from fedvg_jax.engine import evaluate
 
-    world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=6, local_epochs=1)
+    world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=cohort_size, local_epochs=1)
 
     def place(tree):
         return processes.place(jax.tree.map(np.asarray, tree), executor.placement)
@@ -70,7 +72,7 @@ def results(executor, num_rounds):
         algorithm = worlds.algorithm(name)
         weightings = [worlds.weighting(rule, algorithm, worlds.TASK, 4) for rule in rules]
         step = _round_step(world, algorithm, worlds.any_of(weightings), executor)
-        for block_size in (None, 4) if name in HELD else (None,):
+        for block_size in (None, BLOCKS[cohort_size]) if name in HELD else (None,):
             for number, (rule, weighting) in enumerate(zip(rules, weightings, strict=True)):
                 if weighting.terms or not block_size:
                     hyper = worlds.hyper(momentum=0.5, lr=0.1) | {"rule": np.int32(number)}
@@ -97,7 +99,7 @@ def _round_step(world, algorithm, weighting, executor):
     return worlds.jit(step, out_shardings=executor.placement)
 
 
-def main(count, index, port, file):
+def main(count, index, port, file, cohort_size):
     """Joins the processes and computes the results on all their devices."""
     from fedvg_jax.runs import launch
 
@@ -106,12 +108,15 @@ def main(count, index, port, file):
     import jax
     import numpy as np
 
+    from fedvg_jax.core import device_counts
     from fedvg_jax.engine import executors
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     is_double = jax.local_device_count() == 1
     with jax.enable_x64(is_double):
-        found = results(executors.sharded(jax.device_count(), 1), 3 if is_double else 1)
+        parts = device_counts.num_parts(jax.device_count(), cohort_size)
+        executor = executors.sharded(jax.device_count(), 1, num_parts=parts)
+        found = results(executor, 3 if is_double else 1, cohort_size)
     if index == 0:
         np.savez(file, **{f"{case}/{i}": leaf for case, leaves in found.items() for i, leaf in enumerate(leaves)})
     if count > 1:
@@ -119,4 +124,4 @@ def main(count, index, port, file):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), sys.argv[4])
+    main(*map(int, sys.argv[1:4]), sys.argv[4], int(sys.argv[5]))

@@ -37,6 +37,7 @@ WITHOUT_JAX = {
     "paper",
     "data",
     "core/types",
+    "core/device_counts",
     "core/device_models",
     "core/targets",
     "core/files",
@@ -137,3 +138,11 @@ def test_importing_it_imports_no_jax_and_no_integration(module):
     heavy = "{'jax', 'flax', 'torch', 'flwr', 'fedvg_jax.integrations'}"
     code = f"import sys, fedvg_jax{module}; sys.exit(bool({heavy} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_start_of_the_command_line_imports_no_library_that_it_does_not_use():
+    unused = "{'chex', 'orbax', 'tensorstore', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'torch', 'flwr', 'flax.nnx'}"
+    modules = "fedvg_jax.sim, fedvg_jax.runs.tracked, fedvg_jax.views.display"
+    code = f"import sys, {modules}; sys.exit(', '.join({unused} & sys.modules.keys()) or None)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert not done.stderr and not done.returncode, done.stderr

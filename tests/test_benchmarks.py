@@ -43,11 +43,13 @@ def torch_or_skip():
 def logistic(tmp_path_factory):
     """The folder of a world, and ours in it."""
     torch_or_skip()
-    folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1)
+    folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]
     ours.write_world(folder, case, sim, planned)
-    return folder, ours.Ours(sim, planned)
+    mine = ours.Ours(sim, planned, case.checked_steps)
+    assert mine.checked.num_steps.sum() < planned[0].num_steps.sum()
+    return folder, mine
 
 
 @pytest.mark.parametrize("name", ["lean", "loader"])

@@ -37,6 +37,7 @@ def pieces() -> dict[str, str]:
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
         "host_pool": result_tables.host_pool(),
+        "targets": result_tables.targets(),
         "hypergradient_memory": result_tables.hypergradient_memory(),
         "api_index": api_pages.index(),
     }

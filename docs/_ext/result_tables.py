@@ -62,6 +62,19 @@ def host_pool() -> str:
     return table(["setting", "one round", size, "with pages of the file"], rows)
 
 
+def targets() -> str:
+    """Memory, kernels and estimated seconds of shipped configs on other hardware."""
+    rows = []
+    for name, case in load("targets")["plans"].items():
+        plan = case["plan"]
+        low, high = plan["seconds_per_round"]
+        kernels = [f"{plan['parts'][part]['kernels']:,}" for part in ("step", "scoring pass", "round")]
+        rows.append([name, f"{plan['memory_bytes'] / 2**30:.2f} GiB", *kernels, f"{low:.2g} to {high:.2g} s"])
+    return table(
+        ["config", "memory", "kernels of a step", "of a scoring pass", "of a round", "estimate of a round"], rows
+    )
+
+
 def hypergradient_memory() -> str:
     """MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Tree, Variables
@@ -17,6 +19,12 @@ add = optax.tree.add
 sub = optax.tree.sub
 scale = optax.tree.scale
 zeros_like = optax.tree.zeros_like
+
+
+@jax.jit
+def copies(arrays: Tree) -> Tree:
+    """Returns copies of JAX arrays, made by one program; `jnp.copy` is a program for every shape."""
+    return jax.tree.map(jnp.copy, arrays)
 
 
 def take(tree: Tree, index) -> Tree:
@@ -49,22 +57,34 @@ def total(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def weighted_sum(weights: Array, stack: Array, origin: Array, hardware: hw.Hardware | None = None) -> Array:
+def weighted_sum(
+    weights: Array,
+    stack: Array,
+    origin: Array,
+    hardware: hw.Hardware | None = None,
+    sharding: NamedSharding | None = None,
+) -> Array:
     """Returns sum_k w_k (x_k - origin), on a CPU added up in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
     the product, because differentiating the loop would take K times as long.
+
+    Where several devices hold the x_k, each adds up its own, and the devices' sums are then added: one x is exchanged
+    instead of K. This order of additions differs from one device's, so the results are equal up to rounding.
 
     Args:
         weights: [K].
         stack: [K, ...], the x_k.
         origin: [...] or [].
         hardware: decides between loop and product; defaults to `hardware.current()`.
+        sharding: of axis K over devices; None if every device that computes the sum holds all x_k. XLA divides a
+            product by itself, and would gather all x_k for a loop.
 
     >>> weighted_sum(jnp.array([0.5, 0.25]), jnp.array([[3.0], [5.0]]), jnp.ones(1)).tolist()
     [2.0]
     """
-    sums = {"loop": _loop_sum, "product": _product_sum}
+    loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
+    sums = {"loop": loop, "product": _product_sum}
     return _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights, stack, origin)
 
 
@@ -85,6 +105,30 @@ def _loop_sum(weights: Array, stack: Array, origin: Array) -> Array:
         return total + weights[k] * (stack[k] - origin)
 
     return lax.fori_loop(0, len(weights), add_one, jnp.zeros_like(stack[0]))
+
+
+@functools.cache  # one function of a sharding, so that it is traced once for all tensors of a shape
+def _loop_sum_over_devices(sharding: NamedSharding):
+    """Returns `_loop_sum` for a stack that devices hold in equal parts, in the order of k.
+
+    XLA would gather all clients for `_loop_sum` itself. For ten clients of ResNet-18 on two CPU devices, this takes a
+    quarter of the time, and 43 MiB instead of 443.
+    """
+    mesh, (axis,) = sharding.mesh, sharding.spec
+
+    def sum_on_device(weights: Array, stack: Array, origin: Array) -> Array:
+        return lax.psum(_loop_sum(weights, stack, origin), axis)
+
+    specs = {"in_specs": (P(axis), P(axis), P()), "out_specs": P()}
+    sum_over_devices = jax.shard_map(sum_on_device, mesh=mesh, **specs, check_vma=False)
+
+    @jax.jit
+    def sum_padded(weights: Array, stack: Array, origin: Array) -> Array:
+        num_dummies = -len(weights) % mesh.size  # of weight 0
+        weights, stack = (jnp.pad(x, [(0, num_dummies), *(x.ndim - 1) * [(0, 0)]]) for x in (weights, stack))
+        return sum_over_devices(weights, stack, origin)
+
+    return sum_padded
 
 
 @_weighted_sum.defjvp

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.hardware import Hardware
@@ -188,19 +189,22 @@ def scale_tensors(factors: Tree, means: Tree) -> Tree:
     return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
 
 
-def weighted_sums(weights: Tree, stacked: Tree, hardware: Hardware | None = None) -> Tree:
+def weighted_sums(
+    weights: Tree, stacked: Tree, hardware: Hardware | None = None, sharding: NamedSharding | None = None
+) -> Tree:
     """Returns sum_k s_k x_k for each tensor's entry of `stacked`; () stays ().
 
     Args:
         weights: tensor -> s, leaves [H].
         stacked: tensor -> pytree with leaves [H, ...].
         hardware: what it will run on; defaults to the hardware of this process.
+        sharding: of axis H over devices; None if one device holds all entries.
     """
     if not jax.tree.leaves(stacked):
         return stacked
 
     def total(s: Array, part: Tree) -> Tree:
-        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype), hardware), part)
+        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype), hardware, sharding), part)
 
     return jax.tree.map(total, weights, stacked)
 

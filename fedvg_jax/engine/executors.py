@@ -3,7 +3,7 @@
 - `lanes(L)` runs L clients side by side by the schedule's plan. One lane is sequential. Several lanes are a vmap in
   which each lane continues with the next client as it finishes, so clients of unequal size cost no padding.
 - `vmapped()` is one literal `jax.vmap` over the cohort.
-- `sharded(D, L)` runs L lanes on each of D devices.
+- `sharded(D, L)` runs L lanes on each of D devices; where there are more devices than clients, several score one.
 - `looped()` is a Python loop, the slow reference of the tests.
 """
 
@@ -14,14 +14,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
+from fedvg_jax.core.row_parts import RowParts
 from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
+
+DEVICES, CLIENTS, PARTS = "devices", "clients", "parts"
+"""Axes of a mesh: all devices; or the clients and, for each, the devices that score it."""
 
 
 def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
@@ -62,63 +67,112 @@ def vmapped() -> Executor:
 
 
 def sharded(
-    num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, is_packed: bool = False
+    num_devices: int,
+    num_lanes: int,
+    devices: Sequence[Any] | None = None,
+    is_packed: bool = False,
+    num_parts: int = 1,
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
     Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
-    the devices, where a device contributes zeros for clients that it did not train.
+    the devices, where a device contributes zeros for clients that it did not train. Weighted means of clients are sums
+    of each device's, added up.
+
+    With P > 1 there are more devices than clients. A client trains on one device, and devices without a client wait.
+    Each then holds all K results, which are fewer than D. P devices score one client, each on its part of the rows.
 
     Args:
         num_devices: D.
         num_lanes: L.
         devices: jax's devices, of which the first D are used; defaults to those of this process.
         is_packed: as in `lanes`.
+        num_parts: P, devices that score one client together, a divisor of D; see `device_counts.num_parts`.
     """
-    mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), ("devices",))
-    inner, by_device = lanes(num_lanes), P("devices")
-    plan_by_lane = Plan(P(), P(), *4 * [P(None, "devices")])
+    mesh = _mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), num_parts)
+    inner, axes, has_own_clients = lanes(num_lanes), device_axes(mesh), num_parts == 1
+    placement, by_device, by_lane = NamedSharding(mesh, P()), P(axes), P(None, axes)
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
-    by_lane = Schedule(**fields | {"plan": plan_by_lane})
+    of_schedule = Schedule(**fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         count = len(schedule.clients)
-        num_dummies = -count % num_devices  # pads the cohort with clients that no lane trains
+        num_dummies = -count % num_devices if has_own_clients else 0  # pads the cohort with clients that no lane trains
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, num_dummies)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
-            return jax.tree.map(lambda x: lax.psum_scatter(x, "devices", tiled=True), done)
+            if has_own_clients:
+                done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
+                return jax.tree.map(lambda x: lax.psum_scatter(x, axes, tiled=True), done)
+            schedule = schedule._replace(plan=_until_last_client(schedule.plan))
+            return lax.psum(_on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed), axes)
 
-        specs = {"in_specs": (_specs(shared), by_lane), "out_specs": by_device}
+        out_specs = by_device if has_own_clients else P()
+        specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": out_specs}
         run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         return _or_untrained(done, make_client(shared, schedule), schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
+        return map_over(by_device, num_devices, f, shared, xs)
+
+    def map_by_rows(f, shared: Tree, xs: Tree) -> Tree:
+        parts = RowParts(PARTS, num_parts)
+        # entries and results stay on every device; XLA would otherwise divide what is computed from them
+        xs = lax.with_sharding_constraint(xs, placement)
+        results = map_over(P(CLIENTS), num_devices // num_parts, lambda shared, x: f(shared, x, parts), shared, xs)
+        return lax.with_sharding_constraint(results, placement)
+
+    def map_over(by_entry: P, num_places: int, f, shared: Tree, xs: Tree) -> Tree:
         def map_on_device(shared, xs):
             return inner.map(f, shared, xs)
 
         count = len(jax.tree.leaves(xs)[0])
-        num_repeats = -count % num_devices  # pads the entries with the last one
+        num_repeats = -count % num_places  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
-        specs = {"in_specs": (_specs(shared), by_device), "out_specs": by_device}
+        specs = {"in_specs": (_specs(shared, by_device), by_entry), "out_specs": by_entry}
         run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
-    placement = NamedSharding(mesh, P())
-    return Executor(num_devices * num_lanes, train, map_entries, placement, lanes_together=num_lanes)
+    return Executor(
+        num_devices * num_lanes,
+        train,
+        map_entries,
+        placement,
+        lanes_together=num_lanes,
+        clients=NamedSharding(mesh, by_device) if has_own_clients and num_devices > 1 else None,
+        map_by_rows=None if has_own_clients else map_by_rows,
+    )
 
 
-def _specs(shared: Tree) -> Tree:
+def device_axes(mesh: Mesh) -> str | tuple[str, ...]:
+    """Returns the axes of a mesh of `sharded`, over which an array is divided among all devices."""
+    return DEVICES if mesh.axis_names == (DEVICES,) else mesh.axis_names
+
+
+def _mesh(devices: list[Any], num_parts: int) -> Mesh:
+    """Returns D devices as a mesh. The P devices that score one client are neighbours, on one host where possible."""
+    if num_parts == 1:
+        return Mesh(devices, (DEVICES,))
+    return Mesh(np.array(devices).reshape(-1, num_parts), (CLIENTS, PARTS))
+
+
+def _until_last_client(plan: Plan) -> Plan:
+    """Returns the plan of a device's lanes without the segments in which it would repeat a client's work."""
+    is_used = plan.finish.any(1)
+    segments = jnp.arange(1, len(is_used) + 1, dtype=jnp.int32)
+    return plan._replace(num_segments=jnp.where(is_used, segments, 0).max())
+
+
+def _specs(shared: Tree, by_device: P) -> Tree:
     """Returns the placement of what clients share: replicated, except that each device has its own training rows."""
 
     def spec_of(node: Tree) -> Tree:
         if not isinstance(node, Data) or node.training is None:
             return P()
-        return Data(*[P()] * (len(node) - 1), training=P("devices"))
+        return Data(*[P()] * (len(node) - 1), training=by_device)
 
     return jax.tree.map(spec_of, shared, is_leaf=lambda node: isinstance(node, Data))
 

@@ -15,15 +15,16 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.hardware import Hardware, choices
+from fedvg_jax.core.row_parts import RowParts
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
@@ -82,7 +83,7 @@ def init_state(
         num_rows: M, rows for the memories of the clients that schedules name by `memory_rows`; None for a row for each
             of the N clients, by number.
     """
-    first_round = jnp.zeros((), jnp.int32)
+    first_round = jax.device_put(np.int32(0))
     variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
@@ -202,7 +203,7 @@ def make_round(
         executor,
         optimiser,
         num_clients,
-        aggregate,
+        robust.with_sharding(aggregate, executor.clients),
         disturb,
         refine,
         augment,
@@ -214,7 +215,7 @@ def make_round(
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         inputs = _round_inputs(state, schedule, data, hyper)
-        terms = cohort_blocks.terms_of(weighting, aggregate, inputs.schedule)
+        terms = cohort_blocks.terms_of(weighting, parts.aggregate, inputs.schedule)
         process = functools.partial(process_block, parts, terms, inputs)
         cohort = cohort_blocks.over_blocks(process, inputs.state, inputs.schedule, num_clients, len(terms))
         return server_step(parts, terms, inputs, cohort)
@@ -269,7 +270,7 @@ def process_block(
     models = tuple(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
-    means = tuple(cohort_blocks.weighted_sums(parts.algorithm_part(w), averaged, parts.hardware) for w in block_weights)
+    means = tuple(_mean_messages(parts, w, averaged) for w in block_weights)
     memories = tree.put(state.clients, schedules.memory_rows(schedule), memories)
     optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
     cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
@@ -351,19 +352,23 @@ def replace_absent(
 
 
 def score_clients(parts: RoundParts, block: RoundInputs, clients: Variables) -> Tree:
-    """Returns the weighting's signal of each client, leaves [H, ...]."""
+    """Returns the weighting's signal of each client, leaves [H, ...].
 
-    def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
+    Where there are more devices than clients, several devices score one client.
+    """
+
+    def measure(shared: Tree, returned: tuple[Variables, Array], row_parts: RowParts | None = None) -> Tree:
         (hyper, data, params), (variables, num_samples) = shared, returned
-        report = Report(variables, num_samples, tree.sub(params, variables.params))
+        report = Report(variables, num_samples, tree.sub(params, variables.params), row_parts)
         return parts.weighting.signal(hyper, report, data)
 
     shared = (block.hyper, block.data, block.state.variables.params)
     entries = (clients, block.schedule.num_samples)
+    map_clients = parts.executor.map_by_rows or parts.executor.map
     if not choices(parts.hardware).is_packed:
-        return parts.executor.map(measure, shared, entries)
+        return map_clients(measure, shared, entries)
     packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
-    packed = parts.executor.map(lambda shared, returned: packing.pack(measure(shared, returned)), shared, entries)
+    packed = map_clients(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
 
 
@@ -414,6 +419,12 @@ def report_clients(
     memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     return tree.where(present, memories, tree.take(state.clients, schedules.memory_rows(schedule))), summed, averaged
+
+
+def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tree:
+    """Returns the messages [H, ...] averaged with the weights [H]."""
+    sharding = parts.executor.clients
+    return cohort_blocks.weighted_sums(parts.algorithm_part(weights), averaged, parts.hardware, sharding)
 
 
 def update_optimisers(state: SimState, schedule: Schedule, present: Array, optimisers: Tree) -> Tree:
@@ -500,10 +511,19 @@ def make_chunk(round_step: RoundStep) -> Chunk:
             return state, tree.put(carry[1], r, metrics)
 
         after, metrics = jax.eval_shape(step, state, schedules.round_at(rounds, 0), data, hyper)
-        # a round returns a state like the one it takes; chex names the leaf that differs, fori_loop would not
-        chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda: state))
+        _check_state(after, state)
         empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), metrics)
         with jax.named_scope(ROUNDS):
             return lax.fori_loop(0, num_rounds, next_round, (state, empty))
 
     return chunk
+
+
+def _check_state(after: SimState, before: SimState) -> None:
+    """Raises AssertionError, which names the leaf, unless a round returns a state like the one it takes."""
+    leaves, structure = jax.tree.flatten(before)
+    types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if jax.tree.structure(after) != structure or [(x.shape, x.dtype) for x in jax.tree.leaves(after)] != types:
+        import chex  # imports test libraries; it names the leaf, which fori_loop would not
+
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, jax.eval_shape(lambda: before))

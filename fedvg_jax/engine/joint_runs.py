@@ -58,7 +58,10 @@ def joint_evaluate(
 
 
 def pooled(executor: Executor) -> Executor:
-    """Returns the executor with a batching rule over runs, by which its lanes run the clients of all of them."""
+    """Returns the executor with a batching rule over runs, by which its lanes run the clients of all of them.
+
+    Axis K is then within a run and not divided among devices.
+    """
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         @custom_vmap
@@ -95,7 +98,7 @@ def pooled(executor: Executor) -> Executor:
 
         return map_run(shared, xs)
 
-    return executor._replace(train=train, map=map_entries)
+    return executor._replace(train=train, map=map_entries, clients=None, map_by_rows=None)
 
 
 def _job(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from fedvg_jax.core import norms, tree
 from fedvg_jax.core.hardware import Hardware
@@ -33,6 +34,7 @@ def mean(
     clients: Variables,
     weights: Variables,
     hardware: Hardware | None = None,
+    sharding: NamedSharding | None = None,
 ) -> Variables:
     """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k).
 
@@ -42,8 +44,9 @@ def mean(
         clients: leaves [K, ...].
         weights: leaves [K].
         hardware: what it will run on; defaults to the hardware of this process.
+        sharding: of the clients over devices; None if one device holds all of them.
     """
-    return aggregation.aggregate(variables, clients, weights, hardware=hardware)
+    return aggregation.aggregate(variables, clients, weights, hardware=hardware, sharding=sharding)
 
 
 def is_mean(rule: Rule) -> bool:
@@ -140,6 +143,7 @@ def clipped_mean(
     clients: Variables,
     weights: Variables,
     hardware: Hardware | None = None,
+    sharding: NamedSharding | None = None,
 ) -> Variables:
     """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise.
 
@@ -156,10 +160,22 @@ def clipped_mean(
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware)
+    averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware, sharding=sharding)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
+
+
+def with_sharding(rule: Rule, sharding: NamedSharding | None) -> Rule:
+    """Returns the rule for clients that several devices hold: means add up sums of each device's clients.
+
+    Args:
+        rule: with its hardware bound or not. Rules other than the means stay as they are.
+        sharding: of the clients over devices; None if one device holds all of them.
+    """
+    of_rule = rule.func if isinstance(rule, functools.partial) else rule
+    is_sum = sharding is not None and of_rule in (mean, clipped_mean)
+    return functools.partial(rule, sharding=sharding) if is_sum else rule
 
 
 BY_NAME: dict[str, Callable[[Any, Hardware | None], Rule]] = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -41,7 +42,8 @@ def classification(
     def scaled(x: Array, dtype) -> Array:
         return pixels.scale(x, dtype, normalise)
 
-    return _labelling(module, num_classes, jnp.zeros((1, *image_shape)), scaled, "images", block_of)
+    row = jax.ShapeDtypeStruct(tuple(image_shape), jnp.float32)
+    return _labelling(module, num_classes, row, scaled, "images", block_of)
 
 
 def next_character(
@@ -67,13 +69,14 @@ def next_character(
     >>> task.predict(*task.init(jax.random.key(0)), Batch(x, x)).shape
     (2, 8, 5)
     """
-    return _labelling(module, num_classes, jnp.zeros((1, length), jnp.int32), lambda x, dtype: x, "sequences", block_of)
+    row = jax.ShapeDtypeStruct((length,), jnp.int32)
+    return _labelling(module, num_classes, row, lambda x, dtype: x, "sequences", block_of)
 
 
 def _labelling(
     module: nn.Module,
     num_classes: int,
-    example: Array,
+    row: jax.ShapeDtypeStruct,
     prepare: Callable[[Array, Any], Array],
     rows: str,
     block_of: Callable[[str], str] | None,
@@ -83,7 +86,7 @@ def _labelling(
     Args:
         module: (x, mask, train) -> logits [B, ..., C], where y is [B, ...].
         num_classes: C.
-        example: [1, ...], of the shape and dtype of a row.
+        row: shape and dtype of a row.
         prepare: (x, dtype of the parameters) -> the module's input.
         rows: what rows are, in errors.
         block_of: path of a tensor -> name of its block; None for `head_and_base`.
@@ -95,11 +98,12 @@ def _labelling(
         return at_least_float32(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
-        variables = module.init(key, prepare(example, jnp.float32), jnp.ones(1, bool), False)
+        x = prepare(jnp.zeros((1, *row.shape), row.dtype), jnp.float32)
+        variables = module.init(key, x, jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
     def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
-        _check_shape(batch.x.shape[1:], example.shape[1:], rows)
+        _check_shape(batch.x.shape[1:], row.shape, rows)
         logits, stats = apply(params, stats, batch.x, mask, train)
         losses = _cross_entropies(logits, batch, mask.reshape(-1))
         num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)

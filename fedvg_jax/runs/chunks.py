@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import processes
+from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import evaluation_records, history, host_memories, host_pool, memory, programs, simulation
@@ -76,7 +75,7 @@ def run_chunks(
     """
     stored = host_memories.store_of(sim.host_memories, state) if sim.host_memories else None
     state = host_memories.without_memories(state) if stored else state
-    state, planned = jax.tree.map(jnp.copy, state), []  # the program takes over the memory of its argument
+    state, planned = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
         if ready is None:

@@ -192,9 +192,20 @@ def stored_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) 
     stored = leaves.get("state.memory_clients")
     if stored is None and is_by_client(state):
         return state
-    count = stored[0][0] if stored else num_clients
+    return shapes_of_rows(state, stored[0][0] if stored else None, num_clients)
+
+
+def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int) -> SimState:
+    """Returns the state with shapes for the memories of clients in other rows.
+
+    Args:
+        state: arrays or shapes, with any rows.
+        num_rows: M; None for a row for every client.
+        num_clients: N.
+    """
+    count = num_clients if num_rows is None else num_rows
     shapes = map_memories(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), state)
-    owners = jax.ShapeDtypeStruct((count,), np.dtype(np.int32)) if stored else ()
+    owners = () if num_rows is None else jax.ShapeDtypeStruct((num_rows,), np.dtype(np.int32))
     return shapes._replace(memory_clients=owners)
 
 

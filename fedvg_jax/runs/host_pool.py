@@ -20,7 +20,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Data, Executor, Schedule, Task, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.engine import evaluate, training_rows
+from fedvg_jax.engine import evaluate, executors, training_rows
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -296,7 +296,7 @@ def _piece(host: HostPool, rows: np.ndarray) -> tuple[Tree, jax.Array]:
 # --- placement --------------------------------------------------------------------------------------------------------
 def _sharding(host: HostPool) -> NamedSharding | None:
     placement = host.executor.placement
-    return NamedSharding(placement.mesh, P("devices")) if placement is not None else None
+    return NamedSharding(placement.mesh, P(executors.device_axes(placement.mesh))) if placement is not None else None
 
 
 def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:

@@ -75,9 +75,10 @@ def own_values(
     >>> own_values(Config(), fedboost, None, {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
-    fields = registry.make_hyper(config, algorithm)
+    fields = {name: float(value) for name, value in registry.make_hyper(config, algorithm).items()}
     names = [parameter.name for part in (algorithm, weighting) if part for parameter in part.defaults]
-    return {name: float(hyper[name]) for name in names if name not in fields or fields[name] != hyper[name]}
+    own = {name: float(hyper[name]) for name in names}
+    return {name: value for name, value in own.items() if fields.get(name) != value}
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:

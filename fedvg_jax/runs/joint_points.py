@@ -153,12 +153,12 @@ def pays(joint: Joint, sims: Sequence[Simulation]) -> bool:
 
     def run_alone() -> None:
         for sim, (first,) in zip(sims, planned, strict=True):
-            state = jax.tree.map(jnp.copy, sim.state)
+            state = tree.copies(sim.state)
             arguments = (np.int32(1), schedule.stack([first], MAX_ROUNDS), sim.data, sim.hyper)
             jax.block_until_ready(alone.chunk(state, *arguments))
 
     def run_together() -> None:
-        state = jax.tree.map(jnp.copy, arrays.state)
+        state = tree.copies(arrays.state)
         jax.block_until_ready(joint.chunk(state, np.int32(1), rounds, arrays.data, arrays.hyper))
 
     return _seconds_of_second_call(run_alone) >= LEAST_GAIN * _seconds_of_second_call(run_together)

@@ -19,6 +19,7 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
+from fedvg_jax.core import collection
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
 from fedvg_jax.core.types import (
@@ -218,11 +219,11 @@ def compile_for(
 @functools.lru_cache(MAX_PROGRAMS)
 def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
-    lowered = chunk.lower(state, count, rounds, data, hyper)
     tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
     tables = tables if data.training is None else {}
-    with futures.ThreadPoolExecutor(1) as pool:  # the evaluation is traced while the rounds compile
-        compiling = pool.submit(lowered.compile)
+    with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
+        # traced while the rounds compile
         compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
         compiled_chunk = compiling.result()
 

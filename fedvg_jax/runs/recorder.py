@@ -115,9 +115,8 @@ class Recorder:
     def __init__(self, config: Config, start: Start, destination: Destination | None):
         self.folder, self._config, self._destination = config.out, config, destination
         self._pending: Future | None = None
+        self._importing: Future | None = None
         self.follow(start)
-        if destination and self.keeps_checkpoints:  # takes seconds to import: beside the first rounds
-            destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
     def follow(self, start: Start) -> None:
         """Begins at another start."""
@@ -138,6 +137,9 @@ class Recorder:
             with as_usage_error(self._destination.folder):
                 new = history.append(self._destination.folder, records, is_first=not self._history.size)
             self._history = seals.extend(self._history, new)
+            if self.keeps_checkpoints and self._importing is None:
+                # takes seconds: beside the rounds after the first chunk, which it would delay
+                self._importing = self._destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
     def checkpoint(
         self,

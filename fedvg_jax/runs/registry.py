@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -187,7 +186,7 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
         "temperature": config.fedvg.temperature,
         "mix": config.fedvg.mix,
     }
-    return {name: jnp.float32(value) for name, value in values.items()}
+    return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 
 LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Wrapped
@@ -16,7 +15,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files, processes
+from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
@@ -307,7 +306,7 @@ def make_state(
     one_client = jax.eval_shape(lambda: init(1))
     client_bytes = memory.num_bytes((one_client.clients, one_client.optimisers))
     layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here)
-    shapes = jax.eval_shape(lambda: init(layout.num_rows))
+    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients)
     if not is_here:
         return shapes, layout
     width = fitting_width(config.batch_size, largest)
@@ -367,8 +366,8 @@ def make_data(
         task: the model that scores; defaults to the config's.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    array = np.asarray if is_on_host else jnp.asarray
     shared = shared or make_shared(config, arrays, parts)
+    pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.select == "held_out"
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
@@ -380,10 +379,11 @@ def make_data(
     def table(rows, max_rows, batch_size, keep_single):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
-        return array(schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single))
+        made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
+        return made if is_on_host else jax.device_put(made)
 
     return Data(
-        Batch(array(shared.x), array(shared.y)),
+        pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored, EVAL_BATCH, keep_single=True),
         table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),

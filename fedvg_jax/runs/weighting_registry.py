@@ -189,7 +189,7 @@ def _build_rule(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weight
 
 def _shapes(task: Task) -> Variables:
     with jax.enable_x64(False):  # models start in single precision
-        return jax.eval_shape(task.init, jax.random.key(0))
+        return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
 
 
 def _grouping(options: FedVG) -> Grouping:

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.core import hardware
+from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import Data, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
@@ -177,7 +176,7 @@ class _Sample(NamedTuple):
         data, start = _with_groups(self.data, groups), _state_of_chunk(self.sim)
 
         def run():
-            state = jax.tree.map(jnp.copy, start)
+            state = tree.copies(start)
             return self.programs.chunk(state, np.int32(count), stacked, data, self.sim.hyper)
 
         return _seconds(run)

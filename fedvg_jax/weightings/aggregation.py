@@ -6,13 +6,21 @@ import functools
 
 import jax
 from jax import Array
+from jax.sharding import NamedSharding
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Tree
 
 
-def aggregate(params: Tree, client_params: Tree, weights: Tree, *, hardware: Hardware | None = None) -> Tree:
+def aggregate(
+    params: Tree,
+    client_params: Tree,
+    weights: Tree,
+    *,
+    hardware: Hardware | None = None,
+    sharding: NamedSharding | None = None,
+) -> Tree:
     """Weighted mean of the clients, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
     Args:
@@ -20,6 +28,7 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, hardware: Har
         client_params: stacked clients, leaves [K, ...].
         weights: pytree of the same structure, leaves [K].
         hardware: what it will run on; defaults to the hardware of this process.
+        sharding: of the clients, axis K, over devices; None if one device holds all of them.
 
     Returns:
         Pytree like `params`.
@@ -39,8 +48,10 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, hardware: Har
         jax.eval_shape(lambda clients: tree.take(clients, 0), client_params), params, "one client's params", "params"
     )
     params, client_params, weights = tree.arrays((params, client_params, weights))
-    return jax.tree.map(functools.partial(_weighted_step, hardware), params, client_params, weights)
+    return jax.tree.map(functools.partial(_weighted_step, hardware, sharding), params, client_params, weights)
 
 
-def _weighted_step(hardware: Hardware | None, theta: Array, clients: Array, weights: Array) -> Array:
-    return theta + tree.weighted_sum(weights, clients, theta, hardware)
+def _weighted_step(
+    hardware: Hardware | None, sharding: NamedSharding | None, theta: Array, clients: Array, weights: Array
+) -> Array:
+    return theta + tree.weighted_sum(weights, clients, theta, hardware, sharding)

@@ -15,6 +15,7 @@ from jax import lax
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.row_parts import RowParts, own_rows
 from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
 
@@ -122,7 +123,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
-        passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
+        rows = own_rows(data.scoring, report.row_parts)
+        passes = _in_passes(rows, _num_groups(groups_per_pass, data.pool))
 
         def loss(part, rows):
             if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
@@ -132,7 +134,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
             return jax.vmap(summed_loss, (*4 * [None], 0))(part, params, stats, data.pool, rows).sum()
 
         part = live.of(params)
-        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
+        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes, report.row_parts)
         return live.within(tree.zeros_like(params), gradient)
 
     return measure
@@ -164,24 +166,31 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
             batch, mask = tree.gather(data.pool, row)
             return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
 
-        return mean_squares(gradient, data.val.reshape(-1, 1), most // tree.size(params))
+        examples = own_rows(data.val.reshape(-1, 1), report.row_parts)
+        return mean_squares(gradient, examples, most // tree.size(params), report.row_parts)
 
     return measure
 
 
-def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int) -> Tree:
+def mean_squares(
+    gradient: Callable[[jax.Array], Tree],
+    examples: jax.Array | np.ndarray,
+    at_once: int,
+    parts: RowParts | None = None,
+) -> Tree:
     """The mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
     Args:
         gradient: row number [1] of an example -> its gradient; 0 for the row number -1.
         examples: [V, 1] row numbers, -1 for padding.
         at_once: gradients in one pass, limited to the range 1 to 64.
+        parts: as in `mean_over`.
     """
 
     def squares(rows: jax.Array) -> Tree:
         return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
 
-    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))))
+    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))), parts)
 
 
 def validation_loss(task: Task) -> Signal:
@@ -194,7 +203,7 @@ def validation_loss(task: Task) -> Signal:
             batch, mask = tree.gather(data.pool, rows)
             return task.loss(params, stats, batch, mask, False)[0] * mask.sum().astype(tree.dtype(params))
 
-        return mean_over(summed, data.val)
+        return mean_over(summed, own_rows(data.val, report.row_parts), report.row_parts)
 
     return signal
 
@@ -222,7 +231,7 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
             share = is_correct.astype(tree.dtype(params)).mean(1)  # over the places of a sequence
             return jnp.where(mask, share, 0).sum()
 
-        return mean_over(num_correct, rows_of(data))
+        return mean_over(num_correct, own_rows(rows_of(data), report.row_parts), report.row_parts)
 
     return signal
 
@@ -237,12 +246,16 @@ def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     return jnp.ones((), tree.dtype(report.variables.params))
 
 
-def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray) -> Tree:
+def mean_over(
+    measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray, parts: RowParts | None = None
+) -> Tree:
     """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
 
     Args:
         measure: row numbers of one pass -> sums over its rows.
         passes: [P, ...] row numbers, -1 for padding. Passes without a row are skipped.
+        parts: the devices among which the rows are divided; `passes` are then this device's, and the result is the mean
+            over the rows of all of them. None for one device.
     """
     passes = jnp.asarray(passes)
     measure = jax.jit(measure)  # one trace serves its shape and its computation
@@ -256,7 +269,10 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
     empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
     with jax.named_scope(SCORING_PASSES):
         total, _ = lax.scan(add_pass, empty, passes)
-    count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
+    num_rows = (passes >= 0).sum()
+    if parts is not None:
+        total, num_rows = parts.add((total, num_rows))
+    count = jnp.maximum(num_rows, 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 
 

@@ -142,3 +142,14 @@ def test_two_simulations_run_in_one_process(tmp_path):
         chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
         state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
         assert state.round == 1
+
+
+def test_a_round_that_changes_a_shape_of_its_state_is_refused_by_the_leaf_s_name(round_step):
+    def step(state, *arguments):
+        state, metrics = round_step(state, *arguments)
+        return state._replace(round=state.round[None]), metrics
+
+    rounds = schedules.stack([schedule_of(0, capacity=128)], MAX_ROUNDS)
+    arguments = (worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), np.int32(1), rounds, WORLD.data(), worlds.hyper())
+    with pytest.raises(AssertionError, match=r"round.*\(1,\)"):
+        jax.eval_shape(federated_round.make_chunk(step), *arguments)

@@ -133,7 +133,7 @@ def test_both_ways_to_copy_patches_give_the_same_patches(kernel, strides):
     np.testing.assert_array_equal(*worlds.jit(lambda x: [copy(x, kernel, out, strides) for copy in copies])(x))
 
 
-@pytest.mark.parametrize(("m", "r"), [(2, 3), (2, 5), (4, 3)])
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (2, 5), (4, 3), (4, 5), (5, 5)])
 def test_winograd_s_matrices_filter_any_signal(m, r):
     """y_i = sum_j w_j d_(i + j) in one dimension and float64; B^T is exact in any binary format."""
     rng = np.random.default_rng(0)
@@ -225,7 +225,9 @@ def test_convolution_of_images_last_equals_lax_in_value_and_gradients(x64, case)
     ("size", "kernel", "channels", "features", "padding", "tile"),
     [
         ((8, 10), 5, 3, 3, "VALID", 1),
-        ((8, 10), 5, 16, 16, "VALID", 1),  # Winograd, 2 x 2 output tiles
+        ((10, 10), 5, 16, 16, "VALID", 1),  # Winograd, 2 x 2 output tiles
+        ((14, 8), 5, 16, 17, "VALID", 1),  # Winograd on the height, 5 rows at once
+        ((8, 10), 5, 17, 16, "SAME", 1),  # 4 rows at once
         ((6, 4), 3, 16, 17, "SAME", 1),
         ((8, 12), 3, 32, 33, "SAME", 2),  # Winograd, 4 x 4 output tiles
         ((10, 6), 3, 33, 32, "VALID", 2),

@@ -83,7 +83,7 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", ["1", "2", "3"])
+@pytest.mark.parametrize(("num_devices", "join_ratio"), [("1", 0.7), ("2", 0.7), ("3", 0.7), ("4", 0.2)])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -93,8 +93,8 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
     ],
     ids=["held out", "scaffold", "elastic"],
 )
-def test_devices_blocks_and_probes_give_the_same_history_to_the_bit(run, changes, num_devices):
-    changes = {"clients": 10, "join_ratio": 0.7, "devices": num_devices, "record": ""} | changes
+def test_devices_blocks_and_probes_give_the_same_history_to_the_bit(run, changes, num_devices, join_ratio):
+    changes = {"clients": 10, "join_ratio": join_ratio, "devices": num_devices, "record": ""} | changes
     assert_equal_runs(run(pool="host", **changes), run(pool="device", **changes))
 
 

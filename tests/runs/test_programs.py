@@ -1,5 +1,6 @@
 """Runs that differ in values only share their compiled programs."""
 
+import contextlib
 import dataclasses
 import functools
 from dataclasses import replace
@@ -72,25 +73,41 @@ def test_every_setting_is_a_value_or_static():
     assert len(set(programs.VALUES)) == len(programs.VALUES)
 
 
-def test_other_seed_alpha_or_learning_rate_compiles_nothing():
-    compiled = []
+@contextlib.contextmanager
+def compiled_programs():
+    """Yields a list of the names of programs, which grows as they are compiled or fetched from the cache."""
+    names = []
 
-    def listen(event, duration, **_):
+    def listen(event, duration, fun_name="", **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
+            names.append(fun_name)
 
-    fedvg_jax.run(SMALL)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
+        yield names
+    finally:
+        jax._src.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_other_seed_alpha_or_learning_rate_compiles_nothing():
+    fedvg_jax.run(SMALL)
+    with compiled_programs() as compiled:
         histories = [
             fedvg_jax.run(replace(SMALL, **changes))
             for changes in ({"seed": 1}, {"alpha": 0.5}, {"lr": 0.1}, {"partition_seed": 3}, {"rounds": 3})
         ]
-    finally:
-        jax._src.monitoring.unregister_event_duration_listener(listen)
     assert compiled == []
     finals = {history.records[-1]["train_loss"] for history in histories}
     assert len(finals) == len(histories)  # they are different runs
+
+
+def test_a_run_needs_few_programs_besides_its_rounds_and_its_evaluation():
+    """The key, the model, and copies of the pool and of the state; a program takes 5 ms, even from the cache."""
+    fedvg_jax.run(SMALL)
+    jax.clear_caches()  # keeps the compiled rounds and evaluation, which the store holds
+    with compiled_programs() as compiled:
+        fedvg_jax.run(SMALL)
+    assert 1 <= len(compiled) <= 5, compiled
 
 
 def test_shared_program_gives_the_results_of_a_separate_one():

@@ -57,7 +57,9 @@ TWO = hw.Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=No
     ("hardware", "changes", "expected"),
     [
         (TWO, {}, 8),
-        (TWO, {"clients": 3}, 4),
+        (TWO, {"clients": 3}, 6),  # two for each client, which share its scoring
+        (TWO, {"clients": 1}, 8),
+        (TWO._replace(num_devices=6), {"clients": 5}, 6),
         (TWO, {"devices": "2"}, 2),
         (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
         (TWO._replace(platform="cpu"), {"model": "resnet18"}, 8),
@@ -73,13 +75,18 @@ def test_every_process_contributes_equally_many_devices(hardware, changes, expec
     [
         ({"devices": "3"}, "devices 3 for 2 processes; use a multiple of 2"),
         ({"devices": "10", "clients": 20}, "devices 10 of 8"),
-        ({"clients": 1}, "2 processes for a cohort of 1; start 1 or fewer"),
         ({"lanes": "all"}, "lanes all is one vmap on one device; got 2 processes"),
     ],
 )
 def test_settings_that_processes_cannot_share_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         devices.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes), TWO)
+
+
+def test_processes_that_no_client_would_use_are_refused():
+    three = TWO._replace(num_devices=3, num_processes=3)
+    with pytest.raises(UsageError, match="3 processes for a cohort of 2; start 2 or fewer"):
+        devices.make_executor(Config(clients=2, join_ratio=1.0), three)
 
 
 def test_double_precision_allows_one_cpu_device_a_process():
@@ -94,8 +101,9 @@ COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", 
 COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
 
 
-def test_devices_exchange_only_finished_clients_and_no_gradient():
-    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices."""
+def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient():
+    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices. The
+    only sums are those of the weighted means."""
     import programs
 
     world, algorithm, executor = worlds.uneven(), worlds.full_algorithm(), executors.sharded(4, 1)
@@ -104,7 +112,7 @@ def test_devices_exchange_only_finished_clients_and_no_gradient():
     schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
-    assert used & COLLECTIVES == {"reduce_scatter"} and "shard_map" in used
+    assert used & COLLECTIVES == {"reduce_scatter", "psum"} and "shard_map" in used
 
 
 CORES = """
@@ -149,26 +157,29 @@ LAYOUTS = {"1 process, 4 devices": (1, 4), "2 processes, 2 devices each": (2, 2)
 
 
 @functools.cache
-def one_device(is_double):
+def one_device(is_double, cohort_size):
     with jax.enable_x64(is_double):
-        return several_processes.results(executors.lanes(1), 3 if is_double else 1)
+        return several_processes.results(executors.lanes(1), 3 if is_double else 1, cohort_size)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cohort_size", [6, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_rounds_of_one_device(layout, tmp_path):
+def test_every_layout_gives_the_rounds_of_one_device(layout, cohort_size, tmp_path):
     """Every algorithm and weighting, BatchNorm, ragged clients, cohort blocks.
 
     Three rounds in double precision where a process has one device; otherwise, where double precision is refused, one
-    round in single precision.
+    round in single precision. There are four devices: of a cohort of 2, two score each client.
     """
     count, num_devices = LAYOUTS[layout]
     port, script, file = free_port(), TESTS / "several_processes.py", tmp_path / "found.npz"
-    commands = [[sys.executable, script, str(count), str(i), str(port), file] for i in range(count)]
+    last = [str(port), file, str(cohort_size)]
+    commands = [[sys.executable, script, str(count), str(i), *last] for i in range(count)]
     with started_together(commands, tmp_path, num_devices) as started:
         assert [process.wait(3000) for process in started] == [0] * count, logs(tmp_path)
     is_double = num_devices == 1
-    expected = {f"{c}/{i}": x for c, leaves in one_device(is_double).items() for i, x in enumerate(leaves)}
+    leaves_of = one_device(is_double, cohort_size)
+    expected = {f"{c}/{i}": x for c, leaves in leaves_of.items() for i, x in enumerate(leaves)}
     with np.load(file) as found:
         assert set(found) == set(expected)
         for name, value in expected.items():

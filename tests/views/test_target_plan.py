@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import targets, tree
+from fedvg_jax.core import hardware, targets, tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, programs, simulation, target_programs
@@ -179,15 +179,19 @@ def assert_only_clients_and_their_mean(launches, size, model, num_clients):
     assert model <= size["all-reduce"] <= model + MOST_SCALARS
 
 
+def exchanged_by_four(config, of_hardware):
+    """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
+    target = targets.parse_target("h100:4")
+    made = simulation.simulation(config, machine=programs.Machine(of_hardware, tuple(jax.devices()[:4])))
+    found = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
+    return *found, 4 * tree.size(made.state.variables.params)
+
+
 @pytest.mark.parametrize(("num_clients", "divides"), [(8, True), (6, False)])
 def test_devices_exchange_the_clients_once_and_one_mean(num_clients, divides):
-    """With a GPU's choices, on four devices of this CPU."""
-    target = targets.parse_target("h100:4")
-    machine = programs.Machine(target.hardware, tuple(jax.devices()[:4]))
+    """With the choices of a GPU."""
     config = Config(rounds=2, clients=num_clients, join_ratio=1.0, alpha=1.0, min_samples=2)
-    made = simulation.simulation(config, machine=machine)
-    launches, size = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
-    model = 4 * tree.size(made.state.variables.params)
+    launches, size, model = exchanged_by_four(config, targets.parse_target("h100:4").hardware)
     if divides:
         assert_only_clients_and_their_mean(launches, size, model, num_clients)
     assert size["reduce-scatter"] == 8 * (model + 4)
@@ -195,15 +199,44 @@ def test_devices_exchange_the_clients_once_and_one_mean(num_clients, divides):
     assert size["all-to-all"] + size["collective-permute"] <= 8 * model
 
 
+def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
+    """Its weighted mean is a loop over clients, for which XLA would gather all of them on every device."""
+    four = hardware.Hardware("cpu", "cpu", num_devices=4, cores=4, memory_bytes=None)
+    config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
+    launches, size, model = exchanged_by_four(config, four)
+    assert_only_clients_and_their_mean(launches, size, model, 4)
+
+
+def test_devices_that_share_clients_exchange_them_once_and_one_gradient_each():
+    """Two devices score each of two clients: all of them get both, and a device gives its part of one gradient."""
+    config = Config(rounds=2, clients=2, join_ratio=1.0, alpha=1.0, min_samples=2)
+    _, size, model = exchanged_by_four(config, targets.parse_target("h100:4").hardware)
+    assert 2 * (model + 4) + model <= size.pop("all-reduce") <= 2 * (model + 4) + model + MOST_SCALARS
+    assert sum(size.values()) <= MOST_SCALARS
+
+
+def exchanged_by_two_hosts(num_clients):
+    """Returns what a round exchanges on 2 hosts of 8 GPUs, as XLA compiles it for them."""
+    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
+    command = [sys.executable, exchanged.__file__, "h100:2x8", str(num_clients)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
 @pytest.mark.slow
 def test_two_hosts_of_eight_gpus_exchange_the_clients_once_and_one_mean():
     """16 devices; at most 12 launches of all-reduces and one of a reduce-scatter, as measured."""
-    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
-    command = [sys.executable, exchanged.__file__, "h100:2x8", "32"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    launches, size, model = json.loads(printed.splitlines()[-1])
+    launches, size, model = exchanged_by_two_hosts(32)
     assert_only_clients_and_their_mean(launches, size, model, 32)
     assert launches["reduce-scatter"] == 1 and launches["all-reduce"] <= 12
+
+
+@pytest.mark.slow
+def test_two_hosts_of_eight_gpus_exchange_four_clients_once_and_one_gradient_each():
+    """Four GPUs score a client; 3 launches of all-reduces, as measured."""
+    launches, size, model = exchanged_by_two_hosts(4)
+    assert launches["all-reduce"] <= 12 and size.pop("all-reduce") <= 4 * (model + 4) + model + MOST_SCALARS
+    assert sum(size.values()) <= MOST_SCALARS
 
 
 def test_a_process_of_other_devices_is_refused_in_one_line(monkeypatch):

@@ -7,8 +7,13 @@ An m x m output tile takes n^2 products instead of m^2 r^2, where n = m + r - 1:
 The elementwise product "." is a matmul over channels at each of the n^2 positions. For r = 3 that is 16 products
 instead of 36 (m = 2), or 36 instead of 144 (m = 4); for r = 5, 36 instead of 100 (m = 2).
 
+F(m, r) filters one axis only, with n products instead of m r, and the other axis is copied as patches. For r = 5, that
+is 9 products instead of 25 (m = 5), or 8 instead of 20 (m = 4): as many as 36 instead of 100, in larger matmuls over
+r C values, on smaller arrays.
+
 The result equals the convolution up to rounding. In float32 the error is about that of one matmul where n = 4; where
-n = 6, it is three to five times as large with 32 channels or more, and seven to eight times with 16.
+n = 6, it is three to five times as large with 32 channels or more, and seven to eight times with 16. On one axis it is
+four to five times as large where n = 8, and ten to fifteen times where n = 9.
 
 Sources: A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016. The matrices for given points
 are Toom's and Cook's, as in B. Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for
@@ -38,8 +43,13 @@ _MIN_CHANNELS_4X4 = 32
 """Channels in and out from which images-last convolutions use 4 x 4 output tiles: with 32 and 64 the kernel with its
 gradients takes 0.72 of the time of 2 x 2, with 16 and 32 the same time; a client on each of two cores."""
 
-_POINTS = (0, 1, -1, 2, Fraction(-1, 2))
-"""Where the polynomials are evaluated, besides infinity. These points round less than 0, 1, -1, 2, -2."""
+_POINTS = (0, 1, -1, 2, Fraction(-1, 2), -2, Fraction(1, 2), 4)
+"""Where the polynomials are evaluated, besides infinity; n - 1 of them, the first first. The first five round less than
+0, 1, -1, 2, -2."""
+
+_ROWS = (5, 4)
+"""Rows of an output tile of a filter on one axis, the best first. A 5x5 kernel of 32 and 64 channels with its gradients
+takes 0.69 of the time of 2 x 2 tiles with 5 rows; the CNN's scoring takes 0.68. One core, 32 images."""
 
 
 def is_faster(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]]) -> bool:
@@ -127,14 +137,43 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
 def convolve_images_last(x: Array, w: Array) -> Array:
     """Convolves x with w with stride 1; the outputs of a 2x2 pooling window lie on an axis of their own.
 
-    The transforms are matmuls with kron(B^T, B^T) etc., so the backward pass computes nothing twice.
-
     Args:
         x: [C, H, W, N] images, already padded; the output's height and width must be even.
         w: [r, r, C, O] kernel, r = 3 or 5.
 
     Returns:
-        [O, 4, t, t, H', W', N]: position in the pooling window, window in the m x m output tile (t = m / 2), tile.
+        [O, 4, t, t, H', W', N]: position in the pooling window, window in the output tile, tile. An output tile has
+        t x t windows.
+    """
+    r = len(w)
+    rows = next((m for m in _ROWS if r == 5 and (x.shape[1] - r + 1) % m == 0), None)
+    return _convolve_squares(x, w) if rows is None else _convolve_rows(x, w, rows)
+
+
+def _convolve_rows(x: Array, w: Array, m: int) -> Array:
+    """`convolve_images_last` by F(m, r) on the height, with patches along the width; the output tile is one window.
+
+        y = A^T [ sum_jc (G w)[j, c] . (B^T d)[j, c] ]
+
+    with the n rows d that m rows of the output depend on.
+    """
+    (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
+    size, count, width = m + r - 1, (height - r + 1) // m, width - r + 1
+    of_patch, of_kernel, of_output = (jnp.asarray(matrix, x.dtype) for matrix in transform_matrices(m, r))
+    tiles = _overlapping_tiles(x, 1, m, count, size)
+    tiles = _matmul_axis_0(of_patch, tiles, *tiles.shape[1:])
+    patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1).reshape(size, r * channels, -1)
+    kernels = _matmul_axis_0(of_kernel, w, r * channels, features)
+    products = lax.dot_general(kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
+    y = _matmul_axis_0(of_output, products, features, count, width, images)
+    y = jnp.moveaxis(y, 0, 2).reshape(features, count * m // 2, 2, width // 2, 2, images)
+    return y.transpose(0, 2, 4, 1, 3, 5).reshape(features, 4, 1, 1, count * m // 2, width // 2, images)
+
+
+def _convolve_squares(x: Array, w: Array) -> Array:
+    """`convolve_images_last` by F(m x m, r x r); t = m / 2.
+
+    The transforms are matmuls with kron(B^T, B^T) etc., so the backward pass computes nothing twice.
     """
     (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
     fits_4x4 = (height - 2) % 4 == (width - 2) % 4 == 0

@@ -83,6 +83,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "min_samples_rule": MIN_SAMPLES_RULES,
     "conv": CONVS,
     "pool": ("auto", "device", "host"),
+    "memories": ("auto", "device", "host"),
     "precision": PRECISIONS,
     "fedvg.signal": SIGNALS,
     "fedvg.norm": NORMS,

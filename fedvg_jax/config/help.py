@@ -48,7 +48,7 @@ TOPICS = {
         "weight_decay",
         *("lr_schedule", "lr_decay", "seed", "eval_every", "record"),
     ),
-    "Hardware": ("devices", "lanes", "hold", "pool", "conv", "precision", "deterministic", "force"),
+    "Hardware": ("devices", "lanes", "hold", "pool", "memories", "conv", "precision", "deterministic", "force"),
     "Files, stopping and resuming": (
         *("config", "out", "resume", "checkpoint_every", "keep", "cache_dir", "trust_cache", "export"),
         *("track", "profile", "dry_run", "target"),

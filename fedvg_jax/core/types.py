@@ -6,8 +6,8 @@ The general rule of a round, with all symbols used in this file:
 
 theta_g is the global model, theta_k the model that client k returns, s_k its aggregation weight, and R the algorithm's
 residual. Axes of shapes, used everywhere: `N` clients of the federation, `K` clients of a cohort, `H` clients of a
-cohort block, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows of a minibatch, `V` validation
-batches, `G` groups of tensors, `C` classes, `T` rows of the pool, `R` rounds of a chunk.
+cohort block, `M` rows of clients' memories, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows
+of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` rows of the pool, `R` rounds of a chunk.
 """
 
 from __future__ import annotations
@@ -202,6 +202,8 @@ class Schedule(NamedTuple):
     plan: Plan
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
+    memory_rows: Vector = None
+    """int32 [K] rows of the clients' memories in the state; None where row k is client k's, for all N clients."""
 
 
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
@@ -401,9 +403,12 @@ class SimState(NamedTuple):
     server: Tree
     """The algorithm's memory of the server."""
     clients: Tree
-    """The algorithm's memories of the clients, leaves [N, ...]."""
+    """The algorithm's memories of the clients, leaves [M, ...]."""
     optimisers: Tree = ()
-    """Memories of the clients' optimisers, leaves [N, ...]; () if they are fresh each round."""
+    """Memories of the clients' optimisers, leaves [M, ...]; () if they are fresh each round."""
+    memory_clients: Tree = ()
+    """int32 [M] the client of each row of `clients` and `optimisers`, -1 for a row not used yet; () where row k is
+    client k's, for all N clients."""
 
 
 class Metrics(NamedTuple):

@@ -60,9 +60,9 @@ class RunningCohort(NamedTuple):
     message_sums: Tree
     """Sums of the messages to be summed."""
     client_memories: Tree
-    """Leaves [N, ...], the memories of all clients."""
+    """Leaves [M, ...], the memories of clients."""
     optimiser_memories: Tree
-    """Leaves [N, ...], or () where optimisers are fresh each round."""
+    """Leaves [M, ...], or () where optimisers are fresh each round."""
 
 
 ProcessBlock = Callable[[RunningCohort | None, Schedule, Array], RunningCohort]
@@ -124,8 +124,8 @@ def _empty_cohort(shapes: RunningCohort, state: SimState, num_rows: int, num_ter
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
     """Returns the fields of a schedule that differ between cohort blocks, and the clients' positions in the cohort.
 
-    The last cohort block is padded with dummy clients: id N, zero steps, `heard` False. Writes to id N are dropped;
-    reads are clamped and ignored.
+    The last cohort block is padded with dummy clients: id and memory row N, zero steps, `heard` False. Writes to row N
+    are dropped; reads are clamped and ignored.
 
     Returns:
         Fields by name, leaves [blocks, H, ...]; and positions, int32 [blocks, H].
@@ -137,6 +137,8 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
         return jnp.pad(field, (0, num_dummies), constant_values=value).reshape(num_blocks, size)
 
     dummy = {"clients": num_clients, "num_samples": 0, "num_steps": 0, "start": 0, "probe_steps": 0, "heard": False}
+    if schedule.memory_rows is not None:
+        dummy["memory_rows"] = num_clients
     fields: dict[str, Tree] = {name: blocks(getattr(schedule, name), value) for name, value in dummy.items()}
     positions = jnp.arange(num_blocks * size, dtype=jnp.int32).reshape(num_blocks, size)
     return fields | {"plan": schedule.plan}, positions

@@ -67,6 +67,7 @@ def init_state(
     stats_too: bool = False,
     kept: local_training.Optimiser | None = None,
     variables: Variables | None = None,
+    num_rows: int | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -79,14 +80,17 @@ def init_state(
         stats_too: as in `make_round`.
         kept: the clients' optimiser, if its memory is kept between rounds.
         variables: initial variables in place of `task.init(key)`.
+        num_rows: M, rows for the memories of the clients that schedules name by `memory_rows`; None for a row for each
+            of the N clients, by number.
     """
     first_round = jax.device_put(np.int32(0))
     variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
     server, client = algorithm.init(hyper, variables if stats_too else variables.params)
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
-    memories = (tree.repeat(memory, num_clients) for memory in (client, optimiser))
-    return SimState(first_round, variables, server, *memories)
+    clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
+    owners = jnp.full(num_rows, -1, jnp.int32) if num_rows else ()
+    return SimState(first_round, variables, server, clients, optimisers, owners)
 
 
 init = init_state
@@ -267,7 +271,7 @@ def process_block(
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
     means = tuple(_mean_messages(parts, w, averaged) for w in block_weights)
-    memories = tree.put(state.clients, schedule.clients, memories)
+    memories = tree.put(state.clients, schedules.memory_rows(schedule), memories)
     optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
     cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
     if running is None:
@@ -414,7 +418,7 @@ def report_clients(
 
     memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
-    return tree.where(present, memories, tree.take(state.clients, schedule.clients)), summed, averaged
+    return tree.where(present, memories, tree.take(state.clients, schedules.memory_rows(schedule))), summed, averaged
 
 
 def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tree:
@@ -424,9 +428,17 @@ def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tre
 
 
 def update_optimisers(state: SimState, schedule: Schedule, present: Array, optimisers: Tree) -> Tree:
-    """Returns the optimiser memories of all N clients; those of absent clients are unchanged."""
-    earlier = tree.take(state.optimisers, schedule.clients)
-    return tree.put(state.optimisers, schedule.clients, tree.where(present, optimisers, earlier))
+    """Returns the optimiser memories of the state; those of absent clients are unchanged."""
+    rows = schedules.memory_rows(schedule)
+    earlier = tree.take(state.optimisers, rows)
+    return tree.put(state.optimisers, rows, tree.where(present, optimisers, earlier))
+
+
+def update_owners(state: SimState, schedule: Schedule) -> Tree:
+    """Returns the clients of the rows of memories after the round; () where row k is client k's."""
+    if schedule.memory_rows is None:
+        return state.memory_clients
+    return state.memory_clients.at[schedule.memory_rows].set(schedule.clients)
 
 
 def _block_indices(block: RoundInputs) -> Array:
@@ -465,7 +477,9 @@ def server_step(
     variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = parts.refine(hyper, state.round, variables, inputs.data)
 
-    state = SimState(state.round + 1, variables, server, cohort.client_memories, cohort.optimiser_memories)
+    memories, optimisers = cohort.client_memories, cohort.optimiser_memories
+    owners = update_owners(state, inputs.schedule)
+    state = SimState(state.round + 1, variables, server, memories, optimisers, owners)
     return state, _metrics(parts.weighting, inputs.schedule, table, weights)
 
 

@@ -21,7 +21,7 @@ from fedvg_jax.core.types import Client, Data, Executor, MakeClient, RoundStep, 
 from fedvg_jax.engine import evaluate, lane_plan
 from fedvg_jax.engine import schedule as schedules
 
-BY_CLIENT = ("clients", "num_samples", "num_steps", "start", "probe_steps", "heard", "shuffle")
+BY_CLIENT = ("clients", "num_samples", "num_steps", "start", "probe_steps", "heard", "shuffle", "memory_rows")
 """Fields of a schedule with an entry per client, [P, K] of several runs."""
 
 _AXES: dict[str, Any] = {**dict.fromkeys(Schedule._fields, 0), "plan": None, "rows": None}
@@ -70,7 +70,7 @@ def pooled(executor: Executor) -> Executor:
 
         @train_run.def_vmap
         def train_runs(num_runs: int, is_batched: tuple[Tree, Tree], shared: Tree, schedule: Schedule):
-            jobs = schedule._replace(**{name: getattr(schedule, name).reshape(-1) for name in BY_CLIENT})
+            jobs = schedule._replace(**{name: getattr(schedule, name).reshape(-1) for name in _by_client(schedule)})
 
             def make_job(shared: Tree, jobs: Schedule) -> Client:
                 return _job(make_client, shared, is_batched[0], jobs, num_runs, schedule.clients.shape[1])
@@ -115,7 +115,7 @@ def _job(
         num_clients: K.
     """
     count = num_runs * num_clients
-    fields = {name: getattr(jobs, name)[:count].reshape(num_runs, num_clients) for name in BY_CLIENT}
+    fields = {name: getattr(jobs, name)[:count].reshape(num_runs, num_clients) for name in _by_client(jobs)}
 
     def client_of(job: Array) -> tuple[Client, Array]:
         run, k = job // num_clients, job % num_clients
@@ -131,6 +131,11 @@ def _job(
         return client.step(carry, k, minibatch)
 
     return Client(init, step)
+
+
+def _by_client(schedule: Schedule) -> list[str]:
+    """Returns those of `BY_CLIENT` that the schedule has."""
+    return [name for name in BY_CLIENT if getattr(schedule, name) is not None]
 
 
 def _of_run(tree: Tree, is_batched: Tree, run: Array) -> Tree:
@@ -156,7 +161,8 @@ def join_schedules(schedules_of_runs: Sequence[Schedule], executor: Executor) ->
     """
     used = [schedules.num_minibatches(s) for s in schedules_of_runs]
     offsets = (np.cumsum(used) - used).astype(np.int32)
-    fields = {name: np.stack([getattr(s, name) for s in schedules_of_runs]) for name in (*BY_CLIENT, "key")}
+    names = (*_by_client(schedules_of_runs[0]), "key")
+    fields = {name: np.stack([getattr(s, name) for s in schedules_of_runs]) for name in names}
     fields["start"] += offsets[:, None]
     rows = np.concatenate([s.rows[:n] for s, n in zip(schedules_of_runs, used, strict=True)])
     steps = fields["num_steps"].reshape(-1)

@@ -30,6 +30,7 @@ from fedvg_jax.core.types import (
     Task,
     Tree,
 )
+from fedvg_jax.engine import schedule as schedules
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
@@ -69,7 +70,7 @@ LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
 
 def anchor(state: SimState, schedule: Schedule, k: Array) -> Anchor:
     """Returns what client k of the cohort receives from the federation."""
-    return Anchor(state.variables.params, state.server, tree.take(state.clients, schedule.clients[k]))
+    return Anchor(state.variables.params, state.server, tree.take(state.clients, schedules.memory_rows(schedule)[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -139,7 +140,8 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = support.of(state.variables.params), state.variables.stats
-        memory = tree.take(state.optimisers, schedule.clients[k]) if state.optimisers else rule.init(params)
+        is_kept = bool(state.optimisers)
+        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
         return Carry(params, stats, memory, jnp.zeros((), tree.dtype(params)))
 
     def step(carry: Carry, k, minibatch) -> Carry:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedvg_jax.core.types import Plan, Schedule
+from fedvg_jax.core.types import Plan, Schedule, Vector
 from fedvg_jax.engine import lane_plan
 
 _COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY = range(5)  # domains of the random streams
@@ -258,8 +258,8 @@ def stack(rounds: Sequence[Schedule], max_rounds: int, capacity: int | None = No
     moved = [s._replace(start=s.start + np.int32(o), rows=()) for s, o in zip(rounds, offsets, strict=True)]
     moved += [moved[0]] * (max_rounds - len(moved))
     plans = Plan(*(np.stack(leaf) for leaf in zip(*(s.plan for s in moved), strict=True)))
-    fields = (np.stack(leaf) for leaf in zip(*(s[:-2] for s in moved), strict=True))
-    return Schedule(*fields, plan=plans, rows=rows)
+    fields = {name: np.stack([getattr(s, name) for s in moved]) for name in _fields_by_round(moved[0])}
+    return Schedule(**fields, plan=plans, rows=rows)
 
 
 def num_minibatches(schedule: Schedule) -> int:
@@ -270,4 +270,14 @@ def num_minibatches(schedule: Schedule) -> int:
 def round_at(rounds: Schedule, r) -> Schedule:
     """Returns round `r` of a stacked schedule."""
     plan = Plan(*(leaf[r] for leaf in rounds.plan))
-    return Schedule(*(leaf[r] for leaf in rounds[:-2]), plan=plan, rows=rounds.rows)
+    return rounds._replace(plan=plan, **{name: getattr(rounds, name)[r] for name in _fields_by_round(rounds)})
+
+
+def memory_rows(schedule: Schedule) -> Vector:
+    """Returns int32 [K], the rows of the clients' memories in the state."""
+    return schedule.clients if schedule.memory_rows is None else schedule.memory_rows
+
+
+def _fields_by_round(schedule: Schedule) -> list[str]:
+    """Returns the names of the arrays that a stacked schedule has once for each round."""
+    return [name for name, leaf in schedule._asdict().items() if name not in ("plan", "rows") and leaf is not None]

@@ -47,7 +47,12 @@ PLAIN = re.compile(r"[\w/. -]*")
 
 def to_host(state: Tree) -> Tree:
     """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
-    return jax.tree.map(np.array, jax.device_get(jax.tree.map(_untyped, state)))
+    return jax.tree.map(np.array, read(state))
+
+
+def read(state: Tree) -> Tree:
+    """Returns the arrays on the host, which may share the memory of a CPU device; typed keys become their key data."""
+    return jax.device_get(jax.tree.map(_untyped, state))
 
 
 def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:
@@ -207,9 +212,11 @@ def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Vari
 
 
 def place_like(template: Tree, state: Tree) -> Tree:
-    """Returns `state` on the devices, with the shardings and key types of `template`."""
+    """Returns `state` on the devices, with the shardings and key types of `template`, whose NumPy arrays stay here."""
 
     def placed(expected, value):
+        if isinstance(expected, np.ndarray):
+            return value
         if _is_key(expected):
             return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
         return processes.place(value, expected.sharding)

@@ -86,7 +86,7 @@ class Member(NamedTuple):
 
 def fits(first: Simulation, other: Simulation) -> bool:
     """Returns whether two runs can share a program: one round function, equal shapes, and one pool on the devices."""
-    if first is other or first.host_pool or other.host_pool:
+    if first is other or any(sim.host_pool or sim.host_memories for sim in (first, other)):
         return first is other
     is_equal = first.chunk is other.chunk and _signature(first) == _signature(other)
     pools = zip(jax.tree.leaves(first.data.pool), jax.tree.leaves(other.data.pool), strict=True)

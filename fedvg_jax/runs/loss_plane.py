@@ -28,7 +28,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import history, programs, provenance, recorder, registry, simulation
+from fedvg_jax.runs import history, host_memories, programs, provenance, recorder, registry, simulation
 from fedvg_jax.runs.weighting_registry import make_fedvg
 from fedvg_jax.weightings import basic
 from fedvg_jax.weightings.given import combined, given
@@ -90,7 +90,10 @@ def restored(folder: Path) -> tuple[simulation.Simulation, SimState, int]:
     def digests() -> dict[str, str]:
         return provenance.sources(sim.arrays, sim.partition, sim.data.pool)
 
-    return sim, *recorder.newest_state(folder, stored, sim.state, digests)
+    state, number = recorder.newest_state(folder, stored, sim.state, digests)
+    if host := sim.host_memories:
+        state = host_memories.load(host, host_memories.store_of(host, state), state, sim.schedule(number).clients)
+    return sim, state, number
 
 
 def loss_plane(

@@ -15,6 +15,9 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
 from fedvg_jax.engine import schedule
 
+STATE = "state of the server and the clients"
+"""The part of an estimate that memories of clients are in."""
+
 
 def available(hardware: hw.Hardware | None = None) -> float:
     """Returns the bytes of one accelerator, or of the host on a CPU; infinity where they are unknown."""
@@ -52,7 +55,7 @@ def estimate(
     model = num_bytes(state.variables)
     return {
         "data": num_bytes(pool),
-        "state of the server and the clients": 2 * num_bytes(state),  # the first state is kept as well
+        STATE: 2 * num_bytes(state),  # the first state is kept as well
         "models of a cohort": block_size(config) * model,
         "models in training": 2 * executor.num_lanes * model,  # parameters and their gradient
         "minibatches of a chunk": 2 * capacity * width * np.dtype(np.int32).itemsize,  # on the host and on the device
@@ -65,7 +68,9 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
     if needed > limit and not config.force:
         largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
         listed = ", ".join(f"{name} {_gib(size)}" for size, name in largest)
-        first = "--pool host, or smaller" if config.pool == "device" and largest[0][1] == "data" else "smaller"
+        elsewhere = {"data": ("pool", config.pool), STATE: ("memories", config.memories)}
+        setting, value = elsewhere.get(largest[0][1], ("", ""))
+        first = f"--{setting} host, or smaller" if value == "device" else "smaller"
         raise UsageError(
             f"this run needs about {_gib(needed)} of memory by estimate ({listed}), and there is {_gib(limit)}; use"
             f" {first} --hold, --batch-size, --local-epochs, --clients or --model, or --force to start it anyway"

@@ -23,7 +23,7 @@ import numpy as np
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.runs import checkpoint, history, provenance, resume, seals
+from fedvg_jax.runs import checkpoint, client_memories, history, provenance, resume, seals
 from fedvg_jax.runs.history import Record
 from fedvg_jax.runs.seals import HistorySeal
 
@@ -167,7 +167,8 @@ class Recorder:
             self._pending.result()
         if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved_round):
             self.wait()
-            on_host = {"state": checkpoint.to_host(state), "best": self.best.variables if self.best else None}
+            best = self.best.variables if self.best else None
+            on_host = {"state": client_memories.used_rows(checkpoint.to_host(state)), "best": best}
             self._saved_round, self._saved_at = last["round"], time.perf_counter()
             arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
             self._pending = self._destination.pool.submit(_save, *arguments)
@@ -349,12 +350,16 @@ def _restore_checkpoint(
         return "" if is_usable else "history.jsonl is damaged, or ends before it"
 
     def template(seal: checkpoint.SealEntries) -> Any:
-        return {"state": state, "best": state.variables if seal["best"] else None}
+        stored = client_memories.stored_shapes(state, seal["leaves"], config.clients)
+        return {"state": stored, "best": state.variables if seal["best"] else None}
 
     restored = checkpoint.restore(folder, template, refuse, log)
     if restored is None and misfits:
         raise UsageError(misfits[0])
-    return restored
+    if restored is None:
+        return None
+    leaves, seal = restored
+    return leaves | {"state": client_memories.with_rows_of(state, leaves["state"], config, seal["round"])}, seal
 
 
 def newest_state(

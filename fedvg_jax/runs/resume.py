@@ -34,6 +34,7 @@ RESUMABLE_CHANGES = frozenset(
         "export_form",
         "devices",
         "pool",
+        "memories",
     }
 )
 """Settings that may differ when a run is resumed, because they change no result.

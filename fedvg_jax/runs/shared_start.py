@@ -16,7 +16,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import checkpoint
+from fedvg_jax.runs import checkpoint, client_memories
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
@@ -52,6 +52,8 @@ def refuse_different_data(sim: Simulation) -> None:
         _refuse_different(_digest(" ".join(digests).encode()), "has other data", "give all the same files")
         where = "host" if sim.host_pool else "device"
         _refuse_different(where, "keeps the rows elsewhere", "start all with the same --pool host or --pool device")
+        where, remedy = "host" if sim.host_memories else "device", "start all with the same --memories host or device"
+        _refuse_different(where, "keeps the clients' memories elsewhere", remedy)
 
 
 @contextlib.contextmanager
@@ -82,7 +84,8 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
     best = start.best and start.best._replace(variables=())
     plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
     fields = json.loads(processes.text_from_first(json.dumps(plain)))
-    shapes = (state, *([state.variables] if fields["best"] else []))
+    count = int(processes.text_from_first(str(client_memories.count_rows(start.state))))
+    shapes = (client_memories.with_count(state, count), *([state.variables] if fields["best"] else []))
     own = (start.state, *([start.best.variables] if start.best else []))
     arrays = processes.from_first(own if processes.is_first() else shapes)
     best = recording.BestModel(*fields["best"][:3], variables=arrays[1]) if fields["best"] else None

@@ -41,7 +41,16 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.runs import algorithm_contract, contracts, evaluation_records, host_pool, memory, programs
+from fedvg_jax.runs import (
+    algorithm_contract,
+    client_memories,
+    contracts,
+    evaluation_records,
+    host_memories,
+    host_pool,
+    memory,
+    programs,
+)
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
@@ -81,7 +90,7 @@ class Simulation(NamedTuple):
     """of the partition and the shared validation set"""
     task: Task
     state: SimState
-    """before the first round"""
+    """before the first round; where `host_memories` is set, the memories of no client, NumPy arrays"""
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
@@ -102,6 +111,8 @@ class Simulation(NamedTuple):
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
     host_pool: host_pool.HostPool | None = None
     """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
+    host_memories: host_memories.HostMemories | None = None
+    """for a run whose clients' memories stay on the host (`--memories`), what the devices hold of them"""
 
 
 class _Population(NamedTuple):
@@ -188,17 +199,22 @@ def simulation(
     put = functools.partial(_place, machine, program.executor)
     on_host = host_pool.make(config, tables, of_round, parts, program.executor) if is_on_host else None
     on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
-    state = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
+    state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
+    state, in_chunks = put(state), None
+    if layout.is_on_host:
+        assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
+        in_chunks = host_memories.make(config, layout.num_rows, MAX_ROUNDS, state)
+        state = host_memories.without_rows(state)
     return Simulation(
         config=config,
         arrays=arrays,
         partition=parts,
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
-        state=put(state),
+        state=state,
         data=tables if on_host else put(tables),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(config, arrays, parts, program.executor, task=program.task),
+        schedule=make_schedule(config, arrays, parts, program.executor, task=program.task, layout=layout),
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
@@ -207,6 +223,7 @@ def simulation(
         optimiser=program.optimiser,
         given=frozenset(name for name, value in replacements.items() if value is not None),
         host_pool=on_host._replace(resident=put(of_round)) if on_host else None,
+        host_memories=in_chunks,
     )
 
 
@@ -264,8 +281,10 @@ def make_state(
     pool: Tree,
     largest: int,
     machine: programs.Machine | None = None,
-) -> SimState:
-    """Returns the state before the first round; its shapes, for a machine that is not this one.
+) -> tuple[SimState, client_memories.Layout]:
+    """Returns the state before the first round, and where the clients' memories are.
+
+    The state has shapes for a machine that is not this one, and the memories of one client where they stay on the host.
 
     Args:
         num_rows: T, rows of the data set.
@@ -276,22 +295,36 @@ def make_state(
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    if machine is not None and machine.devices is not None:
-        return jax.eval_shape(lambda: _init_state(config, program, hyper, make_variables(config, program.init)))
-    variables = make_variables(config, program.init)
-    shapes = jax.eval_shape(lambda: _init_state(config, program, hyper, variables))
+    machine = machine or programs.Machine(hw.current())
+    is_here = machine.devices is None
+    variables = make_variables(config, program.init) if is_here else None
+
+    def init(num_memories: int | None) -> SimState:
+        start = make_variables(config, program.init) if variables is None else variables
+        return _init_state(config, program, hyper, start, num_memories)
+
+    one_client = jax.eval_shape(lambda: init(1))
+    client_bytes = memory.num_bytes((one_client.clients, one_client.optimisers))
+    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here)
+    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients)
+    if not is_here:
+        return shapes, layout
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest)
     memory.refuse_unfitting(config, parts)
-    return _init_state(config, program, hyper, variables)
+    if layout.is_on_host:
+        host_memories.refuse_unfitting(config, client_bytes)
+    return init(1 if layout.is_on_host else layout.num_rows), layout
 
 
-def _init_state(config: Config, program: programs.Program, hyper: Hyper, variables: Variables) -> SimState:
+def _init_state(
+    config: Config, program: programs.Program, hyper: Hyper, variables: Variables, num_rows: int | None
+) -> SimState:
     kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     start = (jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables)
-    return init(*start)
+    return init(*start, num_rows=num_rows)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
@@ -406,13 +439,16 @@ def make_schedule(
     executor: Executor,
     width: int | None = None,
     task: Task | None = None,
+    layout: client_memories.Layout | None = None,
 ) -> Callable[[int], Schedule]:
     """Returns a function from the number of a round, from 0, to its schedule.
 
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
+        layout: of the clients' memories; by default every client has a row.
     """
+    rows_of_round = client_memories.rows_of_rounds(config, layout) if layout else lambda number: None
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, arrays, sizes, task)
     size, epochs = cohort_size(config), epochs_range(config)
@@ -425,7 +461,7 @@ def make_schedule(
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
     def schedule_of(number: int) -> Schedule:
-        return schedule.make(
+        planned = schedule.make(
             number,
             parts.train,
             seed=config.seed,
@@ -443,6 +479,7 @@ def make_schedule(
             clients=cohort_of(number) if cohort_of else None,
             block_size=block_size(config),
         )
+        return planned._replace(memory_rows=rows_of_round(number))
 
     return schedule_of
 

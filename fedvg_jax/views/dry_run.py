@@ -21,11 +21,11 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware, tree
-from fedvg_jax.core.types import Data, Schedule
+from fedvg_jax.core.types import Data, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import host_pool, simulation
+from fedvg_jax.runs import host_memories, host_pool, simulation
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -87,7 +87,8 @@ def predict(sim: simulation.Simulation) -> Prediction:
     seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
     training = config.rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every)
-    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS))
+    most = sim.host_memories.max_rounds if sim.host_memories else simulation.MAX_ROUNDS
+    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), math.ceil(config.rounds / most))
     return Prediction(
         rounds=config.rounds,
         steps_per_round=float(steps.mean()),
@@ -115,7 +116,7 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     chunk = sample.rounds(1)[1] - per_round
     evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))
     empty = max(0.0, per_round - step * _longest_lane(sample.shorten(1)))
-    return Rates(empty, step, group, max(0.0, chunk), evaluation)
+    return Rates(empty, step, group, max(0.0, chunk) + _exchange_seconds(sim), evaluation)
 
 
 def _copy_seconds(sim: simulation.Simulation) -> float:
@@ -124,6 +125,19 @@ def _copy_seconds(sim: simulation.Simulation) -> float:
         return 0.0
     first = sim.schedule(0)
     return _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
+
+
+def _exchange_seconds(sim: simulation.Simulation) -> float:
+    """Returns the seconds in which the memories of a chunk's clients are copied to the devices and back."""
+    if sim.host_memories is None:
+        return 0.0
+    return 2 * _seconds(lambda: _state_of_chunk(sim))
+
+
+def _state_of_chunk(sim: simulation.Simulation) -> SimState:
+    """Returns the state before the first round as the devices hold it."""
+    host, state = sim.host_memories, sim.state
+    return host_memories.load(host, host_memories.store_of(host, state), state, np.zeros(0, int)) if host else state
 
 
 class _Sample(NamedTuple):
@@ -159,10 +173,10 @@ class _Sample(NamedTuple):
 
     def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:
         stacked = schedules.stack([schedule], simulation.MAX_ROUNDS)._replace(rows=self.schedule.rows)
-        data = _with_groups(self.data, groups)
+        data, start = _with_groups(self.data, groups), _state_of_chunk(self.sim)
 
         def run():
-            state = tree.copies(self.sim.state)
+            state = tree.copies(start)
             return self.programs.chunk(state, np.int32(count), stacked, data, self.sim.hyper)
 
         return _seconds(run)

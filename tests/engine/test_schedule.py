@@ -33,7 +33,8 @@ def minibatches_of(schedule, position):
 
 
 def leaves(schedule):
-    return [leaf for part in schedule for leaf in (part if isinstance(part, Plan) else [part])]
+    parts = (part if isinstance(part, Plan) else [part] for part in schedule if part is not None)
+    return [leaf for part in parts for leaf in part]
 
 
 def same(a, b):

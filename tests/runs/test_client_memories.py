@@ -1,0 +1,345 @@
+"""A run with memories for sampled clients only, on devices or on the host, equals one with a row for every client."""
+
+import json
+import sys
+import tracemalloc
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from several_processes import free_port, started_together
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import SimState, Task, UsageError, Variables
+from fedvg_jax.runs import checkpoint, client_memories, host_memories, loss_plane, memory, simulation
+from fedvg_jax.runs.client_memories import Layout
+from fedvg_jax.views import dry_run
+
+GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
+MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
+SETTINGS = Config(
+    **{"clients": 20, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4, "local_epochs": 2},
+    **{"rounds": 3, "eval_every": 1, "devices": "1", "weighting": "uniform", "dropout": 0.2, "lr": 0.05},
+    **{"optimiser_state": "kept", "momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+)
+"""Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
+LAYOUTS = {
+    "all": {"DENSE_BYTES": 2**40},
+    "device": {"DENSE_BYTES": 0},
+    "host": {"DENSE_BYTES": 0},
+    "host, a round": {"DENSE_BYTES": 0, "CHUNK_BYTES": 1},
+}
+"""Layout -> constants of `client_memories`."""
+
+
+def _loss(params, stats, batch, mask, train):
+    errors = jnp.square(batch.x @ params["w"] - batch.y.astype(jnp.float32))
+    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1).astype(jnp.float32), stats
+
+
+TASK = Task(
+    init=lambda key: Variables({"w": jnp.ones(3)}, {}),
+    loss=_loss,
+    predict=lambda params, stats, batch: batch.x @ params["w"],
+    measure=lambda *batch: {"loss": _loss(*batch, False)[0], "batches": jnp.ones(())},
+    metrics=lambda sums: {"loss": float(sums["loss"] / sums["batches"])},
+    block_of=str,  # one tensor, one block
+)
+"""Linear regression, which compiles fast."""
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(240, 3)).astype(np.float32), rng.integers(0, 3, 240, np.int32)
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """(layout, settings) -> (history, the states after each round, on the host)."""
+    cache, algorithm = tmp_path_factory.mktemp("cache"), worlds.full_algorithm()
+
+    def run(layout, callbacks=True, given=algorithm, **changes):
+        states = []
+        memories = "host" if layout.startswith("host") else "device"
+        config = replace(SETTINGS, cache_dir=cache, memories=memories, **changes)
+
+        def keep(record, state):
+            states.append(checkpoint.to_host(state))
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in LAYOUTS[layout].items():
+                patch.setattr(client_memories, name, value)
+            history = fv.run(config, data=data, task=TASK, algorithm=given, callbacks=[keep] if callbacks else [])
+        return history, states
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(run):
+    return run("all")
+
+
+def assert_equal_runs(one, other):
+    def numbers(history):
+        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
+
+    assert numbers(one) == numbers(other)
+    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
+
+
+def by_client(state: SimState, num_clients: int):
+    """The memories of a state with rows for some clients, as those of all clients; the others' are zeros."""
+
+    def placed(leaf):
+        result = np.zeros((num_clients, *leaf.shape[1:]), leaf.dtype)
+        is_used = state.memory_clients >= 0
+        result[state.memory_clients[is_used]] = leaf[is_used]
+        return result
+
+    return jax.tree.map(placed, (state.clients, state.optimisers))
+
+
+def assert_equal_states(some, every):
+    """All fields, with the memories by client."""
+    memories = by_client(some, len(jax.tree.leaves((every.clients, every.optimisers))[0]))
+    jax.tree.map(np.testing.assert_array_equal, memories, (every.clients, every.optimisers))
+    jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
+
+
+@pytest.mark.parametrize("layout", ["device", "host, a round"])
+def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole, layout):
+    history, states = run(layout)
+    cohorts = [record["clients"] for record in history.records]
+    sampled = list(dict.fromkeys(k for cohort in cohorts for k in cohort))
+    assert len(sampled) < sum(map(len, cohorts)), "a client is sampled twice"
+    assert not set(sampled) >= set(range(20)) and any("dropped" in record for record in history.records)
+    assert_equal_runs(history, whole[0])
+    for some, every in zip(states, whole[1], strict=True):
+        assert_equal_states(some, every)
+    used = states[-1].memory_clients
+    assert used[used >= 0].tolist() == sampled and len(used) == (16 if layout == "device" else len(sampled))
+
+
+def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run, whole):
+    assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("all", callbacks=False, eval_every=3)[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("device", "device"), ("all", "device"), ("device", "all"), ("all", "host, a round"), ("host, a round", "device")],
+)
+def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then):
+    run(first, callbacks=False, rounds=2, out=tmp_path / "run")
+    history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
+    assert_equal_runs(history, whole[0])
+    last, every = states[-1], whole[1][-1]
+    if then == "all":
+        jax.tree.map(np.testing.assert_array_equal, last, every)
+    else:
+        assert_equal_states(last, every)
+
+
+def test_a_checkpoint_holds_the_memories_of_sampled_clients_only(run, tmp_path):
+    for layout, count in (("all", 20), ("device", 7), ("host, a round", 7)):
+        run(layout, callbacks=False, rounds=2, out=tmp_path / layout)
+        seal = json.loads((tmp_path / layout / "checkpoints" / "000002" / "seal.json").read_text())
+        assert seal["leaves"]["state.clients.c.w"][0] == [count, 3], layout
+        assert ("state.memory_clients" in seal["leaves"]) == (layout != "all")
+
+
+def test_another_seed_compiles_nothing(run):
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    run("device")
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        other = run("device", seed=1)
+    finally:
+        jax._src.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == [] and len(other[1]) == 3
+
+
+# --- the choice
+
+
+def test_a_population_whose_clients_are_all_sampled_has_a_row_for_each():
+    for rounds in (10, 1000):
+        assert client_memories.choose(replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds), 1, 64, GPU) == (
+            None,
+            False,
+        )
+    assert client_memories.choose(MILLION, 0, 64, GPU) == Layout(None, False), "an algorithm without memories"
+    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64, GPU) == Layout(None, False)
+    assert client_memories.choose(MILLION, 67, 64, GPU) == Layout(None, False), "64 MiB for all"
+
+
+def test_rows_depend_on_sizes_only_and_grow_with_the_rounds():
+    def rows(**changes):
+        return client_memories.choose(replace(MILLION, **changes), 2**10, 64, GPU).num_rows
+
+    assert rows() == rows(seed=5) == 53248
+    assert [rows(rounds=r) for r in (1, 10, 100, 999)] == [2048, 11264, 106496, None]
+    with pytest.raises(UsageError, match=r"--target plans runs with the clients' memories on the devices; .* 3,3"):
+        client_memories.choose(replace(MILLION, memories="host"), 2**26, 64, GPU, is_here=False)
+
+
+def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
+    config = replace(MILLION, clients=1000, join_ratio=0.01, rounds=2)
+    rows = client_memories.rows_of_rounds(config, Layout(30, False))
+    assert max(rows(2)) < 30
+    with pytest.raises(
+        UsageError,
+        match=r"round 4 needs memories of more clients than the 30 of a run of 2 rounds; use --rounds 4 or more",
+    ):
+        rows(3)
+
+
+def test_rows_of_a_million_clients_take_four_bytes_each():
+    tracemalloc.start()
+    try:
+        rows = client_memories.rows_of_rounds(MILLION, Layout(53248, False))
+        last = rows(50)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 10**6 + 2**20 and 45_000 < max(last) < 51_000
+
+
+def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
+    config = replace(MILLION, clients=50, join_ratio=0.2, rounds=4)
+    layout = Layout(50, False)
+    forwards, backwards = (client_memories.rows_of_rounds(config, layout) for _ in range(2))
+    expected = {r: backwards(r).tolist() for r in (3, 1, 2, 0)}
+    assert {r: forwards(r).tolist() for r in range(4)} == expected
+    order = client_memories.sampled_clients(config, 4)
+    cohort_of = client_memories.cohorts(config)
+    assert all(order[expected[r]].tolist() == cohort_of(r).tolist() for r in range(4))
+
+
+def test_estimated_memory_is_that_of_the_sampled_clients(data, monkeypatch):
+    estimates = []
+    monkeypatch.setattr(memory, "refuse_unfitting", lambda config, parts: estimates.append(parts))
+    config = replace(SETTINGS, rounds=1)
+    for layout in ("all", "device", "host, a round"):
+        with monkeypatch.context() as patch:
+            for name, value in LAYOUTS[layout].items():
+                patch.setattr(client_memories, name, value)
+            memories = "host" if "host" in layout else "device"
+            made = simulation.simulation(
+                replace(config, memories=memories), data=data, task=TASK, algorithm=worlds.full_algorithm()
+            )
+    name = "state of the server and the clients"
+    every, some, of_round = (parts[name] for parts in estimates)
+    row = 2 * 4 * (3 + 1 + 1 + 3)  # twice: c, moved, rounds and momentum
+    assert every - some == 12 * row - 2 * 4 * 8 and some - of_round == 4 * row + 2 * 4 * 4
+    assert made.host_memories is not None and made.host_memories.capacity == 4
+
+
+def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
+    monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
+    host_memories.refuse_unfitting(MILLION, 2**10)
+    with pytest.raises(
+        UsageError, match=r"the memories of 51,000 clients and a copy of them need 99\.6 GiB, .* has 1\.0 GiB"
+    ):
+        host_memories.refuse_unfitting(MILLION, 2**20)
+    host_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)
+
+
+# --- every algorithm, device and process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["1", "3"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "scaffold", "optimiser_state": "reset"},
+        {"algorithm": "feddyn", "optimiser_state": "reset", "hold": 3},
+        {"algorithm": "fedprox", "optimiser": "adamw", "momentum": 0.0},
+        {"algorithm": "scaffold", "optimiser_state": "reset", "cohorts": "official", "pool": "host"},
+    ],
+    ids=["scaffold", "feddyn in blocks", "adamw", "published cohorts"],
+)
+def test_every_kind_of_memory_gives_the_same_states(run, changes, devices):
+    changes = {"given": None, "devices": devices, "clients": 40, "join_ratio": 0.15, "val_ratio": 0.2} | changes
+    expected = run("all", **changes)
+    for layout in ("device", "host", "host, a round"):
+        history, states = run(layout, **changes)
+        assert_equal_runs(history, expected[0])
+        for some, every in zip(states, expected[1], strict=True):
+            assert_equal_states(some, every)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
+    expected = run("all", given=None, algorithm="feddyn", optimiser_state="reset")[0]
+    for first, then in (("device", "host"), ("host", "device")):
+        out, settings = tmp_path / first, {"given": None, "algorithm": "feddyn", "optimiser_state": "reset"}
+        run(first, callbacks=False, devices="3", rounds=2, out=out, **settings)
+        found = run(then, out=out, resume=str(out), **settings)[0]
+        for one, other in zip(found.records, expected.records, strict=True):
+            assert one["clients"] == other["clients"]
+            np.testing.assert_allclose(one["test_loss"], other["test_loss"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_points_side_by_side_equal_the_points_alone(data, monkeypatch, tmp_path):
+    monkeypatch.setattr(client_memories, "DENSE_BYTES", 0)
+    config = replace(SETTINGS, algorithm="scaffold", optimiser_state="reset", cache_dir=tmp_path / "cache")
+    given = {"data": data, "task": TASK}
+    alone, together = (fv.run_sweep(config, {"seed": [0, 1, 2]}, vectorize=v, **given) for v in ("off", 2))
+    for one, other in zip(alone, together, strict=True):
+        for mine, its in zip(one.result.records, other.result.records, strict=True):
+            assert mine["clients"] == its["clients"] and mine["test_loss"] == its["test_loss"]
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_memories_on_their_hosts(tmp_path):
+    """Two processes write the history of two devices of one process, and resume the checkpoint of one."""
+    flags = ["--eval-every", "1", "--clients", "8", "--devices", "2", "--local-epochs", "1", "--algorithm", "scaffold"]
+    common = [sys.executable, "-c", "import sys; from fedvg_jax.sim import main; sys.exit(main(sys.argv[1:]))", *flags]
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    for rounds, memories, name in (("4", "device", "one"), ("2", "host", "two")):
+        command = [*common, "--rounds", rounds, "--memories", memories, *cache, "--out", str(tmp_path / name)]
+        with started_together([command], tmp_path, 2) as alone:
+            assert alone[0].wait(300) == 0, (tmp_path / "process0.log").read_text()
+    share = [*cache, "--resume", str(tmp_path / "two"), "--distributed", f"localhost:{free_port()}", "--processes", "2"]
+    command = [*common, "--rounds", "4", "--memories", "host", *share]
+    with started_together([[*command, "--process", str(i)] for i in range(2)], tmp_path) as pair:
+        assert [process.wait(300) for process in pair] == [0, 0], (tmp_path / "process0.log").read_text()
+    records = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in ("one", "two")]
+    one, two = ([json.loads(line) for line in lines] for lines in records)
+    for mine, other in zip(one, two, strict=True):
+        for entry in ("clients", "weights", "test_loss", "val_loss"):
+            np.testing.assert_allclose(mine[entry], other[entry], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_plans_and_loss_planes_read_the_memories_wherever_they_are(monkeypatch, tmp_path):
+    config = Config(
+        **{"clients": 20, "join_ratio": 0.2, "rounds": 2, "local_epochs": 1, "devices": "1", "algorithm": "scaffold"},
+        **{"cache_dir": tmp_path / "cache"},
+    )
+    planes = []
+    for layout in ("all", "device", "host, a round"):
+        for name, value in LAYOUTS[layout].items():
+            monkeypatch.setattr(client_memories, name, value)
+        made = replace(config, memories="host" if "host" in layout else "device", out=tmp_path / layout)
+        predicted = dry_run.predict(fv.simulation(made))
+        assert predicted.rounds == 2 and predicted.seconds > 0
+        fv.run(made)
+        planes.append(loss_plane.of_run(tmp_path / layout, num_points=3))
+    for plane in planes[1:]:
+        jax.tree.map(np.testing.assert_array_equal, plane.losses, planes[0].losses)
+        assert plane.clients == planes[0].clients

@@ -261,7 +261,10 @@ def _verdict(case: dict[str, Any], peer: str, factor: float) -> str:
         return f"{goal}: not measured"
     if not quiet(case):
         return f"{goal}: not decided"
-    return f"{goal}: {'reached' if case['ratio'][peer] >= factor else 'not reached'}"
+    # the lean loop stands for the strongest PyTorch, which another contestant may be
+    peers = ("lean", "loader", "vmap") if peer == "lean" else (peer,)
+    ratio = min(case["ratio"][name] for name in peers if name in case["ratio"])
+    return f"{goal}: {'reached' if ratio >= factor else 'not reached'}"
 
 
 def gpu(file: dict[str, Any]) -> Iterator[str]:

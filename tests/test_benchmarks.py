@@ -223,6 +223,10 @@ def test_a_target_is_reached_missed_or_not_measured(ratio, said):
     assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {said}"
 
 
+def test_the_target_against_the_lean_loop_is_missed_where_another_pytorch_is_faster():
+    assert table.verdict("resnet18", {"ratio": {"lean": 2.1, "loader": 1.9}}) == "2 x lean: not reached"
+
+
 def test_every_target_of_a_case_has_its_verdict():
     said = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
     assert said == "2.5 x lean: reached; 4 x DataLoader: not reached"

@@ -125,7 +125,10 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
 def about(file: dict[str, Any]) -> str:
     """The machine and the versions of a results file."""
     machine = file["machine"]
-    versions = ", ".join(f"{n} {machine['versions'][n]}" for n in ("jax", "torch") if n in machine["versions"])
+    contestants = [about for case in file["cases"].values() for about in case["about"].values()]
+    of_torch = {about["torch"] for about in contestants if "torch" in about}
+    names = [f"jax {machine['versions']['jax']}", *(f"torch {version}" for version in sorted(of_torch))]
+    versions = ", ".join(names)
     peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
     return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"

@@ -57,9 +57,21 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "others_before": others,
         "busy": others is not None and others > BUSY,
         "commit": commit(),
-        "command": " ".join(command or ["python", *sys.argv]),
+        "command": " ".join(map(portable, command or ["python", *sys.argv])),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def portable(argument: str) -> str:
+    """A word of a command without this machine's folders: an absolute path is relative to here, or only its name.
+
+    >>> portable("--repeats"), portable("/home/me/data"), portable(str(Path.cwd() / "results" / "a.json"))
+    ('--repeats', '.../data', 'results/a.json')
+    """
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else f".../{path.name}"
 
 
 def finished(machine: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,11 @@ def _reads_eps(config: Config) -> bool:
     return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
 
 
+def _has_memories(config: Config) -> bool:
+    """Whether anything is remembered of a client from one round to the next."""
+    return config.algorithm in ("scaffold", "feddyn") or config.optimiser_state == "kept"
+
+
 def _has_first_moment(config: Config) -> bool:
     """Whether the server has a first moment; FedAdagrad has one only in the published code."""
     is_official = config.algorithm == "fedadagrad" and config.fedopt.variant == "official"
@@ -109,6 +114,7 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "optimiser_state": (
         Condition("momentum", lambda c: c.momentum > 0 or c.optimiser != "sgd", "momentum above 0, adam and adamw"),
     ),
+    "memories": (Condition("algorithm", _has_memories, "scaffold, feddyn, or any with optimiser_state kept"),),
     "lr_decay": (_is("lr_schedule", "exponential"),),
     "checkpoint_every": (Condition("keep", lambda c: c.keep > 0, "1 or more"),),
     "fedvg.signal": (_FEDVG, _NOT_DELTA),
@@ -165,7 +171,7 @@ UNCONDITIONAL = frozenset(
         *("dataset", "model", "normalise", "augment", "algorithm", "weighting", "clients", "join_ratio", "rounds"),
         *("local_epochs", "batch_size", "lr", "optimiser", "weight_decay", "lr_schedule", "dropout", "nonfinite"),
         *("seed", "partition", "split", "cohorts", "partition_seed", "min_samples", "test_ratio", "val_ratio"),
-        *("eval_every", "lanes", "hold", "devices", "pool", "memories", "precision", "export", "dry_run", "force"),
+        *("eval_every", "lanes", "hold", "devices", "pool", "precision", "export", "dry_run", "force"),
         *("profile", "out"),
         *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "single_rows"),
         *("select", "record", "pretrained", "max_rows", "export_partition", "track"),

@@ -184,7 +184,7 @@ def whole_state(stored: Stored, state: SimState) -> SimState:
 
 
 def _grown(stored: Stored, count: int) -> Stored:
-    """Returns the same memories in new arrays with room for a quarter more than `count` clients."""
+    """Returns the same memories in new arrays with a quarter more rows than `count`."""
     num_rows = min(len(stored.row_of), count + count // 4)
 
     def grown(leaf: np.ndarray) -> np.ndarray:

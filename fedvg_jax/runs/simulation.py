@@ -200,11 +200,7 @@ def simulation(
     on_host = host_pool.make(config, tables, of_round, parts, program.executor) if is_on_host else None
     on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
     state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
-    state, in_chunks = put(state), None
-    if layout.is_on_host:
-        assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
-        in_chunks = host_memories.make(config, layout.num_rows, MAX_ROUNDS, state)
-        state = host_memories.without_rows(state)
+    state, in_chunks = _split_memories(config, put(state), layout)
     return Simulation(
         config=config,
         arrays=arrays,
@@ -225,6 +221,17 @@ def simulation(
         host_pool=on_host._replace(resident=put(of_round)) if on_host else None,
         host_memories=in_chunks,
     )
+
+
+def _split_memories(
+    config: Config, state: SimState, layout: client_memories.Layout
+) -> tuple[SimState, host_memories.HostMemories | None]:
+    """Returns the state before the first round, and how the devices hold memories of clients that stay on the host."""
+    if not layout.is_on_host:
+        return state, None
+    assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
+    in_chunks = host_memories.make(config, layout.num_rows, MAX_ROUNDS, state)
+    return host_memories.without_rows(state), in_chunks
 
 
 def _make_population(

@@ -5,14 +5,15 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import programs
 import pytest
 
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, allowed, uses
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import chunks, simulation
+from fedvg_jax.runs import chunks, registry, simulation
 from fedvg_jax.views import plots
 
 NAMES = list(config.flatten(Config()))
@@ -64,6 +65,15 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
         made = Config(model=model, norm=norm)
         assert ("batch_stats" in variables) == (uses.unused(made, ["server_stats"]) == []), model
+
+
+def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client():
+    for name, make in registry.ALGORITHMS.items():
+        made = Config(algorithm=name)
+        variables = Variables({"w": jnp.zeros(2)}, {})
+        memory = make(made).init(registry.make_hyper(made), variables.params)[1]
+        assert bool(jax.tree.leaves(memory)) == (uses.unused(made, ["memories"]) == []), name
+    assert uses.unused(Config(optimiser_state="kept", momentum=0.9), ["memories"]) == []
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

@@ -18,7 +18,7 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import hlo
-from fedvg_jax.runs import chunks, client_memories, memory, programs, simulation
+from fedvg_jax.runs import chunks, client_memories, host_memories, joint_points, memory, programs, simulation
 
 NUM_CLIENTS = 22
 SETTINGS = Config(
@@ -104,6 +104,27 @@ def test_no_device_ever_holds_all_rows(cache):
     assert all(leaf.shape[0] == 24 for leaf in jax.tree.leaves((state.clients, state.optimisers)))
 
 
+def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
+    """A chunk of three rounds of four clients has 12 rows or more."""
+    sim = simulated(cache, memories="host")
+    host, chunk = sim.host_memories, [sim.schedule(number) for number in range(3)]
+    clients, _ = host_memories.number_rows(chunk)
+    state = host_memories.load(host, host_memories.store_of(host, sim.state), sim.state, clients)
+    assert host.capacity % 3 == 0 and rows_held(state) == {host.capacity // 3}
+    shapes = host_memories.shapes_on_device(host, sim.state)
+    assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
+
+
+def test_runs_side_by_side_divide_their_memories(cache):
+    sims = [simulated(cache, seed=seed) for seed in (0, 1)]
+    executor = simulation.make_executor(sims[0].config, num_runs=2)
+    states = joint_points._arrays(sims, executor, 2).state
+    shards = {shard.data.shape[:2] for leaf in jax.tree.leaves(states.clients) for shard in leaf.addressable_shards}
+    assert shards == {(2, 8)}
+    one = joint_points._take_state(executor)(states, 1)
+    assert rows_held(one) == {8} and one.variables.params["w"].sharding.is_fully_replicated
+
+
 def exchanged_bytes(sim):
     """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
     text = chunks.compile_programs(sim).chunk.as_text()
@@ -169,9 +190,10 @@ def test_shapes_for_another_machine_are_divided(cache):
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_order):
-    changes = ALGORITHMS[name] | {"rounds": 3}
-    for more in ({}, {"hold": 3}, {"memories": "host"}):
-        if more != {"hold": 3} or devices <= 3:
+    """Also in cohort blocks of two clients, which four devices score in pairs; and with memories on the host."""
+    changes = ALGORITHMS[name]
+    for more in ({}, {"hold": 2}, {"memories": "host"}):
+        if more != {"hold": 2} or devices != 3:
             assert_equal_runs(run(devices, in_order, **changes, **more), run(1, in_order, **changes, **more))
 
 

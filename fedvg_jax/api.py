@@ -81,6 +81,7 @@ def run(
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         callbacks: called after every round with (record, state); chunks are then one round long. In a large
             population `state.clients` has rows for sampled clients only; `state.memory_clients` are their numbers.
+            Several devices divide the rows among them, and the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--pool host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.

@@ -61,6 +61,7 @@ def results(executor, num_rounds, cohort_size=6):
 
     from fedvg_jax.core import processes
     from fedvg_jax.engine import evaluate
+    from fedvg_jax.runs import client_memories
 
     world = worlds.world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=cohort_size, local_epochs=1)
 
@@ -78,25 +79,50 @@ def results(executor, num_rounds, cohort_size=6):
                     hyper = worlds.hyper(momentum=0.5, lr=0.1) | {"rule": np.int32(number)}
                     plan = {"lanes_together": executor.lanes_together, "block_size": block_size}
                     plan |= {"probe_ratio": 0.5} if name == "elastic" else {}
-                    state, metrics = place(worlds.state(world, algorithm)), None
+                    state, metrics = _placed_state(world, algorithm, executor), None
                     for r in range(num_rounds):
                         schedule = world.schedule(r, executor.num_lanes, **plan)
                         state, metrics = step(state, schedule, data, {n: np.asarray(v) for n, v in hyper.items()})
-                    found[f"{name} {rule} {block_size}"] = state, metrics._replace(detail={})
+                    stored = client_memories.stored_form(state, len(world.train))
+                    found[f"{name} {rule} {block_size}"] = stored, metrics._replace(detail={})
     measure = worlds.jit(evaluate.make_evaluate(worlds.TASK, executor), out_shardings=executor.placement)
     found["evaluation"] = measure(place(worlds.variables()), data.pool, data.test)
     return {case: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for case, tree in found.items()}
+
+
+def _placed_state(world, algorithm, executor):
+    """Returns the state before the first round, with memories divided among the devices."""
+    import jax
+    import numpy as np
+    import worlds
+
+    from fedvg_jax.core import memory_rows, processes
+    from fedvg_jax.engine import cohort_memories
+
+    state, count = worlds.state(world, algorithm), memory_rows.padded(len(world.train), executor.rows)
+
+    def padded(leaf):
+        return np.pad(leaf, [(0, count - len(leaf)), *(leaf.ndim - 1) * [(0, 0)]])
+
+    state = jax.tree.map(np.asarray, state)
+    state = state._replace(clients=jax.tree.map(padded, state.clients))
+    if executor.rows is None:
+        return processes.place(state, executor.placement)
+    return jax.tree.map(
+        lambda sharding, field: processes.place(field, sharding), cohort_memories.placement(executor), state
+    )
 
 
 def _round_step(world, algorithm, weighting, executor):
     import worlds
 
     from fedvg_jax.engine import federated_round
+    from fedvg_jax.runs import programs
 
     step = federated_round.make_round(
         worlds.TASK, algorithm, weighting, executor, worlds.with_momentum, len(world.train)
     )
-    return worlds.jit(step, out_shardings=executor.placement)
+    return worlds.jit(step, out_shardings=programs.chunk_placement(executor))
 
 
 def main(count, index, port, file, cohort_size):

@@ -297,8 +297,9 @@ class Config:
     """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
     rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
     memories: str = "auto"
-    """Memory that holds what the algorithm and kept optimisers remember of clients. device: all of it on every device;
-    host: each device gets only that of the next rounds' clients; auto: host where it takes too much of a device."""
+    """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
+    them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
+    """
     conv: str = "auto"
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a

@@ -388,6 +388,9 @@ class Executor(NamedTuple):
     """Lanes of one device, between which a client may change."""
     clients: Any = None
     """Sharding of the trained clients over axis K; None where a device holds all of them."""
+    rows: Any = None
+    """Sharding of the rows of clients' memories over axis M, whose length is a multiple of the devices; None where each
+    device holds all rows."""
     map_by_rows: Callable[[Callable[[Tree, Tree, RowParts], Tree], Tree, Tree], Tree] | None = None
     """Like `map`, where several devices share the rows of D_val of one entry, of a function of (shared, one entry,
     these devices); None where each entry has one device."""
@@ -403,7 +406,8 @@ class SimState(NamedTuple):
     server: Tree
     """The algorithm's memory of the server."""
     clients: Tree
-    """The algorithm's memories of the clients, leaves [M, ...]."""
+    """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each; rows that make M
+    a multiple of D are the last ones, and no client's."""
     optimisers: Tree = ()
     """Memories of the clients' optimisers, leaves [M, ...]; () if they are fresh each round."""
     memory_clients: Tree = ()

@@ -60,9 +60,10 @@ class RunningCohort(NamedTuple):
     message_sums: Tree
     """Sums of the messages to be summed."""
     client_memories: Tree
-    """Leaves [M, ...], the memories of clients."""
+    """The memories of clients, leaves [M, ...]; where devices divide them, [K, ...] of the cohort until the round ends.
+    """
     optimiser_memories: Tree
-    """Leaves [M, ...], or () where optimisers are fresh each round."""
+    """Likewise of optimisers; () where they are fresh each round."""
 
 
 ProcessBlock = Callable[[RunningCohort | None, Schedule, Array], RunningCohort]

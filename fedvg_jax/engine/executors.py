@@ -77,7 +77,8 @@ def sharded(
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
-    Devices communicate only after the last client. Each then holds an equal part of the cohort's results, summed over
+    Where clients have memories, devices exchange those of the cohort before the first client. They communicate next
+    after the last client. Each then holds an equal part of the cohort's results, summed over
     the devices, where a device contributes zeros for clients that it did not train. Weighted means of clients are sums
     of each device's, added up.
 
@@ -143,6 +144,7 @@ def sharded(
         placement,
         lanes_together=num_lanes,
         clients=NamedSharding(mesh, by_device) if has_own_clients and num_devices > 1 else None,
+        rows=NamedSharding(mesh, by_device) if num_devices > 1 else None,
         map_by_rows=None if has_own_clients else map_by_rows,
     )
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
@@ -49,7 +50,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import attacks, cohort_blocks, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, cohort_blocks, cohort_memories, local_training, robust, server_tuning
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.engine.cohort_blocks import ClientTable, RunningCohort
 from fedvg_jax.weightings import basic, streaming
@@ -134,6 +135,8 @@ class RoundInputs(NamedTuple):
     hyper: Hyper
     attack_key: Array
     rule_key: Array
+    is_in_order: bool = False
+    """whether the memories are those of this cohort block, row k of its position k"""
 
 
 def make_round(
@@ -216,8 +219,12 @@ def make_round(
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         inputs = _round_inputs(state, schedule, data, hyper)
         terms = cohort_blocks.terms_of(weighting, parts.aggregate, inputs.schedule)
-        process = functools.partial(process_block, parts, terms, inputs)
-        cohort = cohort_blocks.over_blocks(process, inputs.state, inputs.schedule, num_clients, len(terms))
+        sharding = cohort_memories.sharding_of(executor, inputs.state)
+        exchanged = inputs if sharding is None else _exchange_memories(inputs, sharding)
+        process = functools.partial(process_block, parts, terms, exchanged)
+        cohort = cohort_blocks.over_blocks(process, exchanged.state, exchanged.schedule, num_clients, len(terms))
+        if sharding is not None:
+            cohort = cohort_memories.put(cohort, inputs.state, inputs.schedule, sharding)
         return server_step(parts, terms, inputs, cohort)
 
     return round_step
@@ -230,6 +237,13 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
     hyper = tree.arrays(dict(hyper), tree.dtype(state.variables))
     attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
     return RoundInputs(state, schedule, data, hyper, attack_key, rule_key)
+
+
+def _exchange_memories(inputs: RoundInputs, sharding: NamedSharding) -> RoundInputs:
+    """Returns the inputs with the memories of the cohort only, which every device gets."""
+    state, schedule = cohort_memories.take(inputs.state, inputs.schedule, sharding)
+    is_in_order = cohort_blocks.is_one_block(schedule)  # of several cohort blocks, each has some of the rows
+    return inputs._replace(state=state, schedule=schedule, is_in_order=is_in_order)
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
@@ -271,8 +285,8 @@ def process_block(
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
     means = tuple(_mean_messages(parts, w, averaged) for w in block_weights)
-    memories = tree.put(state.clients, schedules.memory_rows(schedule), memories)
-    optimisers = update_optimisers(state, schedule, present, trained.optimiser) if state.optimisers else ()
+    memories = write_memories(block, state.clients, memories)
+    optimisers = update_optimisers(block, present, trained.optimiser) if state.optimisers else ()
     cohort = RunningCohort(table, weights, models, means, tree.total(summed), memories, optimisers)
     if running is None:
         return cohort
@@ -418,7 +432,7 @@ def report_clients(
 
     memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
-    return tree.where(present, memories, tree.take(state.clients, schedules.memory_rows(schedule))), summed, averaged
+    return tree.where(present, memories, read_memories(block, state.clients)), summed, averaged
 
 
 def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tree:
@@ -427,11 +441,20 @@ def _mean_messages(parts: RoundParts, weights: Variables, averaged: Tree) -> Tre
     return cohort_blocks.weighted_sums(parts.algorithm_part(weights), averaged, parts.hardware, sharding)
 
 
-def update_optimisers(state: SimState, schedule: Schedule, present: Array, optimisers: Tree) -> Tree:
+def update_optimisers(block: RoundInputs, present: Array, optimisers: Tree) -> Tree:
     """Returns the optimiser memories of the state; those of absent clients are unchanged."""
-    rows = schedules.memory_rows(schedule)
-    earlier = tree.take(state.optimisers, rows)
-    return tree.put(state.optimisers, rows, tree.where(present, optimisers, earlier))
+    earlier = read_memories(block, block.state.optimisers)
+    return write_memories(block, block.state.optimisers, tree.where(present, optimisers, earlier))
+
+
+def read_memories(block: RoundInputs, memories: Tree) -> Tree:
+    """Returns the memories of the clients of a cohort block, leaves [H, ...]."""
+    return memories if block.is_in_order else tree.take(memories, schedules.memory_rows(block.schedule))
+
+
+def write_memories(block: RoundInputs, memories: Tree, entries: Tree) -> Tree:
+    """Returns the memories with the entries [H, ...] of the clients of a cohort block."""
+    return entries if block.is_in_order else tree.put(memories, schedules.memory_rows(block.schedule), entries)
 
 
 def update_owners(state: SimState, schedule: Schedule) -> Tree:

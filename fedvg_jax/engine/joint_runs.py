@@ -70,10 +70,15 @@ def pooled(executor: Executor) -> Executor:
 
         @train_run.def_vmap
         def train_runs(num_runs: int, is_batched: tuple[Tree, Tree], shared: Tree, schedule: Schedule):
-            jobs = schedule._replace(**{name: getattr(schedule, name).reshape(-1) for name in _by_client(schedule)})
+            num_clients = schedule.clients.shape[1]
+
+            def of_jobs(field: Array) -> Array:  # [P, K], or [K] where all runs have the same
+                return jnp.broadcast_to(field, (num_runs, num_clients)).reshape(-1)
+
+            jobs = schedule._replace(**{name: of_jobs(getattr(schedule, name)) for name in _by_client(schedule)})
 
             def make_job(shared: Tree, jobs: Schedule) -> Client:
-                return _job(make_client, shared, is_batched[0], jobs, num_runs, schedule.clients.shape[1])
+                return _job(make_client, shared, is_batched[0], jobs, num_runs, num_clients)
 
             return _by_run(executor.train(make_job, shared, jobs), num_runs)
 

@@ -52,7 +52,7 @@ def to_host(state: Tree) -> Tree:
 
 def read(state: Tree) -> Tree:
     """Returns the arrays on the host, which may share the memory of a CPU device; typed keys become their key data."""
-    return jax.device_get(jax.tree.map(_untyped, state))
+    return jax.device_get(jax.tree.map(untyped, state))
 
 
 def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:
@@ -211,17 +211,31 @@ def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Vari
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
 
-def place_like(template: Tree, state: Tree) -> Tree:
-    """Returns `state` on the devices, with the shardings and key types of `template`, whose NumPy arrays stay here."""
+def place_like(template: Tree, state: Tree, sharding: Any = None) -> Tree:
+    """Returns `state` on the devices, with the key types of `template`, whose NumPy arrays stay here.
+
+    Args:
+        template: arrays.
+        state: on the host.
+        sharding: of all arrays; None for those of the template.
+    """
 
     def placed(expected, value):
         if isinstance(expected, np.ndarray):
             return value
-        if _is_key(expected):
-            return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(expected))
-        return processes.place(value, expected.sharding)
+        return typed_like(expected, processes.place(value, sharding or expected.sharding))
 
     return jax.tree.map(placed, template, state)
+
+
+def untyped(leaf: Any) -> Any:
+    """Returns an array without the type of random keys: their key data."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def typed_like(expected: Any, leaf: Any) -> Any:
+    """Returns key data as keys where `expected` has keys; other arrays as they are."""
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected)) if _is_key(expected) else leaf
 
 
 def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
@@ -321,7 +335,7 @@ def _leaves_by_path(state: Tree) -> dict[str, Any]:
 
 
 def _shape(leaf) -> tuple[tuple[int, ...], str]:
-    leaf = jax.eval_shape(_untyped, leaf) if _is_key(leaf) else leaf
+    leaf = jax.eval_shape(untyped, leaf) if _is_key(leaf) else leaf
     return leaf.shape, str(leaf.dtype)
 
 
@@ -329,10 +343,6 @@ def _describe(leaf: np.ndarray) -> list:
     """Returns [shape, dtype, CRC-32 of the bytes]."""
     flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
     return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
-
-
-def _untyped(leaf):
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _is_key(leaf) -> bool:

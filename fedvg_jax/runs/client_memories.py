@@ -3,6 +3,9 @@
 A small population has a row for every client, and row k is client k's. A large one has rows for the clients of the
 run's cohorts only, in the order in which they are first sampled. Cohorts are functions of (seed, round), so the host
 knows the rows before a round runs, and a run of more rounds only appends rows.
+
+Several devices divide the rows among them. Then the number of rows is padded to a multiple of the devices; what is
+stored has no padding, so it does not depend on their number.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import checkpoint, host_pool
+from fedvg_jax.engine.cohort_memories import MEMORIES
+from fedvg_jax.runs import checkpoint, host_pool, memory_copies
 
 DENSE_BYTES = 2**26
 """Bytes of memories up to which every client has a row."""
@@ -25,20 +29,24 @@ DENSE_BYTES = 2**26
 CHUNK_BYTES = 2**26
 """Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
 
-MEMORIES = ("clients", "optimisers")
-"""Fields of a state with a row for each client that has memories."""
-
 
 class Layout(NamedTuple):
     """Where a run keeps the memories of its clients."""
 
     num_rows: int | None
-    """M, rows on the devices; None for a row for every client, by number"""
+    """rows that clients of the run use on the devices; None for a row for every client, by number"""
     is_on_host: bool
     """whether the host holds all memories, and the devices those of a chunk's clients"""
 
 
-def choose(config: Config, client_bytes: int, max_rounds: int, hardware: hw.Hardware, is_here: bool = True) -> Layout:
+def choose(
+    config: Config,
+    client_bytes: int,
+    max_rounds: int,
+    hardware: hw.Hardware,
+    is_here: bool = True,
+    num_parts: int = 1,
+) -> Layout:
     """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
 
     Args:
@@ -47,6 +55,7 @@ def choose(config: Config, client_bytes: int, max_rounds: int, hardware: hw.Hard
         max_rounds: R, rounds that a chunk can hold.
         hardware: what the run is for.
         is_here: whether that is the hardware of this process.
+        num_parts: memories among which the rows are divided, see `memory_rows.num_parts`.
 
     Raises:
         UsageError: the memories stay on the host, on hardware that is not here.
@@ -57,10 +66,12 @@ def choose(config: Config, client_bytes: int, max_rounds: int, hardware: hw.Hard
     (Layout(num_rows=53248, is_on_host=False), Layout(num_rows=1024, is_on_host=True))
     >>> choose(Config(clients=100), 2**18, 64, gpu)
     Layout(num_rows=None, is_on_host=False)
+    >>> choose(million, 2**20, 64, gpu, num_parts=8)
+    Layout(num_rows=53248, is_on_host=False)
     """
     rows, size = host_pool.round_up(most_clients(config)), cohort_size(config)
     num_bytes = min(rows, config.clients) * client_bytes
-    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * num_bytes, hardware) == "host"
+    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * num_bytes // num_parts, hardware) == "host"
     on_host = client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large))
     if on_host and not is_here:
         raise UsageError(
@@ -172,13 +183,36 @@ def with_count(state: SimState, count: int) -> SimState:
     return zeros._replace(memory_clients=np.zeros(count, np.int32))
 
 
-def used_rows(state: SimState) -> SimState:
-    """Returns a state on the host without the rows that no client uses yet; they are the last ones."""
-    if is_by_client(state):
-        return state
-    count = int((state.memory_clients >= 0).sum())
-    kept = map_memories(lambda leaf: leaf[:count], state)
-    return kept._replace(memory_clients=state.memory_clients[:count])
+def num_used(state: SimState, num_clients: int) -> int:
+    """Returns the number of rows that clients use; they are the first ones."""
+    return num_clients if is_by_client(state) else int((checkpoint.read(state.memory_clients) >= 0).sum())
+
+
+def stored_form(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
+    """Returns a copy of a state on the host, as checkpoints store it: with the rows that clients use.
+
+    All processes must call it if they share the rows.
+
+    Args:
+        state: after a round.
+        num_clients: N.
+        is_kept: whether this process keeps the copy.
+    """
+    count = num_used(state, num_clients)
+    memories = {name: memory_copies.to_host(getattr(state, name), count, is_kept) for name in MEMORIES}
+    others = checkpoint.to_host(state._replace(**dict.fromkeys(MEMORIES, ())))
+    owners = () if is_by_client(state) else others.memory_clients[:count]
+    return others._replace(**memories, memory_clients=owners)
+
+
+def host_template(state: SimState) -> SimState:
+    """Returns the state before the first round with memories on the host, views of one row that take no memory."""
+
+    def view(leaf: Any) -> np.ndarray:
+        row = memory_copies.first_row(leaf)
+        return np.broadcast_to(row, (len(leaf), *row.shape[1:]))
+
+    return state if is_on_host(state) else map_memories(view, state)
 
 
 def stored_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
@@ -190,22 +224,22 @@ def stored_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) 
         num_clients: N.
     """
     stored = leaves.get("state.memory_clients")
-    if stored is None and is_by_client(state):
-        return state
     return shapes_of_rows(state, stored[0][0] if stored else None, num_clients)
 
 
-def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int) -> SimState:
+def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int, multiple: int = 1) -> SimState:
     """Returns the state with shapes for the memories of clients in other rows.
 
     Args:
         state: arrays or shapes, with any rows.
-        num_rows: M; None for a row for every client.
+        num_rows: rows without padding; None for a row for every client.
         num_clients: N.
+        multiple: D, up to a multiple of which rows are padded.
     """
     count = num_clients if num_rows is None else num_rows
+    count += -count % multiple
     shapes = map_memories(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), state)
-    owners = () if num_rows is None else jax.ShapeDtypeStruct((num_rows,), np.dtype(np.int32))
+    owners = () if num_rows is None else jax.ShapeDtypeStruct((count,), np.dtype(np.int32))
     return shapes._replace(memory_clients=owners)
 
 
@@ -218,16 +252,21 @@ def with_rows_of(state: SimState, stored: SimState, config: Config, num_rounds: 
         config: of the run.
         num_rounds: after which the state was stored.
     """
-    if is_by_client(state) and is_by_client(stored):
-        return stored
-    owners = sampled_clients(config, num_rounds) if is_by_client(stored) else stored.memory_clients
-    memories = map_memories(lambda leaf: leaf[owners], stored) if is_by_client(stored) else stored
+    owners, memories = stored.memory_clients, stored
+    if is_by_client(stored) and is_by_client(state):
+        owners = np.arange(config.clients)
+    elif is_by_client(stored):
+        owners = sampled_clients(config, num_rounds)
+        memories = map_memories(lambda leaf: leaf[owners], stored)
     if is_on_host(state):
         return memories._replace(memory_clients=owners)
     rows = owners if is_by_client(state) else np.arange(len(owners))
 
     def placed(fresh: Any, leaf: np.ndarray) -> np.ndarray:
-        result = checkpoint.to_host(fresh)
+        if is_by_client(stored) and is_by_client(state) and len(fresh) == len(leaf):
+            return leaf
+        result = np.empty((len(fresh), *leaf.shape[1:]), leaf.dtype)
+        result[:] = memory_copies.first_row(fresh)
         result[rows] = leaf
         return result
 

@@ -15,8 +15,8 @@ import numpy as np
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
-from fedvg_jax.runs import checkpoint, client_memories
-from fedvg_jax.runs.client_memories import MEMORIES
+from fedvg_jax.engine.cohort_memories import MEMORIES
+from fedvg_jax.runs import checkpoint, client_memories, memory_copies
 
 
 class HostMemories(NamedTuple):
@@ -30,6 +30,8 @@ class HostMemories(NamedTuple):
     """before the first round, on the devices, with the memories of one client"""
     num_clients: int
     """N"""
+    sharding: Any = None
+    """of the rows over the devices; None if each device holds all"""
 
 
 class Stored(NamedTuple):
@@ -45,7 +47,7 @@ class Stored(NamedTuple):
     """field of the state -> its memories, NumPy arrays [capacity, ...]"""
 
 
-def make(config: Config, capacity: int, max_rounds: int, one_client: SimState) -> HostMemories:
+def make(config: Config, capacity: int, max_rounds: int, one_client: SimState, sharding: Any = None) -> HostMemories:
     """Returns how the devices of a run hold the memories of a chunk's clients.
 
     Args:
@@ -53,9 +55,10 @@ def make(config: Config, capacity: int, max_rounds: int, one_client: SimState) -
         capacity: C, rows on the devices.
         max_rounds: R, rounds that a chunk can hold.
         one_client: the state before the first round with the memories of one client, on the devices.
+        sharding: of the rows over the devices, of which C is a multiple; None if each device holds all.
     """
     fitting = max_rounds if capacity >= config.clients else max(1, capacity // cohort_size(config))
-    return HostMemories(capacity, min(max_rounds, fitting), one_client, config.clients)
+    return HostMemories(capacity, min(max_rounds, fitting), one_client, config.clients, sharding)
 
 
 def refuse_unfitting(config: Config, client_bytes: int) -> None:
@@ -90,12 +93,13 @@ def without_memories(state: SimState) -> SimState:
 def shapes_on_device(host: HostMemories, state: SimState) -> SimState:
     """Returns the state of a chunk: with shapes for the memories of its clients."""
 
-    def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        sharding = leaf.sharding if leaf.committed else None
+    def shape(leaf: jax.Array, sharding: Any) -> jax.ShapeDtypeStruct:
+        sharding = sharding or (leaf.sharding if leaf.committed else None)
         return jax.ShapeDtypeStruct((host.capacity, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
-    fields = {name: jax.tree.map(shape, getattr(host.fresh, name)) for name in (*MEMORIES, "memory_clients")}
-    return state._replace(**fields)
+    memories = client_memories.map_memories(lambda leaf: shape(leaf, host.sharding), host.fresh)
+    fields = {name: getattr(memories, name) for name in MEMORIES}
+    return state._replace(**fields, memory_clients=shape(host.fresh.memory_clients, None))
 
 
 def number_rows(planned: Sequence[Schedule]) -> tuple[np.ndarray, list[Schedule]]:
@@ -145,14 +149,12 @@ def load(host: HostMemories, stored: Stored, state: SimState, clients: np.ndarra
     fields = {name: jax.tree.map(filled, getattr(host.fresh, name), stored.memories[name]) for name in MEMORIES}
     owners = np.full(host.capacity, -1, np.int32)
     owners[: len(clients)] = clients
-    fields["memory_clients"] = owners
-    return state._replace(
-        **{name: checkpoint.place_like(getattr(host.fresh, name), value) for name, value in fields.items()}
-    )
+    fields = {n: checkpoint.place_like(getattr(host.fresh, n), value, host.sharding) for n, value in fields.items()}
+    return state._replace(**fields, memory_clients=checkpoint.place_like(host.fresh.memory_clients, owners))
 
 
 def save(stored: Stored, state: SimState, clients: np.ndarray) -> Stored:
-    """Returns the memories of all clients after a chunk.
+    """Returns the memories of all clients after a chunk. All processes must call it.
 
     Args:
         stored: before the chunk; its arrays are changed.
@@ -166,11 +168,11 @@ def save(stored: Stored, state: SimState, clients: np.ndarray) -> Stored:
     stored.clients[stored.count : stored.count + len(new)] = new
     rows = stored.row_of[clients]
 
-    def write(kept: np.ndarray, leaf: Any) -> None:
-        kept[rows] = checkpoint.read(leaf)[: len(clients)]
+    def write(kept: np.ndarray, entries: np.ndarray) -> None:
+        kept[rows] = entries
 
     for name in MEMORIES:
-        jax.tree.map(write, stored.memories[name], getattr(state, name))
+        jax.tree.map(write, stored.memories[name], memory_copies.read(getattr(state, name), len(clients)))
     return stored._replace(count=stored.count + len(new))
 
 

@@ -32,7 +32,7 @@ from fedvg_jax.core.types import (
     Task,
     Weighting,
 )
-from fedvg_jax.engine import federated_round, joint_runs, schedule
+from fedvg_jax.engine import cohort_memories, federated_round, joint_runs, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import chunks, evaluation_records, loop, memory, programs, stop_signals
 from fedvg_jax.runs.devices import make_executor
@@ -129,7 +129,8 @@ def _functions(
     executor = make_executor(config, num_runs=num_places)
     parts = (task, algorithm, weighting, joint_runs.pooled(executor), optimiser, support)
     chunk = federated_round.make_chunk(joint_runs.joint_round(programs.make_round(config, *parts)))
-    jitted = jax.jit(chunk, donate_argnums=0, out_shardings=executor.placement)
+    placement = programs.chunk_placement(executor, of_runs=True)
+    jitted = jax.jit(chunk, donate_argnums=0, out_shardings=placement)
     evaluation = joint_runs.joint_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return executor, jitted, jax.jit(evaluation, out_shardings=executor.placement)
 
@@ -216,7 +217,7 @@ def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], sto
         share = round_seconds / len(members)
         new = [_records(m, mine, metrics, i, share) for i, (m, mine) in enumerate(zip(members, planned, strict=True))]
         _add_evaluations(joint, members, arrays, new)
-        states = [_state_of(arrays.state, i) for i in range(len(members))]
+        states = [_take_state(joint.executor)(arrays.state, i) for i in range(len(members))]
         for member in members:
             member.seconds[1] += (time.perf_counter() - start) / len(members)
         is_over = [_add(*each) for each in zip(members, states, new, strict=True)]
@@ -238,7 +239,7 @@ def _add(member: Member, state: SimState, new: list[Record]) -> bool:
     try:
         loop.add_chunk(run, state, new)
         if member.num_done < run.sim.config.rounds:
-            run.recorder.checkpoint(state, run.records[-1], run.read_clock())
+            loop.save_checkpoint(run, state)
             return False
     except Exception as error:  # one run's error, of whatever kind, must not end the others
         member.end(error)
@@ -299,23 +300,34 @@ def _arrays(
         num_places: P.
         states: of the runs; by default the initial ones.
     """
-    repeated = [0] * (num_places - len(sims))
-    order = [*range(len(sims)), *repeated]
-
-    def stack(trees: Sequence[Any]) -> Any:
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(trees[i] for i in order))
-
-    tables = stack([sim.data._replace(pool=()) for sim in sims])
-    hyper = stack([dict(sim.hyper) for sim in sims])
-    state = stack(states or [sim.state for sim in sims])
-    state, tables, hyper = jax.device_put((state, tables, hyper), executor.placement)
+    order = (*range(len(sims)), *[0] * (num_places - len(sims)))
+    tables = _stacked([sim.data._replace(pool=()) for sim in sims], order)
+    hyper = _stacked([dict(sim.hyper) for sim in sims], order)
+    tables, hyper = jax.device_put((tables, hyper), executor.placement)
+    states = states or [sim.state for sim in sims]
+    if executor.rows is None:
+        state = jax.device_put(_stacked(states, order), executor.placement)
+    else:
+        state = _stack_states(executor, order)(list(states))
     return Arrays(state, tables._replace(pool=sims[0].data.pool), hyper)
 
 
-@jax.jit
-def _state_of(states: SimState, place) -> SimState:
-    """Returns the state of one place."""
-    return tree.take(states, place)
+def _stacked(trees: Sequence[Any], order: Sequence[int]) -> Any:
+    """Returns pytrees as one with leaves [P, ...], where `order` has the number of each place's."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(trees[i] for i in order))
+
+
+@functools.lru_cache(programs.MAX_PROGRAMS)
+def _stack_states(executor: Executor, order: tuple[int, ...]) -> Callable[[list[SimState]], SimState]:
+    """Returns states -> one state [P, ...], as one program, in which each device stacks the rows that it holds."""
+    placement = cohort_memories.placement(executor, of_runs=True)
+    return jax.jit(functools.partial(_stacked, order=order), out_shardings=placement)
+
+
+@functools.lru_cache(programs.MAX_PROGRAMS)
+def _take_state(executor: Executor) -> Callable[[SimState, int], SimState]:
+    """Returns (states, place) -> the state of one place."""
+    return jax.jit(tree.take, out_shardings=cohort_memories.placement(executor))
 
 
 def _records(member: Member, planned: list[Schedule], metrics: Any, place: int, seconds: float) -> list[Record]:

@@ -18,6 +18,7 @@ from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import (
     chunks,
+    client_memories,
     divergence,
     history,
     provenance,
@@ -186,12 +187,13 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                 agreed = stop_signals.agree(requests, processes.largest)
                 if agreed.stop:
                     break
-                with processes.together():
-                    recorder.checkpoint(state, run.records[-1], clock.read(), is_requested=bool(agreed.save))
-                    _answer_save_requests(run, agreed.save)
+                save_checkpoint(run, state, is_requested=bool(agreed.save))
+                if agreed.save:
+                    with processes.together():
+                        _answer_save_requests(run, agreed.save)
         is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
-        with processes.together():  # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
-            return finish(run, state, agreed.stop[0] if is_stopped else None)
+        # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+        return finish(run, state, agreed.stop[0] if is_stopped else None)
 
 
 def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
@@ -209,6 +211,29 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     _warn_of_no_client(run, new)
 
 
+def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requested: bool = False) -> None:
+    """Starts writing a checkpoint if one is due or requested. All processes must call it.
+
+    Process 0 decides and writes; all of them send it the rows of clients' memories that their devices hold.
+
+    Args:
+        run: its last record is of the round of `state`.
+        state: after that round.
+        is_last: whether the run ends with it.
+        is_requested: whether a signal requests a checkpoint.
+
+    Raises:
+        UsageError: the previous checkpoint could not be written.
+    """
+    recorder, last = run.recorder, run.records[-1]
+    with processes.together():
+        is_due = recorder.is_checkpoint_due(last["round"], is_last, is_requested)
+    if processes.largest([is_due])[0]:
+        stored = client_memories.stored_form(state, run.sim.config.clients, recorder.keeps_checkpoints)
+        with processes.together():
+            recorder.write_checkpoint(stored, last, run.read_clock())
+
+
 def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the last checkpoint and the summary, and returns the history.
 
@@ -217,12 +242,14 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         state: after the last of them.
         stopped_by: the signal that stopped it, or None.
     """
-    if run.warnings:
-        _log_rounds_of_no_client(run)
+    with processes.together():
+        if run.warnings:
+            _log_rounds_of_no_client(run)
     if run.records:
-        run.recorder.checkpoint(state, run.records[-1], run.read_clock(), is_last=True)
+        save_checkpoint(run, state, is_last=True)
+    with processes.together():
         run.recorder.wait()
-    return _history(run, state, stopped_by)
+        return _history(run, state, stopped_by)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
 from fedvg_jax.engine import schedule
 
@@ -45,7 +46,7 @@ def estimate(
     Args:
         pool: pytree of arrays [T, ...] or shapes, as the device holds the data set.
         pool_size: T, rows of the data set.
-        state: of the simulation, arrays or shapes.
+        state: of the simulation, arrays or shapes; of memories, each device holds its part.
         width: B, columns of the table of minibatches.
         executor: gives the number of clients in training at once.
         largest: training rows of the largest client; None if it is unknown.
@@ -53,9 +54,16 @@ def estimate(
     epochs = epochs_range(config)[1] + (config.algorithm == "elastic")
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
+    memories = num_bytes((state.clients, state.optimisers))
+    own_memories = memories // memory_rows.num_parts(executor.rows, hw.current())
+    of_cohort = {}
+    if executor.rows is not None and memories:  # before and after the round, on every device
+        num_rows = jax.tree.leaves((state.clients, state.optimisers))[0].shape[0]
+        of_cohort = {"memories of a cohort": 2 * cohort_size(config) * (memories // num_rows)}
     return {
         "data": num_bytes(pool),
-        STATE: 2 * num_bytes(state),  # the first state is kept as well
+        STATE: 2 * (num_bytes(state) - memories + own_memories),  # the first state is kept as well
+        **of_cohort,
         "models of a cohort": block_size(config) * model,
         "models in training": 2 * executor.num_lanes * model,  # parameters and their gradient
         "minibatches of a chunk": 2 * capacity * width * np.dtype(np.int32).itemsize,  # on the host and on the device

@@ -36,7 +36,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import evaluate, federated_round
+from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records
 from fedvg_jax.runs.devices import make_executor
@@ -169,12 +169,22 @@ def _make(
         executor,
         optimiser,
         jax.jit(task.init),
-        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=executor.placement),
+        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=chunk_placement(executor)),
         jax.jit(evaluation, out_shardings=executor.placement),
     )
 
 
 _stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+
+
+def chunk_placement(executor: Executor, *, of_runs: bool = False) -> Any:
+    """Returns the shardings of what a chunk returns; None for one device.
+
+    Args:
+        of_runs: whether it is a chunk of several runs.
+    """
+    state = cohort_memories.placement(executor, of_runs=of_runs)
+    return None if state is None else (state, executor.placement)
 
 
 def make_round(

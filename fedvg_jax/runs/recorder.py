@@ -161,17 +161,43 @@ class Recorder:
         Raises:
             UsageError: the previous checkpoint could not be written.
         """
-        if not self._destination or not self.keeps_checkpoints:
-            return
+        if self.is_checkpoint_due(last["round"], is_last, is_requested):
+            self.write_checkpoint(client_memories.stored_form(state, self._config.clients), last, seconds)
+
+    def is_checkpoint_due(self, number: int, is_last: bool = False, is_requested: bool = False) -> bool:
+        """Returns whether a checkpoint is due or requested; if so, the previous one is written.
+
+        Args:
+            number: rounds done.
+            is_last: whether the run ends with this round.
+            is_requested: whether a signal requests a checkpoint.
+
+        Raises:
+            UsageError: the previous checkpoint could not be written.
+        """
+        if not self.keeps_checkpoints:
+            return False
         if self._pending is not None and (self._pending.done() or is_last):
             self._pending.result()
-        if self._is_due(last["round"], is_last) or (is_requested and last["round"] > self._saved_round):
+        is_due = self._is_due(number, is_last) or (is_requested and number > self._saved_round)
+        if is_due:
             self.wait()
-            best = self.best.variables if self.best else None
-            on_host = {"state": client_memories.used_rows(checkpoint.to_host(state)), "best": best}
-            self._saved_round, self._saved_at = last["round"], time.perf_counter()
-            arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
-            self._pending = self._destination.pool.submit(_save, *arguments)
+        return is_due
+
+    def write_checkpoint(self, stored: SimState, last: Record, seconds: tuple[float, float]) -> None:
+        """Starts writing a checkpoint, if the run keeps them.
+
+        Args:
+            stored: see `client_memories.stored_form`; of the round of `last`.
+            last: the newest record.
+            seconds: of compiling and of running, over all parts.
+        """
+        if self._destination is None or not self.keeps_checkpoints:
+            return
+        on_host = {"state": stored, "best": self.best.variables if self.best else None}
+        self._saved_round, self._saved_at = last["round"], time.perf_counter()
+        arguments = (self._destination, last["round"], on_host, self._seal_entries(seconds), self._config.keep)
+        self._pending = self._destination.pool.submit(_save, *arguments)
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
-from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import checkpoint, client_memories
+from fedvg_jax.core.types import SimState, Tree, UsageError
+from fedvg_jax.runs import checkpoint, client_memories, memory_copies
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
@@ -66,10 +67,13 @@ def open_run_folder(
     """
     with contextlib.ExitStack() as stack:
         settings = config if processes.is_first() else dataclasses.replace(config, out=None)
+        is_sent = processes.count() > 1 and bool(config.resume)
+        # memories that process 0 restores stay on its host until each process gets its rows
+        template = client_memories.host_template(state) if is_sent else state
         with processes.together():
-            opening = recording.open_run_folder(settings, state, documents, sources, log)
+            opening = recording.open_run_folder(settings, template, documents, sources, log)
             recorder = stack.enter_context(opening)
-        if processes.count() > 1 and config.resume:
+        if is_sent:
             recorder.follow(_start_of_first(recorder.start, state))
         yield recorder
 
@@ -84,20 +88,43 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
     best = start.best and start.best._replace(variables=())
     plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
     fields = json.loads(processes.text_from_first(json.dumps(plain)))
+    on_devices = dict.fromkeys(() if client_memories.is_on_host(state) else client_memories.MEMORIES, ())
     count = int(processes.text_from_first(str(client_memories.count_rows(start.state))))
-    shapes = (client_memories.with_count(state, count), *([state.variables] if fields["best"] else []))
-    own = (start.state, *([start.best.variables] if start.best else []))
-    arrays = processes.from_first(own if processes.is_first() else shapes)
+    shapes = client_memories.with_count(state, count)._replace(**on_devices)
+    best_shapes = [state.variables] if fields["best"] else []
+    own = (start.state._replace(**on_devices), *([start.best.variables] if start.best else []))
+    arrays = processes.from_first(own if processes.is_first() else (shapes, *best_shapes))
     best = recording.BestModel(*fields["best"][:3], variables=arrays[1]) if fields["best"] else None
+    restored = checkpoint.place_like(state._replace(**on_devices), arrays[0])
+    is_restored = fields["has_state"] and bool(fields["records"])
+    memories = {
+        name: _memories_of_first(getattr(state, name), getattr(start.state, name), arrays[0], is_restored)
+        for name in on_devices
+    }
     return recording.Start(
         **fields
         | {
-            "state": checkpoint.place_like(state, arrays[0]),
+            "state": restored._replace(**memories),
             "best": best,
             "history": recording.HistorySeal(*fields["history"]),
             "seconds": tuple(fields["seconds"]),
         }
     )
+
+
+def _memories_of_first(fresh: Tree, stored: Tree, restored: SimState, is_restored: bool) -> Tree:
+    """Returns one field of clients' memories as process 0 restored it; before the first round, as it is.
+
+    Args:
+        fresh: before the first round, on the devices.
+        stored: on the host of process 0; not read in others.
+        restored: the other fields of the state.
+        is_restored: whether process 0 restored a checkpoint.
+    """
+    if not is_restored or not jax.tree.leaves(fresh):
+        return fresh
+    num_rows = jax.tree.leaves(fresh)[0].shape[0]
+    return memory_copies.from_first(fresh, stored, client_memories.num_used(restored, num_rows))
 
 
 def _refuse_different(digest: str, what: str, remedy: str) -> None:

@@ -15,7 +15,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import files, processes, tree
+from fedvg_jax.core import files, memory_rows, processes, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
@@ -38,7 +38,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
-from fedvg_jax.engine import federated_round, schedule
+from fedvg_jax.engine import cohort_memories, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.runs import (
@@ -200,7 +200,7 @@ def simulation(
     on_host = host_pool.make(config, tables, of_round, parts, program.executor) if is_on_host else None
     on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
     state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
-    state, in_chunks = _split_memories(config, put(state), layout)
+    state, in_chunks = _place_state(config, state, layout, program.executor, machine)
     return Simulation(
         config=config,
         arrays=arrays,
@@ -223,15 +223,34 @@ def simulation(
     )
 
 
-def _split_memories(
-    config: Config, state: SimState, layout: client_memories.Layout
+def _place_state(
+    config: Config, state: SimState, layout: client_memories.Layout, executor: Executor, machine: programs.Machine
 ) -> tuple[SimState, host_memories.HostMemories | None]:
-    """Returns the state before the first round, and how the devices hold memories of clients that stay on the host."""
-    if not layout.is_on_host:
+    """Returns the state before the first round, and how the devices hold memories of clients that stay on the host.
+
+    Args:
+        state: of `make_state`.
+    """
+    if machine.devices is not None:
+        placement = cohort_memories.placement(executor) or SingleDeviceSharding(machine.devices[0])
+        return jax.tree.map(_on_sharding, placement, state), None
+    state = processes.place(state, executor.placement)
+    if layout.is_on_host:
+        assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
+        capacity = memory_rows.padded(layout.num_rows, executor.rows)
+        in_chunks = host_memories.make(config, capacity, MAX_ROUNDS, state, executor.rows)
+        return host_memories.without_rows(state), in_chunks
+    if executor.rows is None:
         return state, None
-    assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
-    in_chunks = host_memories.make(config, layout.num_rows, MAX_ROUNDS, state)
-    return host_memories.without_rows(state), in_chunks
+    count = memory_rows.padded(layout.num_rows or config.clients, executor.rows)
+    fields = {name: memory_rows.spread(getattr(state, name), count, executor.rows) for name in cohort_memories.MEMORIES}
+    owners = () if layout.num_rows is None else np.full(count, -1, np.int32)
+    return state._replace(**fields, memory_clients=processes.place(owners, executor.placement)), None
+
+
+def _on_sharding(sharding: Any, shapes: Any) -> Any:
+    """Returns shapes of arrays with a sharding."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def _make_population(
@@ -276,8 +295,7 @@ def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:
     """Returns arrays on the devices of this process, or their shapes on those of another machine."""
     if machine.devices is None:
         return processes.place(arrays, executor.placement)
-    placement = executor.placement or SingleDeviceSharding(machine.devices[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), arrays)
+    return _on_sharding(executor.placement or SingleDeviceSharding(machine.devices[0]), arrays)
 
 
 def make_state(
@@ -291,7 +309,8 @@ def make_state(
 ) -> tuple[SimState, client_memories.Layout]:
     """Returns the state before the first round, and where the clients' memories are.
 
-    The state has shapes for a machine that is not this one, and the memories of one client where they stay on the host.
+    The state has shapes for a machine that is not this one. It has the memories of one client where they stay on the
+    host, or where several devices divide them.
 
     Args:
         num_rows: T, rows of the data set.
@@ -312,8 +331,11 @@ def make_state(
 
     one_client = jax.eval_shape(lambda: init(1))
     client_bytes = memory.num_bytes((one_client.clients, one_client.optimisers))
-    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here)
-    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients)
+    rows = program.executor.rows
+    num_parts = memory_rows.num_parts(rows, machine.hardware)
+    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here, num_parts)
+    num_devices = 1 if rows is None else rows.mesh.size
+    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients, num_devices)
     if not is_here:
         return shapes, layout
     width = fitting_width(config.batch_size, largest)
@@ -321,7 +343,7 @@ def make_state(
     memory.refuse_unfitting(config, parts)
     if layout.is_on_host:
         host_memories.refuse_unfitting(config, client_bytes)
-    return init(1 if layout.is_on_host else layout.num_rows), layout
+    return init(1 if layout.is_on_host or rows is not None else layout.num_rows), layout
 
 
 def _init_state(

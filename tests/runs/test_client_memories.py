@@ -6,16 +6,17 @@ import tracemalloc
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
+import linear
 import numpy as np
 import pytest
 import worlds
+from linear import TASK
 from several_processes import free_port, started_together
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import SimState, Task, UsageError, Variables
+from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.runs import checkpoint, client_memories, host_memories, loss_plane, memory, simulation
 from fedvg_jax.runs.client_memories import Layout
 from fedvg_jax.views import dry_run
@@ -37,26 +38,9 @@ LAYOUTS = {
 """Layout -> constants of `client_memories`."""
 
 
-def _loss(params, stats, batch, mask, train):
-    errors = jnp.square(batch.x @ params["w"] - batch.y.astype(jnp.float32))
-    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1).astype(jnp.float32), stats
-
-
-TASK = Task(
-    init=lambda key: Variables({"w": jnp.ones(3)}, {}),
-    loss=_loss,
-    predict=lambda params, stats, batch: batch.x @ params["w"],
-    measure=lambda *batch: {"loss": _loss(*batch, False)[0], "batches": jnp.ones(())},
-    metrics=lambda sums: {"loss": float(sums["loss"] / sums["batches"])},
-    block_of=str,  # one tensor, one block
-)
-"""Linear regression, which compiles fast."""
-
-
 @pytest.fixture(scope="module")
 def data():
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(240, 3)).astype(np.float32), rng.integers(0, 3, 240, np.int32)
+    return linear.data()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,104 @@
+"""Rows that devices divide among them are read and written as if one device held them all."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import memory_rows
+
+NUM_ROWS = 12
+MESHES = {
+    "2 devices": ((2,), ("devices",)),
+    "3 devices": ((3,), ("devices",)),
+    "2 x 2 devices": ((2, 2), ("clients", "parts")),
+}
+
+
+@functools.cache
+def sharding_of(name):
+    shape, axes = MESHES[name]
+    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+    return NamedSharding(Mesh(devices, axes), P(axes if len(axes) > 1 else axes[0]))
+
+
+def memories():
+    """Leaves of every kind; among the floats -0.0, infinity, and a NaN whose bits carry a number."""
+    floats = np.arange(NUM_ROWS * 2, dtype=np.float32).reshape(NUM_ROWS, 2) - 5
+    floats[1], floats[7, 0] = -0.0, np.inf
+    floats[4, 1] = np.array(0x7FC12345, np.uint32).view(np.float32)
+    return {
+        "float": floats,
+        "half": np.arange(NUM_ROWS).astype(ml_dtypes.bfloat16) - ml_dtypes.bfloat16(3),
+        "int": np.arange(NUM_ROWS, dtype=np.int32) * 2**27 - 7,
+        "bool": np.arange(NUM_ROWS) % 3 == 0,
+        "complex": np.stack([floats[:, 0], -floats[:, 0]], 1).view(np.complex64),
+    }
+
+
+def bits(tree):
+    return [(leaf.shape, str(leaf.dtype), np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_rows_are_taken_and_put_to_the_bit(name):
+    """Rows of every device, in any order; a row past the end is not written."""
+    sharding, every = sharding_of(name), memories()
+    rows, targets = np.array([7, 1, 11, 4, 0], np.int32), np.array([1, 11, 6, 12, 5], np.int32)
+
+    def exchange(every, rows, targets):
+        taken = memory_rows.take(every, rows, sharding)
+        return taken, memory_rows.put(every, targets, taken, sharding)
+
+    taken, changed = jax.jit(exchange)(jax.device_put(every, sharding), rows, targets)
+    assert bits(taken) == bits(jax.tree.map(lambda leaf: leaf[rows], every))
+    kept = targets < NUM_ROWS
+    expected = jax.tree.map(np.copy, every)
+    for kind, leaf in every.items():
+        expected[kind][targets[kept]] = leaf[rows[kept]]
+    assert bits(changed) == bits(expected)
+    held = {len(shard.data) for leaf in jax.tree.leaves(changed) for shard in leaf.addressable_shards}
+    assert held == {NUM_ROWS // sharding.mesh.size}
+
+
+def test_random_keys_are_taken():
+    sharding, keys = sharding_of("2 devices"), jax.random.split(jax.random.key(0), 4)
+    taken = jax.jit(lambda keys: memory_rows.take(keys, jnp.array([3, 0]), sharding))(keys)
+    assert jax.random.key_data(taken).tolist() == jax.random.key_data(keys)[jnp.array([3, 0])].tolist()
+
+
+def test_derivatives_of_taken_rows_are_those_of_their_entries():
+    sharding, x = sharding_of("2 devices"), jnp.arange(4.0)
+    rows = jnp.array([2, 1])
+
+    @jax.jit
+    def derivatives(x):
+        def squares(x):
+            return memory_rows.take(x, rows, sharding) ** 2
+
+        return *jax.jvp(squares, (x,), (jnp.ones(4),)), jax.grad(lambda x: squares(x).sum())(x)
+
+    found = [leaf.tolist() for leaf in derivatives(x)]
+    assert found == [[4.0, 1.0], [4.0, 2.0], [0.0, 2.0, 4.0, 0.0]]
+
+
+def test_every_device_makes_the_rows_that_it_holds():
+    made = memory_rows.spread({"c": jnp.full((1, 2), 3.0)}, 6, sharding_of("3 devices"))["c"]
+    assert made.tolist() == 6 * [[3.0, 3.0]] and {shard.data.shape for shard in made.addressable_shards} == {(2, 2)}
+
+
+def test_rows_are_padded_to_a_multiple_of_the_devices():
+    assert [memory_rows.padded(n, sharding_of("3 devices")) for n in (1, 3, 7)] == [3, 3, 9]
+    assert memory_rows.padded(7, None) == 7
+
+
+def test_devices_of_a_cpu_share_the_memory_of_their_host():
+    four, gpu = sharding_of("2 x 2 devices"), hw.Hardware("gpu", "", num_devices=4, cores=8, memory_bytes=None)
+    assert memory_rows.num_parts(four, gpu) == 4 and memory_rows.num_parts(None, gpu) == 1
+    assert memory_rows.num_parts(four, gpu._replace(platform="cpu", num_processes=2)) == 2

@@ -1,0 +1,270 @@
+"""Several devices divide the clients' memories among them, with the results of one device."""
+
+import functools
+import json
+import shutil
+import sys
+from dataclasses import replace
+
+import exchanged
+import jax
+import linear
+import numpy as np
+import pytest
+import worlds
+from several_processes import free_port, started_together
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import hlo
+from fedvg_jax.runs import chunks, client_memories, host_memories, joint_points, memory, programs, simulation
+
+NUM_CLIENTS = 22
+SETTINGS = Config(
+    **{"clients": NUM_CLIENTS, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4},
+    **{"rounds": 3, "eval_every": 1, "weighting": "uniform", "dropout": 0.2, "lr": 0.05, "local_epochs": 2},
+    **{"optimiser_state": "kept", "momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+)
+"""Four clients a round of `worlds.full_algorithm`, with probes as elastic has. Neither 3 nor 4 divides the clients."""
+ALGORITHMS = {
+    "scaffold": {"algorithm": "scaffold", "optimiser_state": "reset", "momentum": 0.0},
+    "feddyn": {"algorithm": "feddyn", "optimiser_state": "reset", "momentum": 0.0},
+    "kept optimiser": {"algorithm": "fedprox", "optimiser": "adamw", "momentum": 0.0},
+}
+DATA = linear.data()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def run(cache):
+    """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
+
+    def run(devices, in_order=False, callbacks=True, **changes):
+        states, last, algorithm = [], [], None if "algorithm" in changes else worlds.full_algorithm()
+        config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
+
+        def keep(record, state):
+            states.append(client_memories.stored_form(state, config.clients))
+            last[:] = [state]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_memories, "DENSE_BYTES", 0 if in_order else 2**40)
+            given = {"algorithm": algorithm, "callbacks": [keep] if callbacks else []}
+            history = fv.run(config, data=DATA, task=linear.TASK, **given)
+        return history, states, last and last[0]
+
+    return functools.cache(run)
+
+
+def assert_equal_runs(one, other, tolerance=1e-5):
+    """Entries of all records, the models, and the memories after every round."""
+    for mine, its in zip(one[0].records, other[0].records, strict=True):
+        for name in mine.keys() - {"seconds"}:
+            np.testing.assert_allclose(
+                np.asarray(mine[name], float), np.asarray(its[name], float), tolerance, tolerance, err_msg=name
+            )
+    worlds.assert_close(jax.device_get(one[0].variables), jax.device_get(other[0].variables), tolerance)
+    for mine, its in zip(one[1], other[1], strict=False):
+        worlds.assert_close(mine._replace(round=0), its._replace(round=0), tolerance)
+
+
+def rows_held(state):
+    """Numbers of rows that a device holds, of all leaves."""
+    leaves = jax.tree.leaves((state.clients, state.optimisers))
+    return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
+
+
+LAYOUTS = [(3, False), (4, True)]
+"""Devices, and whether rows are in the order of first sampling, which are 16 for four rounds of four clients."""
+
+
+@pytest.mark.parametrize(("devices", "in_order"), [*LAYOUTS, pytest.param(2, False, marks=pytest.mark.slow)])
+def test_devices_that_divide_the_memories_give_the_run_of_one(run, devices, in_order):
+    found = run(devices, in_order)
+    assert_equal_runs(found, run(1, in_order))
+    num_rows = 16 if in_order else NUM_CLIENTS
+    assert rows_held(found[2]) == {-(-num_rows // devices)}
+    assert len(found[2].memory_clients) == (num_rows if in_order else 0)
+
+
+def simulated(cache, devices=3, **changes):
+    config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
+    return simulation.simulation(config, data=DATA, task=linear.TASK, algorithm=worlds.full_algorithm())
+
+
+def test_no_device_ever_holds_all_rows(cache):
+    """Before the first round each makes its own."""
+    state = simulated(cache).state
+    assert rows_held(state) == {8}
+    assert all(leaf.shape[0] == 24 for leaf in jax.tree.leaves((state.clients, state.optimisers)))
+
+
+def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
+    """A chunk of three rounds of four clients has 12 rows or more."""
+    sim = simulated(cache, memories="host")
+    host, chunk = sim.host_memories, [sim.schedule(number) for number in range(3)]
+    clients, _ = host_memories.number_rows(chunk)
+    state = host_memories.load(host, host_memories.store_of(host, sim.state), sim.state, clients)
+    assert host.capacity % 3 == 0 and rows_held(state) == {host.capacity // 3}
+    shapes = host_memories.shapes_on_device(host, sim.state)
+    assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
+
+
+def test_runs_side_by_side_divide_their_memories(cache):
+    sims = [simulated(cache, seed=seed) for seed in (0, 1)]
+    executor = simulation.make_executor(sims[0].config, num_runs=2)
+    states = joint_points._arrays(sims, executor, 2).state
+    shards = {shard.data.shape[:2] for leaf in jax.tree.leaves(states.clients) for shard in leaf.addressable_shards}
+    assert shards == {(2, 8)}
+    one = joint_points._take_state(executor)(states, 1)
+    assert rows_held(one) == {8} and one.variables.params["w"].sharding.is_fully_replicated
+
+
+def exchanged_bytes(sim):
+    """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
+    text = chunks.compile_programs(sim).chunk.as_text()
+    kernels = [kernel for _, kernel in hlo.all_kernels(hlo.sections(hlo.parse(text))) if kernel.is_collective]
+    return sum(kernel.bytes for kernel in kernels), exchanged.of_round(text)[1]
+
+
+def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number(cache):
+    """The memory of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
+    few, many = (exchanged_bytes(simulated(cache, clients=n, join_ratio=4 / n)) for n in (10, 20))
+    assert few == many
+    of_cohort = 4 * 4 * 8
+    assert of_cohort <= few[1]["all-reduce"] < 3 * of_cohort and few[1]["all-gather"] <= 2 * of_cohort
+
+
+def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(run, tmp_path):
+    """On three devices to the bit."""
+    run(3, callbacks=False, rounds=2, out=tmp_path / "three")
+    seal = json.loads((tmp_path / "three" / "checkpoints" / "000002" / "seal.json").read_text())
+    assert seal["leaves"]["state.clients.c.w"][0] == [NUM_CLIENTS, 3]
+    for devices in (3, 1, 4):
+        out = tmp_path / f"on {devices}"
+        shutil.copytree(tmp_path / "three", out)
+        found = run(devices, in_order=devices == 4, out=out, resume=str(out))
+        assert_equal_runs(found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5)
+
+
+def test_a_checkpoint_of_one_device_continues_on_three(run, tmp_path):
+    run(1, callbacks=False, rounds=2, out=tmp_path / "run")
+    found = run(3, out=tmp_path / "run", resume=str(tmp_path / "run"))
+    assert_equal_runs(found, (run(1)[0], run(1)[1][2:]))
+
+
+def test_plans_count_the_part_of_one_device(cache, monkeypatch):
+    estimates = []
+    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+    monkeypatch.setattr(memory, "refuse_unfitting", lambda config, parts: estimates.append(parts))
+    monkeypatch.setattr(memory.hw, "current", lambda: gpus)
+    for devices in (1, 3):
+        simulated(cache, devices)
+    one, three = estimates
+    row = 4 * (3 + 1 + 1 + 3)
+    assert one[memory.STATE] - three[memory.STATE] == 2 * (22 - 8) * row
+    assert three["memories of a cohort"] == 2 * 4 * row and "memories of a cohort" not in one
+
+
+def test_shapes_for_another_machine_are_divided(cache):
+    target = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+    config = replace(SETTINGS, cache_dir=cache)
+    machine = programs.Machine(target, tuple(jax.devices()))
+    given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
+    state = simulation.simulation(config, **given, machine=machine).state
+    leaves = jax.tree.leaves((state.clients, state.optimisers))
+    assert all(leaf.shape[0] == 24 and leaf.sharding.shard_shape(leaf.shape)[0] == 6 for leaf in leaves)
+    assert state.variables.params["w"].sharding.is_fully_replicated
+
+
+# --- every algorithm, and several processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True], ids=["all clients", "sampled clients"])
+@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_order):
+    """Also in cohort blocks of two clients, which four devices score in pairs; and with memories on the host."""
+    changes = ALGORITHMS[name]
+    for more in ({}, {"hold": 2}, {"memories": "host"}):
+        if more != {"hold": 2} or devices != 3:
+            assert_equal_runs(run(devices, in_order, **changes, **more), run(1, in_order, **changes, **more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_points_side_by_side_on_four_devices_equal_those_of_one(cache, name):
+    config = replace(SETTINGS, cache_dir=cache, **ALGORITHMS[name])
+    given = {"data": DATA, "task": linear.TASK}
+    one, four = (
+        fv.run_sweep(replace(config, devices=devices), {"seed": [0, 1, 2]}, vectorize=share, **given)
+        for devices, share in (("1", "off"), ("4", 2))
+    )
+    for alone, together in zip(one, four, strict=True):
+        assert_equal_runs((together.result, []), (alone.result, []))
+
+
+PROGRAM = """
+import sys
+from fedvg_jax.runs import memory_copies
+memory_copies.PIECE_BYTES = 2**20
+from fedvg_jax.sim import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command line, with pieces of a few rows."""
+FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local-epochs", "1", "--lr", "0.05"]
+
+
+def run_processes(folder, name, layout, *words):
+    """Runs the command line in (processes, devices of each)."""
+    count, devices = layout
+    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--cache-dir", str(folder / "cache"), "--devices"]
+    command += [str(count * devices), *words, "--resume" if (folder / name).exists() else "--out", str(folder / name)]
+    where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
+    commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
+    with started_together(commands, folder, devices) as started:
+        codes = [process.wait(600) for process in started]
+    assert codes == count * [0], "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+
+
+def assert_equal_histories(folder, name, expected):
+    one, other = (
+        [json.loads(line) for line in (folder / each / "history.jsonl").read_text().splitlines()]
+        for each in (name, expected)
+    )
+    assert len(one) == len(other) == 4
+    for mine, its in zip(one, other, strict=True):
+        for entry in ("clients", "weights", "test_loss", "val_loss"):
+            np.testing.assert_allclose(mine[entry], its[entry], rtol=2e-5, err_msg=f"{name} {entry}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [["--algorithm", "scaffold"], ["--momentum", "0.5", "--optimiser-state", "kept"]])
+def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, changes):
+    """A run of two and of four processes, and runs that move between one process and several after two rounds."""
+    single, two, four = (1, 1), (2, 2), (4, 1)
+    run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
+    for name, first, then in (("2x2", two, two), ("4x1", four, single), ("1", single, two), ("2 to 4", two, four)):
+        run_processes(tmp_path, name, first, *changes, "--rounds", "2")
+        run_processes(tmp_path, name, then, *changes, "--rounds", "4")
+        assert_equal_histories(tmp_path, name, "one")
+
+
+@pytest.mark.slow
+def test_processes_that_divide_the_memories_resume_to_the_bit(tmp_path):
+    """On the same number of devices, with memories on the devices and on the hosts."""
+    flags = ["--algorithm", "scaffold", "--rounds"]
+    for memories in ("device", "host"):
+        run_processes(tmp_path, f"whole {memories}", (2, 2), *flags, "4", "--memories", memories)
+        run_processes(tmp_path, f"parts {memories}", (2, 2), *flags, "2", "--memories", memories)
+        run_processes(tmp_path, f"parts {memories}", (2, 2), *flags, "4", "--memories", memories)
+        names = (f"{part} {memories}" for part in ("whole", "parts"))
+        lines = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in names]
+        records = [[{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in each] for each in lines]
+        assert records[0] == records[1]

@@ -173,8 +173,8 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
     """Yields the lines on the results of `benchmarks.limits`, with their targets."""
-    machine, taken = file["machine"], file["taken"].values()
-    busy = ", busy" if any(section["busy"] for section in taken) else ""
+    machine, sections = file["machine"], file["taken"].values()
+    busy = ", busy" if any(section["busy"] for section in sections) else ""
     yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
     yield ""
     if "help" in file:
@@ -203,7 +203,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Commands of these measurements:"
     yield ""
-    for command in dict.fromkeys(section["command"] for section in taken):
+    for command in dict.fromkeys(section["command"] for section in sections):
         yield f"- `{command}`"
 
 

@@ -169,7 +169,7 @@ def test_network_has_the_same_loss_in_pytorch(name):
     variables = jax.tree.map(lambda x: x + rng.normal(0, 0.02, x.shape).astype(x.dtype), variables)
     x = rng.integers(0, 256, (4, *((32, 32, 3) if case.images else (8, 8, 1))), np.uint8)
     batch, mask = Batch(x, rng.integers(0, 10, 4).astype(np.int32)), np.ones(4, bool)
-    loss = jax.jit(lambda v: task.loss(*v, batch, mask, True)[0])(variables)
+    loss = jax.jit(lambda variables, batch: task.loss(*variables, batch, mask, True)[0])(variables, batch)
     arrays = contest.flatten_model("init", *jax.device_get(variables))
     params = {n: torch_nets.to_torch(name, n, a) for n, a in contest.select_prefix(arrays, "init/params").items()}
     logits = torch_nets.NETS[name](params, None, torch.tensor(x).permute(0, 3, 1, 2).float() / 255)

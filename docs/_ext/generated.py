@@ -13,7 +13,7 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
-CONTROLS = ("digits", "cifar10_lenet5", "cifar10_lenet5_at_best_val", "breast_cancer", "literature")
+CONTROLS = ("digits", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val", "breast_cancer", "literature")
 """Comparisons of FedVG with its controls."""
 
 

@@ -53,14 +53,15 @@ def entries(config: Config, arrays: Arrays, parts: Partition, rows: Any, result:
         arrays: the data set; its rows have one label, or one for each place of a sequence.
         parts: rows of the clients.
         rows: int32 [V, B] table of the test rows, client after client.
-        result: of the evaluation on these rows, on the host.
+        result: of the evaluation on these rows and perhaps on empty groups after them, on the host.
     """
     wanted = recorded_names(config)
     record = _confusion(sums_of(result)) if CONFUSION in wanted else {}
     if CALIBRATION in wanted:
         record |= _calibration(np.asarray(result.bins, np.float64))
     if BY_CLIENT in wanted:
-        table, correct = np.asarray(rows), np.asarray(result.correct)
+        table = np.asarray(rows)
+        correct = np.asarray(result.correct)[: len(table)]
         num_labels = math.prod(arrays.y.shape[1:])
         record |= _by_client(correct[table >= 0] / num_labels, client_rows.sizes(parts.test))
     return record

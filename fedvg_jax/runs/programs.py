@@ -8,11 +8,12 @@ alpha or learning rate needs no compilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.stages import Wrapped
 
@@ -219,18 +220,40 @@ def compile_for(
 @functools.lru_cache(MAX_PROGRAMS)
 def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
-    tables = {rows.shape: rows for rows in (data.val, data.test, data.selection) if rows is not None}
-    tables = tables if data.training is None else {}
+    tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
         # traced while the rounds compile
-        compiled = {shape: evaluate.lower(state.variables, data.pool, t).compile() for shape, t in tables.items()}
+        compiled = {
+            table.shape: evaluate.lower(state.variables, data.pool, table).compile() for table in _longest(tables)
+        }
         compiled_chunk = compiling.result()
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
-        return compiled[rows.shape](variables, pool, rows)
+        (shape,) = (shape for shape in compiled if _fits(rows.shape, shape))
+        return compiled[shape](variables, pool, rows if rows.shape == shape else _lengthened(rows, shape[-2]))
 
     return Executables(compiled_chunk, evaluate_compiled)
+
+
+def _longest(tables: Sequence[Any]) -> list[Any]:
+    """Returns the longest table of each width: shorter ones are evaluated by its program, which skips empty groups."""
+    by_width: dict[tuple[int, ...], Any] = {}
+    for table in sorted(tables, key=lambda table: table.shape[-2]):
+        by_width[(*table.shape[:-2], table.shape[-1])] = table
+    return list(by_width.values())
+
+
+def _fits(shape: tuple[int, ...], longest: tuple[int, ...]) -> bool:
+    """Returns whether a table can be lengthened to another's shape, [..., V, B]."""
+    return (*shape[:-2], shape[-1]) == (*longest[:-2], longest[-1])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _lengthened(rows: jax.Array, count: int) -> jax.Array:
+    """Returns a table of rows [..., V, B] with empty groups at its end, [..., count, B]."""
+    padding = [(0, 0)] * (rows.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)]
+    return jnp.pad(rows, padding, constant_values=-1)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -222,33 +222,34 @@ def test_convolution_of_images_last_equals_lax_in_value_and_gradients(x64, case)
 
 
 @pytest.mark.parametrize(
-    ("size", "kernel", "channels", "features", "padding", "tile"),
+    ("size", "kernel", "channels", "features", "padding", "leading"),
     [
-        ((8, 10), 5, 3, 3, "VALID", 1),
-        ((10, 10), 5, 16, 16, "VALID", 1),  # Winograd, 2 x 2 output tiles
-        ((14, 8), 5, 16, 17, "VALID", 1),  # Winograd on the height, 5 rows at once
-        ((8, 10), 5, 17, 16, "SAME", 1),  # 4 rows at once
-        ((6, 4), 3, 16, 17, "SAME", 1),
-        ((8, 12), 3, 32, 33, "SAME", 2),  # Winograd, 4 x 4 output tiles
-        ((10, 6), 3, 33, 32, "VALID", 2),
-        ((8, 10), 3, 32, 32, "SAME", 1),  # 4 x 4 output tiles would leave a border
-        ((8, 8), 3, 31, 32, "SAME", 1),  # too few channels for 4 x 4 output tiles
-        ((8, 8), 5, 3, 33, "SAME", 0),  # enough output channels for a plain matmul
-        ((6, 4), 3, 3, 2, "SAME", 0),  # a widened 3x3 kernel would be mostly zeros
-        ((7, 6), 3, 16, 16, "SAME", 0),  # an odd height: 2 x 2 windows leave a border
-        ((6, 6), 2, 16, 16, "SAME", 0),  # an even kernel
+        ((8, 10), 5, 3, 3, "VALID", (4, 1, 1)),
+        ((10, 10), 5, 16, 16, "VALID", (4, 1, 1)),  # Winograd, 2 x 2 output tiles
+        ((24, 8), 5, 16, 17, "VALID", (5,)),  # Winograd on the height, 5 rows in each of 4 tiles
+        ((8, 10), 5, 17, 16, "SAME", (4,)),  # 4 rows in each of 2 tiles
+        ((6, 4), 3, 16, 17, "SAME", (4, 1, 1)),
+        ((8, 12), 3, 32, 33, "SAME", (4, 2, 2)),  # Winograd, 4 x 4 output tiles
+        ((10, 6), 3, 33, 32, "VALID", (4, 2, 2)),
+        ((8, 10), 3, 32, 32, "SAME", (4, 1, 1)),  # 4 x 4 output tiles would leave a border
+        ((8, 8), 3, 31, 32, "SAME", (4, 1, 1)),  # too few channels for 4 x 4 output tiles
+        ((8, 8), 5, 3, 33, "SAME", ()),  # enough output channels for a plain matmul
+        ((6, 4), 3, 3, 2, "SAME", ()),  # a widened 3x3 kernel would be mostly zeros
+        ((7, 6), 3, 16, 16, "SAME", ()),  # an odd height: 2 x 2 windows leave a border
+        ((6, 6), 2, 16, 16, "SAME", ()),  # an even kernel
     ],
 )
 def test_pooled_convolution_of_images_last_equals_lax_in_value_and_gradients(
-    x64, size, kernel, channels, features, padding, tile
+    x64, size, kernel, channels, features, padding, leading
 ):
-    """`tile` is the side of an output tile in pooling windows, 0 for an output without an axis for them."""
+    """`leading` are the axes before that of the channels: for the positions in windows and tiles."""
     rng = np.random.default_rng(0)
     shapes = (2, *size, channels), (kernel, kernel, channels, features)
     x, w = (rng.normal(size=shape) for shape in shapes)
     last = layout.images_last()
     y = jax.eval_shape(lambda x, w: last.convolve_pooled(last.from_nhwc(x), w, padding), x, w)
-    assert y.shape[1:4] == (4, tile, tile) if tile else y.ndim == 4
+    assert y.shape[:-4] == leading
+    assert y.shape[last.channels] == features
 
     def pooled(x, w):
         return jnp.moveaxis(last.pool(last.convolve_pooled(last.from_nhwc(x), w, padding)), (3, 0), (0, 3))

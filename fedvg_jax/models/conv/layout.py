@@ -5,9 +5,9 @@ and BatchNorm, ReLU and pooling cost more than the convolutions. With the images
 are full, and the patches of a convolution are plain copies. Both layouts hold the same parameters and give the same
 result.
 
-A convolution that is pooled next may put the 4 positions of a 2x2 pooling window on an axis of their own: four outputs
-then share one patch, and pooling is a maximum over that axis. With many channels it uses Winograd's products, with few
-a kernel four times as wide.
+A convolution that is pooled next may put the positions in a pooling window, or in a tile of the output, on axes of
+their own: pooling is then a maximum of whole slices. With many channels it uses Winograd's products, with few a kernel
+four times as wide.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Layout(NamedTuple):
     images: int
     """Axis of the images."""
     channels: int
-    """Axis of the channels."""
+    """Axis of the channels; counted from the end where windows may have axes before it."""
     from_nhwc: Callable[[Array], Array]
     """[B, H, W, C] -> the same images in this layout."""
     convolve: Callable[[Array, Array, str], Array]
     """(x, kernel [k, k, C, O], "VALID" or "SAME") -> y, stride 1."""
     convolve_pooled: Callable[[Array, Array, str], Array]
-    """As `convolve`, for an output that goes to `pool`; y may have its pooling windows on an axis of their own."""
+    """As `convolve`, for an output that goes to `pool`; y may have more axes, before that of the channels."""
 
     def flatten(self, x: Array) -> Array:
         """Returns [B, H W C], in that order in every layout."""
@@ -54,7 +54,8 @@ class Layout(NamedTuple):
 
     def pool(self, x: Array) -> Array:
         """Returns the 2 x 2 maximum, stride 2, of a convolution's output."""
-        return _max_of_windows(x) if x.ndim == 7 else max_pool(x, 2)
+        pools = {7: _max_of_windows, 5: _max_of_tiles}
+        return pools[x.ndim](x) if x.ndim in pools else max_pool(x, 2)
 
 
 def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
@@ -69,7 +70,11 @@ def images_first(conv_fn: Callable = lax.conv_general_dilated) -> Layout:
 def images_last() -> Layout:
     """Returns the layout [C, H, W, B], with convolutions by patches or, before pooling, in output tiles.
 
-    In output tiles, y is [C, 4, t, t, H / 2t, W / 2t, B]: position in the 2x2 pooling window, window in the tile, tile.
+    A pooled convolution's y may have more axes, before that of the channels, where the transforms leave them; moving
+    them behind it would be a copy in every backward pass:
+
+        [4, t, t, C, H / 2t, W / 2t, B]     position in the 2x2 pooling window, window in the output tile
+        [m, C, H / m, W, B]                 row in the output tile
     """
 
     def from_nhwc(x: Array) -> Array:
@@ -86,7 +91,7 @@ def images_last() -> Layout:
         widened = w.shape[0] >= _MIN_KERNEL and w.shape[3] <= _MAX_FEATURES
         return _convolve_widened(x, w) if widened else _convolve(x, w)
 
-    return Layout(-1, 0, from_nhwc, lambda x, w, padding: _convolve(_pad(x, w, padding), w), convolve_pooled)
+    return Layout(-1, -4, from_nhwc, lambda x, w, padding: _convolve(_pad(x, w, padding), w), convolve_pooled)
 
 
 def max_pool(x: Array, k: int) -> Array:
@@ -137,9 +142,9 @@ def _convolve(x: Array, w: Array) -> Array:
 
 
 def _convolve_widened(x: Array, w: Array) -> Array:
-    """Convolves padded x with w, the outputs of a 2x2 pooling window on axis 1.
+    """Convolves padded x with w, the outputs of a 2x2 pooling window on axis 0.
 
-        y[o, 2 a + b, p, q, n] = sum_ijc w[i, j, c, o] x[c, 2 p + a + i, 2 q + b + j, n]
+        y[2 a + b, o, p, q, n] = sum_ijc w[i, j, c, o] x[c, 2 p + a + i, 2 q + b + j, n]
 
     As `_convolve`, with every 2 x 2 pixels as four channels: a k x k kernel, shifted to four places with a border of
     zeros on two sides, is one kernel of (k + 1) / 2 x (k + 1) / 2 such pixels with four times the output channels.
@@ -148,14 +153,33 @@ def _convolve_widened(x: Array, w: Array) -> Array:
     taps = (k + 1) // 2
     pixels = x.reshape(channels, height // 2, 2, width // 2, 2, images).transpose(2, 4, 0, 1, 3, 5)
     shifted = [jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a in range(2) for b in range(2)]
-    kernel = jnp.stack(shifted, -1).reshape(taps, 2, taps, 2, channels, features * 4).transpose(0, 2, 1, 3, 4, 5)
+    kernel = jnp.stack(shifted, -2).reshape(taps, 2, taps, 2, channels, 4 * features).transpose(0, 2, 1, 3, 4, 5)
     pixels = pixels.reshape(4 * channels, height // 2, width // 2, images)
-    y = _convolve(pixels, kernel.reshape(taps, taps, 4 * channels, features * 4))
-    return y.reshape(features, 4, 1, 1, *y.shape[1:])
+    y = _convolve(pixels, kernel.reshape(taps, taps, 4 * channels, 4 * features))
+    return y.reshape(4, 1, 1, features, *y.shape[1:])
 
 
 def _max_of_windows(x: Array) -> Array:
-    """Returns the maxima [C, t H, t W, B] of pooling windows [C, 4, t, t, H, W, B]."""
-    maxima = functools.reduce(first_max, [x[:, i] for i in range(4)])
-    channels, t, _, height, width, images = maxima.shape
-    return maxima.transpose(0, 3, 1, 4, 2, 5).reshape(channels, t * height, t * width, images)
+    """Returns the maxima [C, t H, t W, B] of pooling windows [4, t, t, C, H, W, B]."""
+    maxima = functools.reduce(first_max, _entries(x, 0))
+    t, _, channels, height, width, images = maxima.shape
+    return maxima.transpose(2, 3, 0, 4, 1, 5).reshape(channels, t * height, t * width, images)
+
+
+def _max_of_tiles(x: Array) -> Array:
+    """Returns the 2 x 2 maxima [C, m T / 2, W / 2, B] of T tiles of m rows, [m, C, T, W, B]."""
+    m, channels, num_tiles, width, images = x.shape
+    period = 1 + m % 2  # tiles after which a window begins with the first row of a tile
+    columns = x.reshape(m, channels, num_tiles // period, period, width // 2, 2, images)
+    by_tile = [_entries(row, 2) for row in _entries(columns, 0)]
+    rows = [by_tile[i][tile] for tile in range(period) for i in range(m)]
+    maxima = [
+        functools.reduce(first_max, [*_entries(upper, 3), *_entries(lower, 3)])
+        for upper, lower in zip(rows[::2], rows[1::2], strict=True)
+    ]
+    return jnp.stack(maxima, 2).reshape(channels, m * num_tiles // 2, width // 2, images)
+
+
+def _entries(x: Array, axis: int) -> list[Array]:
+    """Returns the entries of an axis. They are split, because the gradient of an index pads with zeros and adds."""
+    return [lax.squeeze(part, (axis,)) for part in lax.split(x, [1] * x.shape[axis], axis)]

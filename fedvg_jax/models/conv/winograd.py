@@ -136,15 +136,15 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
 
 
 def convolve_images_last(x: Array, w: Array) -> Array:
-    """Convolves x with w with stride 1; the outputs of a 2x2 pooling window lie on an axis of their own.
+    """Convolves x with w with stride 1, for 2 x 2 pooling; positions in the output tiles have axes of their own.
 
     Args:
         x: [C, H, W, N] images, already padded; the output's height and width must be even.
         w: [r, r, C, O] kernel, r = 3 or 5.
 
     Returns:
-        [O, 4, t, t, H', W', N]: position in the pooling window, window in the output tile, tile. An output tile has
-        t x t windows.
+        [4, t, t, O, H', W', N]: position in the pooling window, window in the output tile, tile; an output tile has
+        t x t windows. Or [m, O, H', W, N], row in the output tile, tile; the width is not in tiles.
     """
     r = len(w)
     rows = next((m for m in _ROWS if r == 5 and (x.shape[1] - r + 1) % m == 0), None)
@@ -152,7 +152,7 @@ def convolve_images_last(x: Array, w: Array) -> Array:
 
 
 def _convolve_rows(x: Array, w: Array, m: int) -> Array:
-    """`convolve_images_last` by F(m, r) on the height, with patches along the width; the output tile is one window.
+    """`convolve_images_last` by F(m, r) on the height, with patches along the width, [m, O, H / m, W, N].
 
         y = A^T [ sum_jc (G w)[j, c] . (B^T d)[j, c] ]
 
@@ -166,9 +166,7 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
     patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1).reshape(size, r * channels, -1)
     kernels = _matmul_axis_0(of_kernel, w, r * channels, features)
     products = lax.dot_general(kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
-    y = _matmul_axis_0(of_output, products, features, count, width, images)
-    y = jnp.moveaxis(y, 0, 2).reshape(features, count * m // 2, 2, width // 2, 2, images)
-    return y.transpose(0, 2, 4, 1, 3, 5).reshape(features, 4, 1, 1, count * m // 2, width // 2, images)
+    return _matmul_axis_0(of_output, products, features, count, width, images)
 
 
 def _convolve_squares(x: Array, w: Array) -> Array:
@@ -189,8 +187,7 @@ def _convolve_squares(x: Array, w: Array) -> Array:
     patches = _matmul_axis_0(of_patch, patches.reshape(size**2, -1), channels, -1)
     kernels = _matmul_axis_0(of_kernel, w.reshape(r**2, -1), channels, features)
     products = lax.dot_general(kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
-    y = _matmul_axis_0(of_output, products, -1).reshape(4, m // 2, m // 2, features, rows, columns, images)
-    return jnp.moveaxis(y, 3, 0)
+    return _matmul_axis_0(of_output, products, -1).reshape(4, m // 2, m // 2, features, rows, columns, images)
 
 
 @functools.cache

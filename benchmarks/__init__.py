@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: `python -m benchmarks`, or the single scripts."""
+"""Benchmarks of fedvg_jax. `python -m benchmarks` runs all CPU benchmarks; each module also runs alone."""

@@ -1,9 +1,12 @@
-"""Everything this machine's CPU can be asked, into one results file; then the tables of the pages (`benchmarks.table`).
+"""Runs all CPU benchmarks and updates the tables of the documentation.
 
     python -m benchmarks [--minutes 20] [...as benchmarks.rounds]
 
-Rounds beside PyTorch first, then what is no race, and how costs grow. A case that no longer fits keeps the numbers it
-had in the file. Run it on a quiet machine: the file says how busy it was.
+Runs, in this order: `benchmarks.rounds` (federated rounds compared with PyTorch), `benchmarks.limits` (start-up,
+planning, lanes, `--dry-run`), `benchmarks.costs` (how costs grow) and `benchmarks.table` (writes the tables of
+docs/performance.md and the README). Writes benchmarks/results/MACHINE.json, MACHINE-limits.json, MACHINE-costs.json and
+MACHINE-costs.png, where MACHINE is the processor's name. A case that is not started within --minutes keeps its earlier
+result. Run it on an idle machine: the results record the load of other programs.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from benchmarks import costs, limits, machine, rounds, table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 if any contestant disagreed."""
+    """Runs all benchmarks; exit code 1 if the result of any contestant differed from ours."""
     name = machine.slug(machine.describe())
-    given = sys.argv[1:] if argv is None else argv
-    code = rounds.main(["--minutes", "20", "--out", str(table.RESULTS / f"{name}.json"), *given])
+    options = sys.argv[1:] if argv is None else argv
+    code = rounds.main(["--minutes", "20", "--out", str(table.RESULTS / f"{name}.json"), *options])
     limits.main(["--out", str(table.RESULTS / f"{name}-limits.json")])
     files = [str(table.RESULTS / f"{name}-costs{suffix}") for suffix in (".json", ".png")]
     costs.main(["--out", files[0], "--picture", files[1]])

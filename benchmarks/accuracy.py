@@ -1,10 +1,11 @@
-"""CIFAR-10 with ResNet-18: FedAvg, uniform weights and FedVG, at two alphas, five seeds each; for a GPU.
+"""Measures test accuracy on CIFAR-10 with ResNet-18 under FedAvg, uniform weights and FedVG; meant for a GPU.
 
     python -m benchmarks.accuracy --data-dir DIR [--out DIR] [--minutes 9.5]
 
-One command takes at most --minutes; call it again and it goes on where it was, until the table is full. Every run has a
-folder of its own, and stops at a checkpoint when time is up. `--parts FILE ...` joins a `cifar10.npz` that came in
-pieces (bytes of the file, in order) and puts it into --data-dir first.
+Runs two alphas with five seeds each, of 200 rounds. A command takes at most --minutes: runs stop at a checkpoint, and
+the same command continues them. Each run has a run folder in --out; the command prints a table of mean and deviation
+over the finished seeds. `--parts FILE ...` first joins a `cifar10.npz` that was split into pieces and puts it into
+--data-dir.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SEEDS = range(5)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 0 when every run is finished, 3 when there is more to do, 2 for a mistake in one line."""
+    """Runs the campaign; exit code 0 if every run is finished, 3 if not yet, 2 after a user error."""
     args = parse(argv)
     try:
         if args.parts:
@@ -43,9 +44,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="folder of CIFAR-10")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--parts", type=Path, nargs="+", metavar="FILE", help="pieces of cifar10.npz, in order")
     parser.add_argument("--out", type=Path, default=Path("runs/accuracy"))
     parser.add_argument("--minutes", type=float, default=9.5)
@@ -61,9 +62,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def campaign(args: argparse.Namespace) -> bool:
-    """Runs what is unfinished while there is time; prints the table; whether all is finished."""
+    """Computes unfinished runs until the time limit and prints the table; returns whether all are finished."""
     deadline = time.monotonic() + 60 * args.minutes
-    for config in planned(args):
+    for config in run_configs(args):
         if is_finished(config):
             continue
         left = deadline - time.monotonic()
@@ -73,17 +74,18 @@ def campaign(args: argparse.Namespace) -> bool:
         summary = run(config, left)
         print(f"  {summary['rounds']} rounds, accuracy {summary.get('test_accuracy_final')}", flush=True)
     print(table(args))
-    return all(is_finished(config) for config in planned(args))
+    return all(is_finished(config) for config in run_configs(args))
 
 
-def planned(args: argparse.Namespace) -> Iterator[Config]:
-    """Every run, seed by seed, so that an unfinished campaign is a fair comparison already."""
-    chosen = dict(_setting(text) for text in args.set)
+def run_configs(args: argparse.Namespace) -> Iterator[Config]:
+    """Yields the configs of all runs, seed by seed, so that an unfinished campaign compares equal numbers of seeds."""
+    overrides = dict(_parse_setting(text) for text in args.set)
     for seed in args.seeds:
         for alpha in args.alphas:
             for name, weighting in METHODS.items():
                 own = {"weighting": weighting, "alpha": alpha, "seed": seed, "data_dir": args.data_dir}
-                yield configs.apply(Config(), BASE | own | chosen | {"out": folder(args, name, alpha, seed)}, "--set")
+                out = {"out": folder(args, name, alpha, seed)}
+                yield configs.apply(Config(), BASE | own | overrides | out, "--set")
 
 
 BASE: dict[str, Any] = {
@@ -100,18 +102,18 @@ BASE: dict[str, Any] = {
 
 
 def folder(args: argparse.Namespace, name: str, alpha: float, seed: int) -> Path:
-    """Of one run."""
+    """Returns the run folder of a run."""
     return args.out / f"{name}-alpha{alpha:g}-seed{seed}"
 
 
 def is_finished(config: Config) -> bool:
-    """Whether its folder holds the whole run."""
-    summary = read(config.out)
+    """Returns whether a config's run folder holds all its rounds."""
+    summary = read_summary(config.out)
     return summary is not None and summary["rounds"] >= config.rounds
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The summary in a run folder, if there is one."""
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Returns the summary in a run folder; None without one."""
     try:
         return json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -119,43 +121,48 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def run(config: Config, seconds: float) -> dict[str, Any]:
-    """One run, or as much of it as fits; it stops as Ctrl-C would stop it."""
+    """Starts or resumes a run, interrupts it after `seconds` as Ctrl-C does, and returns its summary."""
     import dataclasses
 
     import fedvg_jax
 
-    begun = (config.out / "config.json").is_file()
+    is_resumed = (config.out / "config.json").is_file()
     alarm = threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
     alarm.daemon = True
     alarm.start()
     try:
-        return fedvg_jax.run(dataclasses.replace(config, resume=str(config.out) if begun else None)).summary
+        return fedvg_jax.run(dataclasses.replace(config, resume=str(config.out) if is_resumed else None)).summary
     finally:
         alarm.cancel()
 
 
 def table(args: argparse.Namespace) -> str:
-    """Mean and standard deviation over the finished seeds, of final and of best accuracy on the test set.
+    """Returns a table of mean and standard deviation of test accuracy over the finished seeds.
 
-    The maximum over evaluations is chosen on the test set, as the published code does. The best round is chosen on
-    D_val, which FedVG's weights also use.
+    The maximum over evaluations is chosen on the test set, as in the published code. The best round is chosen on D_val,
+    which FedVG's weights also use.
     """
     lines = ["| method | alpha | seeds | final | at best round on D_val | maximum |", "|---|---|---|---|---|---|"]
     for alpha in args.alphas:
         for name in METHODS:
-            done = [s for seed in args.seeds if (s := read(folder(args, name, alpha, seed))) and _whole(s)]
-            names = ("test_accuracy_final", "test_accuracy_at_best_val", "test_accuracy_max")
-            cells = " | ".join(_cell([s[key] for s in done]) for key in names)
-            lines.append(f"| {name} | {alpha:g} | {len(done)} of {len(args.seeds)} | {cells} |")
+            summaries = [read_summary(folder(args, name, alpha, seed)) for seed in args.seeds]
+            finished = [summary for summary in summaries if summary and not summary.get("interrupted")]
+            keys = ("test_accuracy_final", "test_accuracy_at_best_val", "test_accuracy_max")
+            cells = " | ".join(_format_cell([summary[key] for summary in finished]) for key in keys)
+            lines.append(f"| {name} | {alpha:g} | {len(finished)} of {len(args.seeds)} | {cells} |")
     return "\n".join(lines)
 
 
 def join(parts: Sequence[Path], target: Path) -> None:
-    """Writes the pieces as one file, unless it is there."""
+    """Joins the pieces of a file, unless the file exists.
+
+    Raises:
+        UsageError: a piece does not exist.
+    """
     if target.is_file():
         return
-    if lacking := [str(part) for part in parts if not part.is_file()]:
-        raise UsageError(f"--parts: no such file: {', '.join(lacking)}; give every piece, in order")
+    if missing := [str(part) for part in parts if not part.is_file()]:
+        raise UsageError(f"--parts: no such file: {', '.join(missing)}; give every piece, in order")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_suffix(".joining")
     with draft.open("wb") as whole:
@@ -164,18 +171,14 @@ def join(parts: Sequence[Path], target: Path) -> None:
     draft.replace(target)
 
 
-def _whole(summary: dict[str, Any]) -> bool:
-    return not summary.get("interrupted")
-
-
-def _cell(values: Sequence[float]) -> str:
+def _format_cell(values: Sequence[float]) -> str:
     if not values:
         return "-"
     spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{100 * statistics.mean(values):.2f}{spread}"
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _parse_setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise UsageError(f"--set takes NAME=VALUE, got {text!r}; e.g. --set rounds=20")

@@ -1,4 +1,4 @@
-"""The rounds that are timed: model, data, clients. Importing it imports no jax."""
+"""The cases of `benchmarks.rounds`: model, data and clients of each. Importing this module does not import jax."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fedvg_jax.data.partitions.split import Partition
 
 
 class Case(NamedTuple):
-    """One kind of round."""
+    """A federated round to time."""
 
     model: str
-    """a model of the package; or logistic, mlp64, mlp200, pfl_cnn, which are the benchmarks' own"""
+    """a model of the package; or logistic, mlp64, mlp200, pfl_cnn, which only the benchmarks define"""
     settings: dict[str, Any]
     images: int
     """size of the pool; 0 for the digits"""
     rounds: int = 1
     """rounds in one timing"""
-    says: str = ""
+    description: str = ""
     each_core: bool = False
-    """whether ours is told to train a client on each core; the package's own models choose for themselves"""
+    """whether ours trains one client per core; otherwise the package chooses the number of devices"""
     checked_steps: int | None = None
     """local steps of each client after which contestants must agree; None: all of the first round's"""
 
 
 ALPHA = 0.05
-"""The paper's most skewed clients, in all cases but that of equal users."""
+"""Dirichlet concentration of the paper's most skewed clients, used in all cases except pfl_cnn."""
 
 _DIGITS = {
     "clients": 100,
@@ -46,16 +46,18 @@ _DIGITS = {
 _CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": ALPHA, "local_epochs": 5, "lr": 0.01}
 
 CASES = {
-    "lenet5": Case("lenet5", _CIFAR, 60_000, says="100 clients, 10 a round"),
-    "cnn": Case("cnn", _CIFAR, 24_000, says="100 clients, 10 a round"),
-    # The deep layers see one pixel, so BatchNorm of a last minibatch of two rows is a sign: rounding grows to the size
-    # of the update within tens of steps, in double precision too.
-    "resnet18": Case("resnet18", _CIFAR | {"clients": 20}, 12_000, says="20 clients, 2 a round", checked_steps=3),
+    "lenet5": Case("lenet5", _CIFAR, 60_000, description="100 clients, 10 a round"),
+    "cnn": Case("cnn", _CIFAR, 24_000, description="100 clients, 10 a round"),
+    # The deep layers have one pixel, where BatchNorm of a last minibatch of two rows only keeps a sign: rounding grows
+    # to the size of the update within tens of steps, in float64 too.
+    "resnet18": Case(
+        "resnet18", _CIFAR | {"clients": 20}, 12_000, description="20 clients, 2 a round", checked_steps=3
+    ),
     "vit_s16": Case(
         "vit_s16",
         _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8},
         200,
-        says="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
+        description="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
     ),
     "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
     "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
@@ -65,30 +67,29 @@ CASES = {
         {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
         50_000,
         each_core=True,
-        says="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
+        description="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
     ),
 }
 
 
 def config(case: Case) -> Config:
-    """Its settings; where the model is the benchmarks' own, the task replaces it."""
+    """Returns the settings of a case. A model that only the benchmarks define is passed as a task, see `task`."""
     config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
     config = configs.apply(config, case.settings, "benchmark")
-    return dataclasses.replace(config, model=case.model if case.model in OF_THE_PACKAGE else "mlp")
+    return dataclasses.replace(config, model=case.model if case.model in PACKAGE_MODELS else "mlp")
 
 
-OF_THE_PACKAGE = ("lenet5", "cnn", "resnet18", "vit_s16")
+PACKAGE_MODELS = ("lenet5", "cnn", "resnet18", "vit_s16")
 
 
 def arrays(case: Case, data_dir: Path | None) -> Arrays:
-    """The digits; or so many images of CIFAR-10, noise in its shape where there is no folder."""
+    """Returns the digits, or the first `case.images` images of CIFAR-10; noise of their shape without `data_dir`."""
     if not case.images:
         return datasets.load("digits")
-    held_back = _HELD if case.model == "pfl_cnn" else 0
-    size = case.images + held_back
+    size = case.images + (_HELD_OUT if case.model == "pfl_cnn" else 0)
     if data_dir:
-        whole = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-        return whole._replace(x=whole.x[:size], y=whole.y[:size], num_train=min(size, whole.num_train))
+        cifar10 = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+        return cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
     y = rng.integers(0, 10, size).astype(np.int32)
@@ -96,23 +97,23 @@ def arrays(case: Case, data_dir: Path | None) -> Arrays:
 
 
 def partition(case: Case) -> Partition | None:
-    """Equal users for pfl's set-up; else what the settings draw."""
+    """Returns equal clients for pfl_cnn; None for the other cases, whose partition is drawn from their settings."""
     if case.model != "pfl_cnn":
         return None
     rows = np.random.default_rng(0).permutation(case.images).astype(np.int32)
-    held = np.arange(case.images, case.images + _HELD, dtype=np.int32)
+    held_out = np.arange(case.images, case.images + _HELD_OUT, dtype=np.int32)
     clients = case.settings["clients"]
-    nothing = [held[:0]] * (clients - 1)
-    half = _HELD // 2
-    return Partition(np.split(rows, clients), [held[:half], *nothing], [held[half:], *nothing])
+    empty = [held_out[:0]] * (clients - 1)
+    half = _HELD_OUT // 2
+    return Partition(np.split(rows, clients), [held_out[:half], *empty], [held_out[half:], *empty])
 
 
-_HELD = 128
-"""Images for validation and test, which that set-up does not use."""
+_HELD_OUT = 128
+"""Images of pfl_cnn for validation and test, which its rounds do not use."""
 
 
 def task(case: Case, conv: str = "auto"):
-    """The model and its loss, where it is not one of the package's by name."""
+    """Returns the task of a model that only the benchmarks define; None for the package's models."""
     from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
     from fedvg_jax.models.conv import selection
@@ -125,10 +126,13 @@ def task(case: Case, conv: str = "auto"):
     return None
 
 
-def _pfl_cnn(at):
-    """pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
+def _pfl_cnn(layout):
+    """Returns pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
 
-    Without its two dropouts, which neither side computes here.
+    Its two dropouts are left out, in pfl-research's own contestant too.
+
+    Args:
+        layout: of images and kernels, see `fedvg_jax.models.conv.selection`.
     """
     import flax.linen as nn
 
@@ -137,14 +141,20 @@ def _pfl_cnn(at):
     class PflCNN(nn.Module):
         @nn.compact
         def __call__(self, x, mask, train: bool):
-            x = nn.relu(Conv(32, 3, at, name="conv1")(at.from_nhwc(x)))
-            x = nn.relu(at.pool(Conv(64, 3, at, pooled=True, name="conv2")(x)))
-            return dense(nn.relu(dense(at.flatten(x), 128, "fc1")), 10, "classifier")
+            x = nn.relu(Conv(32, 3, layout, name="conv1")(layout.from_nhwc(x)))
+            x = nn.relu(layout.pool(Conv(64, 3, layout, pooled=True, name="conv2")(x)))
+            return dense(nn.relu(dense(layout.flatten(x), 128, "fc1")), 10, "classifier")
 
     return PflCNN()
 
 
 def image_gradients(schedules, scoring: np.ndarray, scored: bool) -> dict[str, int]:
-    """Rows that go forward and backward in these rounds: in training, and in scoring."""
+    """Returns the rows that go through a forward and backward pass in these rounds, in training and in scoring.
+
+    Args:
+        schedules: of the rounds.
+        scoring: [groups, B] the rows of D_val in minibatches, padded with -1.
+        scored: whether the weighting scores clients on D_val.
+    """
     trained = sum(int((s.rows >= 0).sum()) for s in schedules)
     return {"train": trained, "score": int((scoring >= 0).sum()) * sum(len(s.clients) for s in schedules) * scored}

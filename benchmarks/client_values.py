@@ -1,15 +1,15 @@
-"""What a client is worth to a round, and which measurements of the client say so.
+"""Measures the value of each client to a round, and its rank correlation with measurements of the client.
 
     python -m benchmarks.client_values [--seeds 10] [--out FILE.json] [-- --rounds 100]
 
-The value of client k in a round is the loss that the new global model has without it:
+The value of client k in a round is the increase of the loss if it is left out of the average,
 
     v_k = L(mean over j != k of theta_j) - L(mean over all j of theta_j),   L: loss on the pooled test rows,
 
-at the global models of uniform averaging. A weighting serves a round if its weights rise with v_k. The results hold the
-rank correlation of v_k with measurements of the client, and the loss and the accuracy after one round of other weights
-from the same global model. All are means over rounds; intervals are of Student's t, 95 %, over seeds, and the partition
-is drawn from every seed.
+at the global models of uniform averaging. A weighting helps a round if its weights increase with v_k. Prints and writes
+the rank correlation of v_k with each of `MEASUREMENTS`, and the loss and accuracy after one round under each of
+`WEIGHTS` from the same global model. All are means over rounds, with 95 % Student's t intervals over seeds; every seed
+draws its own partition.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MEASUREMENTS = {
     "lead": "share of its rows in classes that it has most rows of",
     "drift": "L2 norm of the update",
 }
-"""Key of the results -> what is compared with the value of a client."""
+"""Key of the results -> measurement that is compared with the value of a client."""
 
 WEIGHTS = {
     "fedvg": "FedVG",
@@ -58,7 +58,7 @@ WEIGHTS = {
     "inverse": "inverse of FedVG's weights",
     "samples": "FedAvg",
 }
-"""Key of the results -> weights whose round is compared with that of uniform weights."""
+"""Key of the results -> weights that are compared with uniform weights."""
 
 SPANS = ("all rounds", "first third", "last third")
 
@@ -67,7 +67,7 @@ class Measured(NamedTuple):
     """Results of one seed, by round."""
 
     useful: np.ndarray
-    """[rounds] share of the clients with a value above 0"""
+    """[rounds] share of clients with a positive value"""
     correlations: dict[str, np.ndarray]
     """key of `MEASUREMENTS` -> [rounds]"""
     gains: dict[str, np.ndarray]
@@ -101,7 +101,7 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
 
 
 def lead(counts: np.ndarray) -> np.ndarray:
-    """Returns the share of each client's rows in classes of which no other client of the cohort has more, [K].
+    """Returns the share of each client's rows in classes of which no other client of the cohort has more rows, [K].
 
     Args:
         counts: int [K, C] training rows by client and class.
@@ -115,7 +115,14 @@ def lead(counts: np.ndarray) -> np.ndarray:
 def measurements(
     sim: fv.Simulation, schedule: Schedule, scores: np.ndarray, details: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the measurements of a round's clients, [K] each, by key of `MEASUREMENTS`."""
+    """Returns the measurements of a round's clients, [K] each, by key of `MEASUREMENTS`.
+
+    Args:
+        sim: the simulation.
+        schedule: of the round.
+        scores: [K] FedVG's scores G_k.
+        details: recorded measurements, see `RECORD`.
+    """
     labels = sim.arrays.y
     rows = [sim.partition.train[k] for k in np.asarray(schedule.clients)]
     counts = np.stack([np.bincount(labels[r], minlength=labels.max() + 1) for r in rows])
@@ -130,42 +137,42 @@ def measurements(
     }
 
 
-def other_weights(measured: dict[str, np.ndarray], stream: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns weights of a round, [K] each, by key of `WEIGHTS`; they need not sum to 1."""
+def other_weights(measured: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns unnormalised weights of a round, [K] each, by key of `WEIGHTS`."""
     fedvg = measured["fedvg"]
     return {
         "fedvg": fedvg,
-        "permuted": stream.permutation(fedvg),
+        "permuted": rng.permutation(fedvg),
         "inverse": 1 / fedvg,
         "samples": measured["samples"],
     }
 
 
-def judged(sim: fv.Simulation, sums: Tree) -> np.ndarray:
-    """Returns loss and accuracy on the test rows, [R, 2], from the sums of R models."""
+def loss_and_accuracy(sim: fv.Simulation, sums: Tree) -> np.ndarray:
+    """Returns loss and accuracy on the test rows, [R, 2], from the sums of `task.measure` of R models."""
     leaves, structure = jax.tree.flatten(jax.device_get(sums))
     metrics = [sim.task.metrics(structure.unflatten(parts)) for parts in zip(*leaves, strict=True)]
     return np.array([[m["loss"], m["accuracy"]] for m in metrics])
 
 
 def measure(config: fv.Config, seed: int) -> Measured:
-    """Runs uniform averaging from one seed, and measures all clients and the other weights in every round."""
+    """Runs uniform averaging from one seed; measures all clients and the other weights in every round."""
     sim = fv.simulation(replace(config, seed=seed, partition_seed=seed), data=_arrays(config))
-    rounds, stream = rounds_under(sim), np.random.default_rng(seed)
+    rounds, rng = rounds_under(sim), np.random.default_rng(seed)
     cohort = len(np.asarray(sim.schedule(0).clients))
     left_out = np.concatenate([np.ones((1, cohort)), 1 - np.eye(cohort)])
     useful, correlations, gains, state = [], [], [], sim.state
     for number in range(config.rounds):
         schedule = sim.schedule(number)
         states, sums, (scores, details) = rounds(state, schedule, left_out.astype(np.float32))
-        base, *without = judged(sim, sums)
+        base, *without = loss_and_accuracy(sim, sums)
         values = np.array(without)[:, 0] - base[0]
         measured = measurements(sim, schedule, scores, details)
-        weights = np.stack(list(other_weights(measured, stream).values()))
+        weights = np.stack(list(other_weights(measured, rng).values()))
         _, sums, _ = rounds(state, schedule, np.resize(weights, left_out.shape).astype(np.float32))
         useful.append((values > 0).mean())
         correlations.append([rank_correlation(values, measured[name]) for name in MEASUREMENTS])
-        gains.append(judged(sim, sums)[: len(weights)] - base)
+        gains.append(loss_and_accuracy(sim, sums)[: len(weights)] - base)
         state = jax.tree.map(lambda leaf: leaf[0], states)
     by_measurement = np.array(correlations).T
     by_weights = np.array(gains).swapaxes(0, 1)
@@ -177,10 +184,10 @@ def measure(config: fv.Config, seed: int) -> Measured:
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns Spearman's coefficient; nan where all numbers of a list are equal."""
+    """Returns Spearman's coefficient; nan if all numbers of a list are equal."""
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
-    from scipy import stats  # half a second, which an import of the module need not take
+    from scipy import stats  # here, because the import takes half a second
 
     return float(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1])
 
@@ -193,8 +200,7 @@ def _arrays(config: fv.Config) -> Any:
 def summary(measured: Sequence[Measured]) -> dict[str, Any]:
     """Returns [mean, low, high] over seeds of the means over rounds.
 
-    A rank correlation with a measurement that is equal for all clients of a round is not defined; the mean leaves that
-    round out.
+    The mean of a rank correlation ignores rounds in which the measurement is equal for all clients.
     """
     num_rounds = len(measured[0].useful)
     third = num_rounds // 3
@@ -215,20 +221,20 @@ def summary(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The results as tables for the terminal."""
+    """Returns the results as tables for the terminal."""
     values = Table("measurement", *SPANS, title="rank correlation with the value of a client")
     for name, title in MEASUREMENTS.items():
-        values.add_row(title, *(shown(result["correlations"][name][span]) for span in SPANS))
+        values.add_row(title, *(format_interval(result["correlations"][name][span]) for span in SPANS))
     rounds = Table("weights", *SPANS, title="accuracy after one round minus that of uniform weights, points")
     for name, title in WEIGHTS.items():
-        rounds.add_row(title, *(shown(result["accuracy"][name][span]) for span in SPANS))
+        rounds.add_row(title, *(format_interval(result["accuracy"][name][span]) for span in SPANS))
     return [values, rounds]
 
 
-def shown(values: Sequence[float]) -> str:
+def format_interval(values: Sequence[float]) -> str:
     """Returns a mean with its interval as text.
 
-    >>> shown([0.25, 0.1, 0.4])
+    >>> format_interval([0.25, 0.1, 0.4])
     '+0.25 (+0.10 to +0.40)'
     """
     mean, low, high = values
@@ -236,7 +242,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 class Command(NamedTuple):
-    """The command line of a measurement over seeds."""
+    """The parsed command line of a benchmark over seeds."""
 
     config: fv.Config
     """with FedVG's weights"""
@@ -247,19 +253,19 @@ class Command(NamedTuple):
 
 
 def parse_command(argv: Sequence[str] | None, name: str, description: str | None, seeds: int, out: Path) -> Command:
-    """Returns the command line of a module of `benchmarks`.
+    """Parses the command line of a benchmark over seeds.
 
     Args:
-        argv: without the program; None for that of this process.
+        argv: arguments without the program; None: those of this process.
         name: of the module.
         description: for --help.
-        seeds: default.
-        out: default.
+        seeds: default number.
+        out: default results file.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--out", type=Path, default=out, metavar="FILE.json")
-    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="of fedvg_jax.sim")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")
     args = parser.parse_args(argv)
     options = [word for word in args.options if word != "--"]
     config = replace(simulator.parse([f"--alpha={ALPHA}", *options]), weighting="fedvg", devices="1")
@@ -267,17 +273,17 @@ def parse_command(argv: Sequence[str] | None, name: str, description: str | None
     return Command(config, args.seeds, args.out, machine.describe(command))
 
 
-def write_result(command: Command, num_seeds: int, found: dict[str, Any]) -> dict[str, Any]:
-    """Writes and returns the results of `num_seeds` seeds, with the machine and the settings."""
+def write_result(command: Command, num_seeds: int, summary: dict[str, Any]) -> dict[str, Any]:
+    """Writes and returns the summary of `num_seeds` seeds, with the machine and the settings."""
     names = ("dataset", "model", "alpha", "rounds")
     settings = {name: getattr(command.config, name) for name in names} | {"seeds": num_seeds}
-    result = {"machine": machine.finished(command.machine), "settings": settings} | found
+    result = {"machine": machine.add_final_load(command.machine), "settings": settings} | summary
     machine.write(command.out, result)
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Measures all seeds and writes the results."""
     command = parse_command(argv, "client_values", __doc__, 10, RESULT)
     config = replace(command.config, record=RECORD)
     measured = [measure(config, seed) for seed in track(range(command.seeds), console=Console(stderr=True))]

@@ -1,9 +1,9 @@
-"""Memory of a round as its cohort grows, whole and in blocks (`--hold`), as XLA plans it.
+"""Measures how a round's memory grows with its cohort, with and without cohort blocks (`--hold`).
 
     python -m benchmarks.cohort_memory [--model resnet18] [--out benchmarks/results/cohort_memory.json]
 
-Nothing is run: `memory_analysis()` of the compiled program gives the bytes of its temporaries; the data and the state
-come on top. Of 100 clients 10 or all play, on 32 x 32 images, by FedVG's weights; one lane.
+Compiles a round of 10 or 100 clients on 32 x 32 images with FedVG's weights on one lane, without running it. Prints and
+writes the bytes of the program's temporaries by XLA's `memory_analysis()`; data and state need memory in addition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ POINTS = ((10, 0), (100, 0), (10, 5), (100, 5), (100, 1))
 
 
 def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
-    """Bytes of temporaries of one compiled chunk of rounds, and of a model."""
+    """Returns the bytes of temporaries of a compiled chunk of rounds, and the bytes of a model.
+
+    Args:
+        model: name.
+        cohort: clients per round, of `CLIENTS`.
+        hold: clients of a cohort block; 0: the whole cohort.
+    """
     import numpy as np
 
     from fedvg_jax.config import Config
@@ -48,19 +54,22 @@ def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Measures all points and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
-    about, found = machine.describe(["python", "-m", "benchmarks.cohort_memory", *(argv or sys.argv[1:])]), []
+    description = machine.describe(["python", "-m", "benchmarks.cohort_memory", *(argv or sys.argv[1:])])
     import jax
 
+    points = []
     for cohort, hold in POINTS:
-        found.append(measure(args.model, cohort, hold))
-        mib, models = found[-1]["bytes"] / 2**20, found[-1]["bytes"] / found[-1]["model_bytes"]
+        point = measure(args.model, cohort, hold)
+        points.append(point)
+        mib, models = point["bytes"] / 2**20, point["bytes"] / point["model_bytes"]
         print(f"cohort {cohort}, hold {hold}: {mib:.0f} MiB, {models:.1f} models", flush=True)
-    about = {"machine": machine.finished(about), "backend": jax.default_backend(), "model": args.model}
-    machine.write(args.out, about | {"clients": CLIENTS, "points": found})
+    about = {"machine": machine.add_final_load(description), "backend": jax.default_backend(), "model": args.model}
+    machine.write(args.out, about | {"clients": CLIENTS, "points": points})
 
 
 if __name__ == "__main__":

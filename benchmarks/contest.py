@@ -1,7 +1,8 @@
-"""What contestants share: the world they work in, the requests they answer, and what agreement means.
+"""The protocol between `benchmarks.rounds` and its contestants, and the comparison of their models.
 
-A contestant is a process of its own, so that threads and environment are its own too. It prints one line of JSON when
-it is ready and one per request; `check` and `exact` leave models in a file, `time` times one repeat.
+A contestant is a process, because threads and environment variables are set per process. It prints one line of JSON
+when it is ready, and one per request from standard input: "check" and "exact" write models to a file, "time" times the
+rounds once.
 """
 
 from __future__ import annotations
@@ -18,52 +19,61 @@ from typing import Any
 
 import numpy as np
 
-PLANNED = ("clients", "num_samples", "num_steps", "start", "rows")
-"""What the peers need of a schedule."""
+SCHEDULE_FIELDS = ("clients", "num_samples", "num_steps", "start", "rows")
+"""Fields of a schedule that the other contestants read."""
 
 STEP, EXACT, ROUND, ROUNDING, WEIGHTS = 1e-8, 1e-6, 0.01, 10, 0.05
-"""Allowed differences.
+"""Largest allowed differences.
 
-STEP: every client after one step in float64, ||a - b|| / ||b - before||: sums of 1e5 terms with some cancellation.
-EXACT: the whole round in float64, likewise. In single precision a ReLU falls the other way now and then, which moved
-    one client of ResNet-18 by 1 % of its first step and by 70 % of ten; in double precision none does.
-ROUND: the timed float32 round against the same round in float64, ||a - exact|| / ||exact - before||: each side may be
-    off by 0.01 and ROUNDING times what the other is off by.
-    Both are 1e-5 for who sends updates in float32 whatever the model is: 2^-24 ||theta|| / ||update|| was 1e-6.
-WEIGHTS: inverses of the norms of such clients' gradients, relative.
+STEP: every client after one step in float64, ||a - b|| / ||b - initial||; sums have 1e5 terms with some cancellation.
+EXACT: the whole round in float64, by the same ratio. In float32 a ReLU sometimes flips sign, which moved one client of
+    ResNet-18 by 1 % of its first step and by 70 % of ten steps; in float64 no ReLU flips.
+ROUND: the timed float32 round against the same round in float64, ||a - exact|| / ||exact - initial||: each side may be
+    off by 0.01 plus ROUNDING times the error of the other side.
+    STEP and EXACT are 1e-5 for a contestant that sends float32 updates even if the model is float64: there
+    2^-24 ||theta|| / ||update|| was 1e-6.
+WEIGHTS: relative difference of weights, which are inverses of the gradient norms of such clients.
 """
 
 
-def resized(case, images: int | None, rounds: int | None):
-    """The case at another size."""
+def resize_case(case, images: int | None, rounds: int | None):
+    """Returns the case with other numbers of images and rounds; None keeps its own."""
     case = case._replace(images=images) if images and case.images else case
     return case._replace(rounds=rounds) if rounds else case
 
 
-def by_path(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.ndarray]:
-    """Nested dictionaries of arrays as "prefix/params/a/b"."""
+def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.ndarray]:
+    """Returns the arrays of a model by path: "prefix/params/layer/kernel", "prefix/stats/layer/mean"."""
 
-    def flat(node, path: str) -> dict[str, np.ndarray]:
+    def flatten(node, path: str) -> dict[str, np.ndarray]:
         if not isinstance(node, Mapping):
             return {path: np.asarray(node)}
-        return {name: leaf for key in node for name, leaf in flat(node[key], f"{path}/{key}").items()}
+        return {name: leaf for key in node for name, leaf in flatten(node[key], f"{path}/{key}").items()}
 
-    return flat(params, f"{prefix}/params") | flat(stats, f"{prefix}/stats")
+    return flatten(params, f"{prefix}/params") | flatten(stats, f"{prefix}/stats")
 
 
-def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Those whose name begins with "prefix/", without it."""
+def select_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Returns the arrays whose name begins with "prefix/", by the rest of the name."""
     return {n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")}
 
 
 def serve(
     folder: Path, name: str, files: Mapping[str, Callable[[], dict]], time: Callable[[], dict], about: dict[str, Any]
 ) -> None:
-    """Says `about`, then answers requests from standard input until it ends: what `files` names goes to a file."""
+    """Prints `about`, then answers requests from standard input until it ends.
+
+    Args:
+        folder: for the files.
+        name: of the contestant.
+        files: request -> function that returns the arrays of a file.
+        time: answers every other request; returns seconds.
+        about: what the results record of this contestant.
+    """
     print(json.dumps(about), flush=True)
     for line in sys.stdin:
-        if make := files.get(line.strip()):
-            np.savez(folder / f"{name}.{line.strip()}.npz", **make())
+        if make_arrays := files.get(line.strip()):
+            np.savez(folder / f"{name}.{line.strip()}.npz", **make_arrays())
             print(json.dumps({}), flush=True)
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -71,33 +81,37 @@ def serve(
 
 
 class Contestant:
-    """The other end of `serve`."""
+    """A process that runs `serve`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
         self.log = log
-        here = str(Path(__file__).parent.parent)
-        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        root = str(Path(__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 command, env=os.environ | {"PYTHONPATH": path} | dict(environment), stderr=errors, **pipes
             )
-        self.about = self._answer()
+        self.about = self._read_answer()
 
-    def ask(self, request: str) -> dict[str, Any]:
-        """The answer, or a RuntimeError with the last line it complained with."""
+    def request(self, name: str) -> dict[str, Any]:
+        """Sends a request and returns the answer.
+
+        Raises:
+            RuntimeError: the process ended; with the last line of its standard error.
+        """
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(request + "\n")
+            self.process.stdin.write(name + "\n")
             self.process.stdin.flush()
-        return self._answer()
+        return self._read_answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         for line in self.process.stdout:
-            if line.startswith("{"):  # a library may print what it likes
+            if line.startswith("{"):  # libraries may print other lines
                 return json.loads(line)
         self.process.wait()
-        said = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
-        raise RuntimeError(said[-1])
+        errors = self.log.read_text(encoding="utf-8").strip().splitlines()
+        raise RuntimeError(errors[-1] if errors else "the process ended without a message")
 
     def close(self) -> None:
         """Ends the process."""
@@ -106,29 +120,40 @@ class Contestant:
         self.process.wait()
 
 
-def disagreement(ours: Mapping, theirs: Mapping, exact: Mapping, before: Mapping) -> dict[str, float]:
-    """How far two contestants are apart: clients after one step, and the round, in float64; each one's timed round from
-    that; their weights. `exact` holds our round in float64, `before` the initial model."""
+def differences(ours: Mapping, theirs: Mapping, exact: Mapping, initial: Mapping) -> dict[str, float]:
+    """Returns how far another contestant's results are from ours, as ratios of norms; see `STEP` for their limits.
+
+    Args:
+        ours: arrays of our "check": clients after one step in float64, the timed round's model and weights.
+        theirs: the same of the other contestant, and its round in float64.
+        exact: our round in float64.
+        initial: the initial model.
+    """
 
     def distance(a: Mapping, b: Mapping) -> float:
         return float(np.sqrt(sum(np.square(np.float64(a[n]) - b[n]).sum() for n in b if n.startswith("params/"))))
 
-    start, truth = below(before, "init"), below(exact, "round")
-    step, moved = below(theirs, "step"), max(distance(truth, start), 1e-30)
-    known = below(ours, "step")
-    known = {name: known[name][: len(clients)] for name, clients in step.items()}  # as many clients as they have
+    start, truth = select_prefix(initial, "init"), select_prefix(exact, "round")
+    step, update = select_prefix(theirs, "step"), max(distance(truth, start), 1e-30)
+    our_step = select_prefix(ours, "step")
+    our_step = {name: our_step[name][: len(clients)] for name, clients in step.items()}  # pfl checks fewer clients
     return {
-        "step": distance(known, step) / max(distance(step, start), 1e-30),
-        "exact": distance(below(theirs, "exact"), truth) / moved,
-        "our rounding": distance(below(ours, "round"), truth) / moved,
-        "their rounding": distance(below(theirs, "round"), truth) / moved,
+        "step": distance(our_step, step) / max(distance(step, start), 1e-30),
+        "exact": distance(select_prefix(theirs, "exact"), truth) / update,
+        "our rounding": distance(select_prefix(ours, "round"), truth) / update,
+        "their rounding": distance(select_prefix(theirs, "round"), truth) / update,
         "weights": float(np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()),
     }
 
 
-def agrees(found: Mapping[str, float], sends_single: bool = False) -> bool:
-    """Whether all of it is what rounding explains."""
-    step, exact = (1e-5, 1e-5) if sends_single else (STEP, EXACT)
-    small, large = sorted((found["our rounding"], found["their rounding"]))
-    same = found["step"] <= step and found["exact"] <= exact
-    return same and large <= ROUND + ROUNDING * small and found["weights"] <= WEIGHTS
+def agrees(gaps: Mapping[str, float], sends_float32: bool = False) -> bool:
+    """Returns whether rounding explains all of a contestant's differences from ours.
+
+    Args:
+        gaps: see `differences`.
+        sends_float32: whether the contestant sends float32 updates even if its model is float64.
+    """
+    step, exact = (1e-5, 1e-5) if sends_float32 else (STEP, EXACT)
+    small, large = sorted((gaps["our rounding"], gaps["their rounding"]))
+    same = gaps["step"] <= step and gaps["exact"] <= exact
+    return same and large <= ROUND + ROUNDING * small and gaps["weights"] <= WEIGHTS

@@ -1,11 +1,11 @@
-"""How the time of a round grows with clients, cohort, local epochs, validation set, parameters and cores.
+"""Measures how the time of a round grows with clients, cohort, local epochs, validation set, parameters and cores.
 
     python -m benchmarks.costs [--only NAME ...] [--repeats 5] [--out FILE.json] [--picture FILE.png]
 
-One setting moves at a time, from one reference round of a small network on synthetic 8 x 8 images; every program is
-compiled before it is timed. On N cores, N devices share the cohort. `planning` is the host's work for a round, up to a
-cohort of 1,000 of 1,000,000 clients with 12 rows each. What is not asked for stays as the file has it. The picture
-needs matplotlib.
+Varies one setting at a time of a reference round: a small network on synthetic 8 x 8 images. Programs are compiled
+before they are timed. With N cores, N devices share the cohort. `planning` is the host's work for a round, up to a
+cohort of 1,000 of 1,000,000 clients with 12 rows each. Prints milliseconds and writes them to FILE.json, where axes
+that are not measured keep their earlier results. --picture plots them and needs matplotlib.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedvg_jax.data.partitions.split import Partition
 
 
 class Round(NamedTuple):
-    """What a round costs by; all clients are equal."""
+    """The sizes that determine a round's cost; all clients have equally many rows."""
 
     clients: int = 100
     cohort: int = 10
     epochs: int = 4
     validation: int = 512
     width: int = 128
-    """of the two hidden layers"""
+    """units of each of the two hidden layers"""
     rows: int = 64
-    """of every client"""
+    """training rows of every client"""
 
 
 REFERENCE = Round()
@@ -62,11 +62,11 @@ POPULATIONS = ((10_000, 1000), (100_000, 1000), (1_000_000, 10), (1_000_000, 100
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures, writes, draws."""
+    """Measures the axes, writes the results and plots them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--points", type=int, default=5, help="on each axis")
+    parser.add_argument("--points", type=int, default=5, help="number of points on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     parser.add_argument("--on-cores", type=int, metavar="N", help=argparse.SUPPRESS)
@@ -74,26 +74,26 @@ def main(argv: list[str] | None = None) -> int:
     if args.on_cores:
         print(json.dumps(measure(REFERENCE, args.repeats, args.on_cores)))
         return 0
-    known = machine.describe(["python", "-m", "benchmarks.costs", *(argv or sys.argv[1:])])
-    found: dict[str, Any] = {"reference": REFERENCE._asdict(), "axes": {}}
+    description = machine.describe(["python", "-m", "benchmarks.costs", *(argv or sys.argv[1:])])
+    results: dict[str, Any] = {"reference": REFERENCE._asdict(), "axes": {}}
     if args.out and args.out.exists():
-        found |= json.loads(args.out.read_text(encoding="utf-8"))
+        results |= json.loads(args.out.read_text(encoding="utf-8"))
     for axis in (axis for axis in AXES if axis in args.only):
-        found["axes"][axis] = measure_axis(axis, args.points, args.repeats)
-    taken: dict[str, Any] = {}
+        results["axes"][axis] = measure_axis(axis, args.points, args.repeats)
+    sections: dict[str, Any] = {}
     if "cores" in args.only:
-        taken["cores"] = measure_cores(args.repeats)
+        sections["cores"] = measure_cores(args.repeats)
     if "planning" in args.only:
-        taken["planning"] = measure_planning(POPULATIONS[: args.points], args.repeats)
-    known = machine.finished(known)
-    about = {name: known[name] for name in ("command", "commit", "date", "busy")}
-    found |= {name: {"machine": about, "points": points} for name, points in taken.items()}
+        sections["planning"] = measure_planning(POPULATIONS[: args.points], args.repeats)
+    description = machine.add_final_load(description)
+    about = {name: description[name] for name in ("command", "commit", "date", "busy")}
+    results |= {name: {"machine": about, "points": points} for name, points in sections.items()}
     if set(AXES) & set(args.only):
-        found["machine"] = known
+        results["machine"] = description
     if args.out:
-        machine.write(args.out, found)
+        machine.write(args.out, results)
     if args.picture:
-        draw(found, args.picture)
+        plot(results, args.picture)
     return 0
 
 
@@ -108,21 +108,26 @@ def measure_axis(axis: str, num_points: int, repeats: int) -> dict[str, Any]:
 
 
 def measure_cores(repeats: int) -> list[dict[str, Any]]:
-    """Returns the seconds of the reference round on 1, 2, ... cores, each in a process that may use only those."""
+    """Returns the seconds of the reference round on 1, 2, ... cores, each in a process pinned to those cores."""
     points = []
     for count in range(1, len(machine.affinity()) + 1):
         cores = machine.affinity()[:count]
         command = [sys.executable, "-m", "benchmarks.costs", "--on-cores", str(count), "--repeats", str(repeats)]
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(count), "JAX_PLATFORMS": "cpu"}
         pin = (lambda cores=cores: os.sched_setaffinity(0, cores)) if hasattr(os, "sched_setaffinity") else None
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
-        points.append(json.loads(done.stdout.splitlines()[-1]) | {"cores": count})
+        child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
+        points.append(json.loads(child.stdout.splitlines()[-1]) | {"cores": count})
     print("cores:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
     return points
 
 
 def measure_planning(populations: Sequence[tuple[int, int]], repeats: int) -> list[dict[str, Any]]:
-    """Returns CPU seconds and bytes of planning a round, by clients of the federation and of the cohort."""
+    """Returns CPU seconds and bytes of planning a round.
+
+    Args:
+        populations: (clients of the federation, clients of the cohort).
+        repeats: timings of each.
+    """
     from fedvg_jax.data.partitions import client_rows
     from fedvg_jax.engine import schedule
 
@@ -145,8 +150,8 @@ def measure_planning(populations: Sequence[tuple[int, int]], repeats: int) -> li
     return points
 
 
-def measure(costs: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
-    """Seconds of a round; how many image-gradients it is."""
+def measure(sizes: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
+    """Returns the seconds of a round, its image gradients (rows of training and scoring) and its parameters."""
     import jax
 
     from fedvg_jax.core import tree
@@ -155,59 +160,59 @@ def measure(costs: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
     from fedvg_jax.models import task as tasks
     from fedvg_jax.runs import simulation
 
-    arrays, partition = world(costs)
-    settings = {"clients": costs.clients, "join_ratio": costs.cohort / costs.clients, "local_epochs": costs.epochs}
+    arrays, partition = make_data(sizes)
+    settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}
     settings |= {"devices": str(devices)}
     config = configs.apply(Config(), settings | {"lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs")
-    task = tasks.classification(mlp.MLP(10, (costs.width, costs.width)), 10, (8, 8, 1))
+    task = tasks.classification(mlp.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
     sim = simulation.simulation(config, data=arrays, partition=partition, task=task)
     planned = schedule.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     run = sim.chunk.lower(sim.state, np.int32(0), planned, sim.data, sim.hyper).compile()
 
-    def once() -> float:
+    def time_round() -> float:
         state = jax.block_until_ready(jax.tree.map(jax.numpy.copy, sim.state))
-        call = lambda: jax.block_until_ready(run(state, np.int32(1), planned, sim.data, sim.hyper))  # noqa: E731
-        return machine.timed(call)
+        return machine.time_call(lambda: jax.block_until_ready(run(state, np.int32(1), planned, sim.data, sim.hyper)))
 
-    once()
-    times = [once() for _ in range(repeats)]
-    work = costs.cohort * (costs.epochs * costs.rows + costs.validation)
+    time_round()  # warm-up
+    times = [time_round() for _ in range(repeats)]
+    work = sizes.cohort * (sizes.epochs * sizes.rows + sizes.validation)
     parameters = tree.size(sim.state.variables.params)
     return {"seconds": machine.spread(times), "image_gradients": work, "parameters": parameters}
 
 
-def world(costs: Round) -> tuple[Arrays, Partition]:
-    """Noise; equal clients, then the validation set, then 64 rows to test on."""
+def make_data(sizes: Round) -> tuple[Arrays, Partition]:
+    """Returns noise images and a partition: equal clients, then the validation rows, then 64 test rows."""
     rng = np.random.default_rng(0)
-    held, test = costs.clients * costs.rows, 64
-    size = held + costs.validation + test
+    num_train, num_test = sizes.clients * sizes.rows, 64
+    size = num_train + sizes.validation + num_test
     x, y = rng.integers(0, 256, (size, 8, 8, 1), np.uint8), rng.integers(0, 10, size).astype(np.int32)
     rows = np.arange(size, dtype=np.int32)
-    nothing = [rows[:0]] * (costs.clients - 1)
-    val, tests = rows[held : held + costs.validation], rows[held + costs.validation :]
-    parts = Partition(np.split(rows[:held], costs.clients), [val, *nothing], [tests, *nothing])
+    empty = [rows[:0]] * (sizes.clients - 1)
+    val, test = rows[num_train : num_train + sizes.validation], rows[num_train + sizes.validation :]
+    parts = Partition(np.split(rows[:num_train], sizes.clients), [val, *empty], [test, *empty])
     return Arrays("noise", x, y, tuple(map(str, range(10))), size), parts
 
 
 def growth(values: list[int], points: list[dict[str, Any]]) -> float | None:
-    """Exponent between the last two points: 1 where time is proportional."""
+    """Returns the exponent of time against a size between the last two points: 1 if time is proportional."""
     if len(values) < 2:
         return None
     (a, b), (p, q) = values[-2:], (point["seconds"]["median"] for point in points[-2:])
     return round(math.log(q / p) / math.log(b / a), 3)
 
 
-def draw(found: dict[str, Any], picture: Path) -> None:
-    """Time against each, both logarithmic, with the line of proportional growth through the last point."""
+def plot(results: dict[str, Any], picture: Path) -> None:
+    """Plots time against each axis on logarithmic scales, with a line of proportional growth."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = {TITLES[axis]: ("parameters" if axis == "width" else axis, found["axes"][axis]["points"]) for axis in AXES
-              if axis in found["axes"]}  # fmt: skip
-    if "cores" in found:
-        panels["cores"] = ("cores", found["cores"]["points"])
+    measured = results["axes"]
+    panels = {TITLES[axis]: ("parameters" if axis == "width" else axis, measured[axis]["points"]) for axis in AXES
+              if axis in measured}  # fmt: skip
+    if "cores" in results:
+        panels["cores"] = ("cores", results["cores"]["points"])
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.1 * len(panels), 3.2), sharey=True)
     for ax, (title, (key, points)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         x = np.array([p[key] for p in points], float)
@@ -223,7 +228,7 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     axes[0].legend(fontsize=8, frameon=False)
     bottom = min(1e3 * p["seconds"]["min"] for _, points in panels.values() for p in points)
     axes[0].set_ylim(bottom=0.6 * bottom)
-    figure.suptitle(f"{found['machine']['processor']}, {found['machine']['cores']} cores", fontsize=9)
+    figure.suptitle(f"{results['machine']['processor']}, {results['machine']['cores']} cores", fontsize=9)
     figure.tight_layout()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)

@@ -1,11 +1,11 @@
-"""The digits demonstration under FedVG's weights and under those it is compared with, with paired differences.
+"""Measures test accuracy on the digits demonstration under FedVG's weights and four others, with paired differences.
 
     python -m benchmarks.demo [--seeds 20] [--rounds 100] [--vary-partition] [--out FILE.json] [--picture FILE.png]
 
-Every seed is one run per weighting of the default settings (alpha 0.05): for each seed the same initial model, cohorts
-and minibatches. All seeds share the default partition; with --vary-partition the partition is drawn from the seed too.
-Intervals are of Student's t, 95 %, on the differences seed by seed. The picture has the mean test accuracy of every
-weighting over the rounds, with bands of one standard deviation over the seeds.
+Runs the default settings (alpha 0.05) once per seed and weighting; all weightings of a seed share the initial model,
+cohorts and minibatches. All seeds share the default partition; with --vary-partition each seed draws its own. Prints
+mean accuracies and 95 % Student's t intervals of the paired differences, and writes every run to FILE.json. The picture
+shows mean test accuracy over rounds, with bands of one standard deviation over the seeds.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WEIGHTINGS = {
     "FedVG's weights, permuted": "permuted(fedvg)",
     "inverse samples": "inverse_samples",
 }
-"""Names in the table -> `--weighting`. The third and fourth are controls: no weights, and no information in them."""
+"""Name in the table -> `--weighting`. "uniform" and "permuted" are controls without information on the clients."""
 
 CHOICES = {"final": "test_accuracy_final", "at_best_val": "test_accuracy_at_best_val", "max": "test_accuracy_max"}
-"""Which round's test accuracy -> its name in the summary."""
+"""Choice of the round -> name of its test accuracy in the summary."""
 
 
 class Interval(NamedTuple):
@@ -50,7 +50,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % interval of Student's t; of one value the interval is not finite.
+    """Returns the mean and the 95 % Student's t interval, which is infinite for a single value.
 
     >>> interval([1.0, 2.0, 3.0])  # t(0.975, 2 degrees of freedom) = 4.302653; deviation 1
     Interval(mean=2.0, low=-0.484, high=4.484)
@@ -62,26 +62,36 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def differences(accuracy: dict[str, dict[str, list[float]]], choice: str = "final") -> dict[str, Interval]:
-    """FedVG minus every other weighting in points, paired by seed, by the other's name."""
+    """Returns FedVG's accuracy minus that of each other weighting, in percentage points, paired by seed.
+
+    Args:
+        accuracy: weighting -> choice of round -> test accuracy of every seed.
+        choice: of `CHOICES`.
+    """
     points = {name: 100 * np.asarray(runs[choice]) for name, runs in accuracy.items()}
-    return {name: interval(points["FedVG"] - of) for name, of in points.items() if name != "FedVG"}
+    return {name: interval(points["FedVG"] - other) for name, other in points.items() if name != "FedVG"}
 
 
 def measure(seeds: int, rounds: int, varies_partition: bool = False) -> dict[str, dict[str, list]]:
-    """weighting -> choice of round -> test accuracy of every seed; `curve`: every seed's at the evaluated `rounds`."""
-    found: dict[str, dict[str, list]] = {}
+    """Runs all weightings and seeds.
+
+    Returns:
+        weighting -> choice of round -> test accuracy of every seed. `curve` has the accuracies of every seed at the
+        evaluated `rounds`.
+    """
+    results: dict[str, dict[str, list]] = {}
     for name, weighting in WEIGHTINGS.items():
-        found[name] = {choice: [] for choice in (*CHOICES, "curve")}
+        results[name] = {choice: [] for choice in (*CHOICES, "curve")}
         for seed in track(range(seeds), name, console=Console(stderr=True)):
             config = fedvg_jax.Config(alpha=ALPHA, rounds=rounds, weighting=weighting, seed=seed)
             config = replace(config, partition_seed=seed) if varies_partition else config
             history = fedvg_jax.run(config)
             for choice, key in CHOICES.items():
-                found[name][choice].append(round(history.summary[key], 6))
+                results[name][choice].append(round(history.summary[key], 6))
             evaluated = [r for r in history.records if "test_accuracy" in r]
-            found[name]["rounds"] = [r["round"] for r in evaluated]
-            found[name]["curve"].append([round(r["test_accuracy"], 4) for r in evaluated])
-    return found
+            results[name]["rounds"] = [r["round"] for r in evaluated]
+            results[name]["curve"].append([round(r["test_accuracy"], 4) for r in evaluated])
+    return results
 
 
 STYLES = {
@@ -91,11 +101,11 @@ STYLES = {
     "FedVG's weights, permuted": ("#7f7f7f", ":"),
     "inverse samples": ("#cc79a7", (0, (1, 1))),
 }
-"""Colour (readable without colour vision) and line of every weighting."""
+"""Colour (safe for colour-blind readers) and line style of every weighting."""
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes the learning curves as a picture: means over seeds, bands of one standard deviation, labels at the end."""
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Plots the learning curves: means over seeds, bands of one standard deviation, labels at the last round."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,12 +121,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
         ends[name], last = mean[-1], rounds[-1]
     low, high = axes.get_ylim()
-    low = max(low, high - 60)  # the first rounds would hide the differences of the last ones
-    place = np.inf
-    for name, value in sorted(ends.items(), key=lambda item: -item[1]):  # labels one below the other
-        place = min(value, place - (high - low) / 18)
+    low = max(low, high - 60)  # with the first rounds' range, the differences of the last rounds would be invisible
+    height = np.inf
+    for name, value in sorted(ends.items(), key=lambda item: -item[1]):  # labels must not overlap
+        height = min(value, height - (high - low) / 18)
         label = f"{name} {value:.1f}"
-        axes.annotate(label, (last, value), (last * 1.02, place), color=STYLES[name][0], va="center", fontsize=9)
+        axes.annotate(label, (last, value), (last * 1.02, height), color=STYLES[name][0], va="center", fontsize=9)
     settings = result["settings"]
     axes.set_xlim(0, last * 1.45)
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= last])
@@ -132,39 +142,39 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def table(result: dict[str, Any]) -> Table:
-    """What the README's first page also says."""
+    """Returns the table for the terminal: final accuracies and paired differences."""
     rows = Table("weights", "test accuracy, %", "FedVG minus these, points [95 %]", title="final round")
-    apart = differences(result["accuracy"])
+    gaps = differences(result["accuracy"])
     for name, runs in result["accuracy"].items():
-        gap = apart.get(name)
-        said = f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]" if gap else ""
-        rows.add_row(name, f"{100 * np.mean(runs['final']):.2f}", said)
+        gap = gaps.get(name)
+        difference = f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]" if gap else ""
+        rows.add_row(name, f"{100 * np.mean(runs['final']):.2f}", difference)
     return rows
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line."""
+    """Runs the demonstration and writes its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--vary-partition", action="store_true", help="draw the partition from every seed, too")
+    parser.add_argument("--vary-partition", action="store_true", help="draw a partition for every seed")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the learning curves")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="plot the learning curves")
     args = parser.parse_args(argv)
     command = f"python -m benchmarks.demo --seeds {args.seeds} --rounds {args.rounds}"
     command += " --vary-partition" * args.vary_partition
-    described = machine.describe(command.split())
+    description = machine.describe(command.split())
     accuracy = measure(args.seeds, args.rounds, args.vary_partition)
     settings = {"dataset": "digits", "alpha": ALPHA, "rounds": args.rounds, "seeds": args.seeds}
     result = {
-        "machine": machine.finished(described),
+        "machine": machine.add_final_load(description),
         "settings": settings | {"partitions": args.seeds if args.vary_partition else 1},
         "weightings": WEIGHTINGS,
         "accuracy": accuracy,
     }
     machine.write(args.out, result)
     if args.picture:
-        draw(result, args.picture)
+        plot(result, args.picture)
     Console().print(table(result))
     return 0
 

@@ -1,9 +1,10 @@
-"""Experiments per hour of a sweep: points one after another, side by side in one program, and in two processes.
+"""Measures experiments per hour of a sweep: points sequentially, vectorised in one program, or in two processes.
 
     python -m benchmarks.experiments [--nets mlp tinycnn lenet5 resnet18] [--out benchmarks/results/experiments.json]
 
-An experiment has 100 rounds of FedVG at alpha 0.05; its time is extrapolated from fewer rounds. Compiling is reported
-apart. Every way has processes of its own, and the ways take turns. Points differ in seed and partition.
+An experiment is 100 rounds of FedVG at alpha 0.05; its time is extrapolated from fewer rounds. The points of a sweep
+differ in seed and partition. Each mode runs in its own processes, and the modes are timed in turns. Prints the rate of
+each mode and its ratio to the sequential one, writes them to --out; compilation is reported separately.
 """
 
 from __future__ import annotations
@@ -26,37 +27,37 @@ ROUNDS = 100
 
 
 class Net(NamedTuple):
-    """What is trained, and how many rounds of how many points are timed."""
+    """The data of a network, and the number of rounds and points to time."""
 
     rounds: int
     points: int
     images: int = 0
-    """random ones of 32 x 32 x 3 in ten classes; 0 for the digits"""
+    """random images of 32 x 32 x 3 in ten classes; 0 for the digits"""
 
 
 NETS = {"mlp": Net(40, 8), "tinycnn": Net(20, 8), "lenet5": Net(3, 4, 12_000), "resnet18": Net(2, 2, 3_000)}
 
 
-class Way(NamedTuple):
-    """How the points are computed."""
+class Mode(NamedTuple):
+    """How the points of a sweep are computed."""
 
     processes: int = 1
     side_by_side: bool = False
     has_lanes: bool = False
-    """whether each point has a lane; otherwise one lane trains the clients of all"""
+    """whether each point has a lane; otherwise one lane trains the clients of all points"""
 
 
-WAYS = {
-    "one after another": Way(),
-    "side by side, one lane": Way(side_by_side=True),
-    "side by side, a lane per point": Way(side_by_side=True, has_lanes=True),
-    "two processes, one after another": Way(processes=2),
-    "two processes, side by side, one lane": Way(processes=2, side_by_side=True),
+MODES = {
+    "one after another": Mode(),
+    "side by side, one lane": Mode(side_by_side=True),
+    "side by side, a lane per point": Mode(side_by_side=True, has_lanes=True),
+    "two processes, one after another": Mode(processes=2),
+    "two processes, side by side, one lane": Mode(processes=2, side_by_side=True),
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line."""
+    """Measures all modes and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--repeats", type=int, default=3)
@@ -64,25 +65,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--child", nargs=3, metavar=("NET", "WAY", "SHARE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
-        print(json.dumps(compute(args.child[0], WAYS[args.child[1]], int(args.child[2]))))
+        print(json.dumps(compute(args.child[0], MODES[args.child[1]], int(args.child[2]))))
         return 0
     about = machine.describe(["python", "-m", "benchmarks.experiments", *(sys.argv[1:] if argv is None else argv)])
     tables: dict[str, Any] = {}
     for name in args.nets:
-        repeats = [{way: measure(name, way) for way in WAYS} for _ in range(args.repeats)]
-        tables[name] = {way: summarise(name, [repeat[way] for repeat in repeats]) for way in WAYS}
+        repeats = [{mode: measure(name, mode) for mode in MODES} for _ in range(args.repeats)]
+        tables[name] = {mode: summarise(name, [repeat[mode] for repeat in repeats]) for mode in MODES}
         base = tables[name]["one after another"]["experiments_per_hour"]
-        for way, row in tables[name].items():
+        for mode, row in tables[name].items():
             rate = row["experiments_per_hour"]
             print(
-                f"{name}, {way}: {rate:.1f} experiments an hour ({rate / base:.2f} x), compiling {row['compile_s']} s"
+                f"{name}, {mode}: {rate:.1f} experiments an hour ({rate / base:.2f} x), compiling {row['compile_s']} s"
             )
-        machine.write(args.out, {"machine": machine.finished(about), "rounds": ROUNDS, "nets": tables})
+        machine.write(args.out, {"machine": machine.add_final_load(about), "rounds": ROUNDS, "nets": tables})
     return 0
 
 
 def summarise(name: str, repeats: list[dict[str, float]]) -> dict[str, Any]:
-    """Returns the median and range of the experiments per hour, and the median seconds of compiling."""
+    """Returns the median and range of the experiments per hour, and the median seconds of compilation."""
     net = NETS[name]
     rates = [3600 * net.points * net.rounds / ROUNDS / repeat["seconds"] for repeat in repeats]
     return {
@@ -94,31 +95,31 @@ def summarise(name: str, repeats: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def measure(name: str, way: str) -> dict[str, float]:
-    """Returns the seconds of the slowest process."""
-    children, num_processes = [], WAYS[way].processes
+def measure(name: str, mode: str) -> dict[str, float]:
+    """Runs a mode's processes at the same time; returns the seconds of the slowest one."""
+    children, num_processes = [], MODES[mode].processes
     for share in range(num_processes):
-        words = [sys.executable, "-m", "benchmarks.experiments", "--child", name, way, str(share)]
+        words = [sys.executable, "-m", "benchmarks.experiments", "--child", name, mode, str(share)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         children.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
     texts = [child.communicate()[0] for child in children]
     if any(child.returncode for child in children):
-        raise SystemExit(f"{name}, {way}: a process failed")
+        raise SystemExit(f"{name}, {mode}: a process failed")
     results = [json.loads(text.splitlines()[-1]) for text in texts]
     return {key: max(result[key] for result in results) for key in results[0]}
 
 
-def compute(name: str, way: Way, share: int) -> dict[str, float]:
-    """Computes one process's points; returns the seconds of their rounds, and of compiling.
+def compute(name: str, mode: Mode, share: int) -> dict[str, float]:
+    """Computes one process's points; returns the seconds of their rounds and of compilation.
 
     Args:
-        name: of the net.
-        way: how.
-        share: number of the process; each of several has an equal part of the cores.
+        name: of the network.
+        mode: how to compute them.
+        share: index of the process, which determines its points and its cores.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[share :: way.processes] or cores)
+        os.sched_setaffinity(0, cores[share :: mode.processes] or cores)
     import numpy as np
 
     import fedvg_jax
@@ -130,9 +131,9 @@ def compute(name: str, way: Way, share: int) -> dict[str, float]:
         rng = np.random.default_rng(0)
         data = rng.integers(0, 256, (net.images, 32, 32, 3), np.uint8), np.arange(net.images) % 10
         config = dataclasses.replace(config, local_epochs="2", clients=20, join_ratio=0.2, lr=0.01)
-    config = dataclasses.replace(config, lanes=str(net.points)) if way.has_lanes else config
-    seeds = list(range(share, net.points, way.processes))
-    vectorize = len(seeds) if way.side_by_side else "off"
+    config = dataclasses.replace(config, lanes=str(net.points)) if mode.has_lanes else config
+    seeds = list(range(share, net.points, mode.processes))
+    vectorize = len(seeds) if mode.side_by_side else "off"
     axes: dict[Any, Any] = {("seed", "partition_seed"): [(seed, seed) for seed in seeds]}
     results = [each.result for each in fedvg_jax.run_sweep(config, axes, data=data, vectorize=vectorize)]
     summaries = [result.summary for result in results if isinstance(result, fedvg_jax.History)]

@@ -1,6 +1,9 @@
-"""The sections of `benchmarks.gpu`, each a function that reports whenever it knows more.
+"""The sections of `benchmarks.gpu`, which runs each in its own process.
 
 python -m benchmarks.gpu_sections NAME [--seconds S] [--cpu-smoke]
+
+A section is a function that yields its results so far after each measurement; each is printed as a line of JSON, so
+that a process that is stopped still has results.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks import cases, machine
-from benchmarks import gpu_world as world
+from benchmarks import gpu_workload as workload
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.runs import loop
@@ -27,154 +30,154 @@ from fedvg_jax.runs import loop
 Results = Iterator[dict[str, Any]]
 
 PRECISIONS = ("tensorfloat32", "bfloat16")
-"""Of matmuls and convolutions, by jax.default_matmul_precision; float32 is kept in between."""
+"""Precisions of matmuls and convolutions, by jax.default_matmul_precision; all other operations are in float32."""
 
 
-def peaks(box: world.Box) -> Results:
-    """Matrix products by precision, and a copy."""
+def peaks(box: workload.Box) -> Results:
+    """Speed of matrix products by precision, and of a copy."""
     device = jax.devices()[0]
-    found: dict[str, Any] = {"device": {"accelerator": device.device_kind, "jax_backend": device.platform}}
-    found["TF/s"] = machine.accelerator_peaks(128 if box.smoke else 8192, 3 if box.smoke else 20)
-    yield found
+    results: dict[str, Any] = {"device": {"accelerator": device.device_kind, "jax_backend": device.platform}}
+    results["TF/s"] = machine.accelerator_peaks(128 if box.smoke else 8192, 3 if box.smoke else 20)
+    yield results
     size = 2**10 if box.smoke else 2**28
-    x, twice = jnp.ones(size), jax.jit(lambda x: x * 2)
-    seconds = machine.median_seconds(lambda: twice(x).block_until_ready(), 5)
-    yield found | {"copy GB/s, read and written": round(8e-9 * size / seconds, 2)}
+    x, double = jnp.ones(size), jax.jit(lambda x: x * 2)
+    seconds = machine.median_seconds(lambda: double(x).block_until_ready(), 5)
+    yield results | {"copy GB/s, read and written": round(8e-9 * size / seconds, 2)}
 
 
-def fixed_cost(box: world.Box) -> Results:
-    """Microseconds of one turn of a loop that does next to nothing, with and without a trip count that is data."""
+def loop_overhead(box: workload.Box) -> Results:
+    """Microseconds of an iteration of an almost empty loop, whose trip count is data or a constant."""
 
-    def turns(count, x):
+    def iterate(count, x):
         return lax.fori_loop(0, count, lambda i, x: x + 1, x)
 
-    count, found = 20 if box.smoke else 5000, {}
+    count, results = 20 if box.smoke else 5000, {}
     for name, f, args in (
-        ("data", jax.jit(turns), (jnp.int32(count), jnp.zeros(()))),
-        ("constant", jax.jit(lambda x: turns(count, x)), (jnp.zeros(()),)),
+        ("data", jax.jit(iterate), (jnp.int32(count), jnp.zeros(()))),
+        ("constant", jax.jit(lambda x: iterate(count, x)), (jnp.zeros(()),)),
     ):
         seconds = machine.median_seconds(lambda f=f, args=args: f(*args).block_until_ready(), 5)
-        found[f"microseconds a turn, trip count {name}"] = 1e6 * seconds / count
+        results[f"microseconds a turn, trip count {name}"] = 1e6 * seconds / count
     call = jax.jit(lambda x: x + 1)
-    yield found | {"microseconds a call": 1e6 * machine.median_seconds(lambda: call(0.0).block_until_ready(), 50)}
+    yield results | {"microseconds a call": 1e6 * machine.median_seconds(lambda: call(0.0).block_until_ready(), 50)}
 
 
-def lanes(box: world.Box) -> Results:
-    """Milliseconds per client and step: lanes x convolution x precision."""
-    wanted = [(n, conv, p) for p in PRECISIONS for n in ((1, 2) if box.smoke else (1, 4, 10, 2)) for conv in box.convs]
-    found: dict[str, Any] = {}
-    for num_lanes, conv, precision in wanted:
+def lanes(box: workload.Box) -> Results:
+    """Milliseconds per client and local step, by lanes, convolution algorithm and precision."""
+    variants = [(n, c, p) for p in PRECISIONS for n in ((1, 2) if box.smoke else (1, 4, 10, 2)) for c in box.convs]
+    results: dict[str, Any] = {}
+    for num_lanes, conv, precision in variants:
         name = f"{num_lanes} lanes, {conv}, {precision}"
-        found[name] = world.step_seconds(box, num_lanes, conv, precision)
-        yield {"milliseconds per client and step": found, "left out": [str(w) for w in wanted[len(found) :]]}
+        results[name] = workload.step_milliseconds(box, num_lanes, conv, precision)
+        yield {"milliseconds per client and step": results, "left out": [str(v) for v in variants[len(results) :]]}
 
 
-def graphs(box: world.Box) -> Results:
-    """The step under whatever flags this process was started with."""
-    found = {}
+def graphs(box: workload.Box) -> Results:
+    """Milliseconds per client and local step under this process's XLA_FLAGS, see `gpu.GRAPHS`."""
+    results = {}
     for num_lanes in (1, 4):
-        found[f"{num_lanes} lanes"] = world.step_seconds(box, num_lanes, box.convs[-1], PRECISIONS[0])
-        yield {"milliseconds per client and step": found}
+        results[f"{num_lanes} lanes"] = workload.step_milliseconds(box, num_lanes, box.convs[-1], PRECISIONS[0])
+        yield {"milliseconds per client and step": results}
 
 
-def score(box: world.Box) -> Results:
+def score(box: workload.Box) -> Results:
     """Images scored per second, by images in a pass."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for precision in PRECISIONS:
         for images in (64, 128) if box.smoke else (256, 1024, 4096):
             name = f"{images} images a pass, {precision}"
-            found[name] = round(world.scoring_rate(box, images, precision), 1)
-            yield {"images per second": found}
+            results[name] = round(workload.scoring_rate(box, images, precision), 1)
+            yield {"images per second": results}
 
 
-def live(box: world.Box) -> Results:
-    """The step when all parameters are carried through the loop, and when only those that can have a gradient are."""
-    task = world.make_task(box, "gemm")
+def live(box: workload.Box) -> Results:
+    """Milliseconds per client and local step if the loop carries all parameters, or only those with a gradient."""
+    task = workload.make_task(box, "gemm")
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     share = tree.size(jax.eval_shape(task.support.of, params)) / tree.size(params)
-    found = {}
-    for name, carried in (("all", FULL_SUPPORT), ("live", task.support)):
-        found[name] = world.step_seconds(box, 1, "gemm", PRECISIONS[0], carried)
-        yield {"milliseconds per client and step": found, "live share of the parameters": round(share, 4)}
+    results = {}
+    for name, support in (("all", FULL_SUPPORT), ("live", task.support)):
+        results[name] = workload.step_milliseconds(box, 1, "gemm", PRECISIONS[0], support)
+        yield {"milliseconds per client and step": results, "live share of the parameters": round(share, 4)}
 
 
-def parts(box: world.Box) -> Results:
-    """One local step, one scoring pass, norms with weights and aggregation, and the upload of a schedule."""
+def phases(box: workload.Box) -> Results:
+    """Seconds of a round's phases, of a local step and a scoring pass, and of drawing and uploading a schedule."""
     from benchmarks.ours import Ours
 
-    sim = world.simulation(box)
+    sim = workload.simulation(box)
     planned = [sim.schedule(0)]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     ours = Ours(sim, planned)
-    found: dict[str, Any] = {"compile_seconds": time.perf_counter() - begun, "lanes": planned[0].plan.client.shape[1]}
-    yield found
+    results: dict[str, Any] = {"compile_seconds": time.perf_counter() - start, "lanes": planned[0].plan.client.shape[1]}
+    yield results
     times = [ours.time() for _ in range(2 if box.smoke else 5)]
-    found["seconds"] = {name: machine.spread([t[name] for t in times]) for name in times[0]}
+    results["seconds"] = {name: machine.spread([t[name] for t in times]) for name in times[0]}
     steps, length = int(planned[0].num_steps.sum()), int(planned[0].plan.length.sum())
-    found |= {"steps": steps, "dependent steps": length, "largest client's": int(planned[0].num_steps.max())}
-    found["milliseconds per client and step"] = 1e3 * found["seconds"]["train"]["median"] / steps
+    results |= {"steps": steps, "dependent steps": length, "largest client's": int(planned[0].num_steps.max())}
+    results["milliseconds per client and step"] = 1e3 * results["seconds"]["train"]["median"] / steps
     passes = len(planned[0].clients) * int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
-    found["milliseconds per scoring group"] = 1e3 * found["seconds"]["score"]["median"] / passes
-    yield found
+    results["milliseconds per scoring group"] = 1e3 * results["seconds"]["score"]["median"] / passes
+    yield results
     draw = machine.median_seconds(lambda: sim.schedule(1), 5)
     upload = machine.median_seconds(lambda: jax.block_until_ready(jax.device_put(ours.stacked)), 5)
-    yield found | {"seconds to draw a schedule": draw, "seconds to upload it": upload}
+    yield results | {"seconds to draw a schedule": draw, "seconds to upload it": upload}
 
 
-def run(box: world.Box) -> Results:
-    """The paper's run of 200 rounds, as many as fit in the box; what the rest would take is extrapolated."""
-    sim = world.simulation(box, rounds=2 if box.smoke else 200)
-    deadline, compiled = box.deadline - 10, time.perf_counter()
-    seen: list[dict] = []
+def run(box: workload.Box) -> Results:
+    """The paper's run of 200 rounds: as many as fit in the time limit, and the extrapolated seconds of all."""
+    sim = workload.simulation(box, rounds=2 if box.smoke else 200)
+    deadline, start = box.deadline - 10, time.perf_counter()
+    records: list[dict] = []
 
-    def watch(records):
-        seen.extend(records)
+    def stop_in_time(new_records):
+        records.extend(new_records)
         if time.monotonic() > deadline:
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C would stop it: after this chunk
+            signal.raise_signal(signal.SIGINT)  # stops the run after this chunk, as Ctrl-C does
 
-    history = loop.run_simulation(sim, on_records=watch)
-    took, done, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds
+    history = loop.run_simulation(sim, on_records=stop_in_time)
+    seconds, num_rounds, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds
     yield {
-        "rounds": done,
-        "seconds": took,
+        "rounds": num_rounds,
+        "seconds": seconds,
         "compile_seconds": history.summary["compile_seconds"],
-        "seconds with compiling": time.perf_counter() - compiled,
-        "seconds of 200 rounds": took / max(done, 1) * 200,
-        "extrapolated": done < rounds or rounds < 200,
-        "seconds a round": machine.spread([r["seconds"] for r in seen]),
+        "seconds with compiling": time.perf_counter() - start,
+        "seconds of 200 rounds": seconds / max(num_rounds, 1) * 200,
+        "extrapolated": num_rounds < rounds or rounds < 200,
+        "seconds a round": machine.spread([r["seconds"] for r in records]),
     }
 
 
-def torch_loop(box: world.Box) -> Results:
-    """The same step and the same scoring groups in PyTorch, kernels launched one by one."""
+def torch_loop(box: workload.Box) -> Results:
+    """The same local step and scoring groups in eager PyTorch, which launches kernels one by one."""
     from benchmarks import gpu_torch
 
-    yield gpu_torch.measure(world.simulation(box), cases.CASES[box.case].model, box.smoke)
+    yield gpu_torch.measure(workload.simulation(box), cases.CASES[box.case].model, box.smoke)
 
 
-SECTIONS: dict[str, Callable[[world.Box], Results]] = {
+SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
     "peaks": peaks,
-    "loop": fixed_cost,
+    "loop": loop_overhead,
     "lanes": lanes,
     "graphs": graphs,
     "score": score,
     "live": live,
-    "parts": parts,
+    "parts": phases,
     "run": run,
     "torch": torch_loop,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints a line of JSON whenever more is known."""
+    """Prints a section's results as lines of JSON, each with those before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--cpu-smoke", action="store_true")
     args = parser.parse_args(argv)
-    box = world.Box(time.monotonic() + args.seconds, args.cpu_smoke)
-    for found in SECTIONS[args.section](box):
-        print(json.dumps(found), flush=True)
+    box = workload.Box(time.monotonic() + args.seconds, args.cpu_smoke)
+    for results in SECTIONS[args.section](box):
+        print(json.dumps(results), flush=True)
     return 0
 
 

@@ -1,10 +1,11 @@
-"""Memory and time of a run on a memory-mapped data set, with its rows on the device or on the host (`--pool`).
+"""Measures memory and time of a run on a memory-mapped data set with `--pool device` and with `--pool host`.
 
     python -m benchmarks.host_pool [--gib 3] [--folder DIR] [--out benchmarks/results/host_pool.json]
 
-Writes random uint8 images of 160 x 160 x 3 to DIR, and trains a linear model on means of 16 x 16 pixels, so that the
-copying of rows is as large a part of a round as it can be. Each way runs in a process of its own. `anonymous` is the
-memory that cannot be dropped; `resident` includes pages of the file, which the system drops when others need them.
+Writes random uint8 images of 160 x 160 x 3 to DIR and trains a linear model on means of 16 x 16 pixels, whose little
+computation makes copying as large a part of a round as possible. "device" and "host" run in separate processes. Prints
+and writes seconds, `anonymous` memory, which the system cannot evict, and `resident` memory, which includes evictable
+pages of the file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks import machine
 RESULT = Path(__file__).parent / "results" / "host_pool.json"
 SIDE, CLASSES, ROWS_PER_CLIENT, COHORT = 160, 10, 100, 20
 ROUNDS, EVAL_EVERY = 20, 10
-MIB_AT_A_TIME = 64
+MIB_PER_WRITE = 64
 
 
 def write_images(folder: Path, gib: float) -> None:
@@ -36,7 +37,7 @@ def write_images(folder: Path, gib: float) -> None:
     count = int(gib * 2**30 / (SIDE * SIDE * 3)) // ROWS_PER_CLIENT * ROWS_PER_CLIENT
     rng = np.random.default_rng(0)
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, (count, SIDE, SIDE, 3))
-    step = MIB_AT_A_TIME * 2**20 // (SIDE * SIDE * 3)
+    step = MIB_PER_WRITE * 2**20 // (SIDE * SIDE * 3)
     for begin in range(0, count, step):
         part = x[begin : begin + step]
         part[:] = np.frombuffer(rng.bytes(part.size), np.uint8).reshape(part.shape)
@@ -45,7 +46,7 @@ def write_images(folder: Path, gib: float) -> None:
 
 
 def linear_task():
-    """Returns a linear classifier of the means of 16 x 16 pixels."""
+    """Returns the task of a linear classifier on means of 16 x 16 pixels."""
     import jax.numpy as jnp
     import optax
 
@@ -75,33 +76,23 @@ def linear_task():
 
 
 def anonymous_bytes() -> int:
-    """Returns the memory of this process that no file backs."""
+    """Returns the memory of this process that is not backed by a file."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def measure_run(folder: Path, pool: str) -> dict[str, Any]:
-    """Returns seconds, memory and the losses of a run in this process."""
+    """Runs in this process; returns seconds, memory and losses.
+
+    Args:
+        folder: with x.npy and y.npy.
+        pool: "device" or "host".
+    """
     import fedvg_jax as fv
     from fedvg_jax.data import datasets
 
     data = datasets.load("npz", folder)
-    num_clients = len(data.y) // ROWS_PER_CLIENT
-    config = fv.Config(
-        clients=num_clients,
-        join_ratio=COHORT / num_clients,
-        rounds=ROUNDS,
-        eval_every=EVAL_EVERY,
-        local_epochs=1,
-        batch_size=20,
-        lr=0.1,
-        val_ratio=0.02,
-        test_ratio=0.1,
-        pool=pool,
-        weighting="samples",  # scoring would take most of a round
-        devices="1",
-        partition="iid",
-    )
+    config = make_config(len(data.y) // ROWS_PER_CLIENT, pool)
     before, peak, done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:
@@ -127,10 +118,32 @@ def measure_run(folder: Path, pool: str) -> dict[str, Any]:
     }
 
 
+def make_config(num_clients: int, pool: str):
+    """Returns the settings of a run with `COHORT` clients a round."""
+    import fedvg_jax as fv
+
+    return fv.Config(
+        clients=num_clients,
+        join_ratio=COHORT / num_clients,
+        rounds=ROUNDS,
+        eval_every=EVAL_EVERY,
+        local_epochs=1,
+        batch_size=20,
+        lr=0.1,
+        val_ratio=0.02,
+        test_ratio=0.1,
+        pool=pool,
+        weighting="samples",  # because scoring would take most of a round
+        devices="1",
+        partition="iid",
+    )
+
+
 def main(argv: list[str] | None = None) -> None:
+    """Measures both pools and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gib", type=float, default=3.0)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--gib", type=float, default=3.0, help="size of the images")
+    parser.add_argument("--folder", type=Path, help="for the images; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -153,7 +166,8 @@ def main(argv: list[str] | None = None) -> None:
         size = (folder / "x.npy").stat().st_size
     losses = [run.pop("losses") for run in runs]
     numbers = {"data_bytes": size, "cohort": COHORT, "rows_per_client": ROWS_PER_CLIENT, "rounds": ROUNDS}
-    result = {"machine": machine.finished(about), **numbers, "equal_histories": losses[0] == losses[1], "runs": runs}
+    is_equal = losses[0] == losses[1]
+    result = {"machine": machine.add_final_load(about), **numbers, "equal_histories": is_equal, "runs": runs}
     machine.write(args.out, result)
 
 

@@ -1,9 +1,10 @@
-"""Memory of a hypergradient through k rounds, with and without rematerialisation, as XLA plans it.
+"""Measures the memory of a hypergradient through k rounds, with and without rematerialisation.
 
     python benchmarks/hypergradient_memory.py [--out benchmarks/results/hypergradient_memory.json]
 
-Nothing is run: `memory_analysis()` of the compiled program gives the bytes of its temporaries. The world is the digits
-demonstration: an MLP of 55,210 parameters, 10 clients a round, 5 local epochs, FedVG's weights.
+Compiles the hypergradient of the digits demonstration without running it: an MLP of 55,210 parameters, 10 clients a
+round, 5 local epochs, FedVG's weights. Prints and writes the bytes of the program's temporaries by XLA's
+`memory_analysis()`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ EPOCHS = 5
 
 
 def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse") -> int:
-    """Bytes of temporaries of the slope of the last model's loss on D_val with respect to lr and eps."""
+    """Returns the bytes of temporaries of a hypergradient: of the last model's loss on D_val by lr and eps.
+
+    Args:
+        sim: the simulation.
+        planned: schedules of the rounds.
+        executor: that trains the clients.
+        remat: whether rounds are rematerialised.
+        mode: "reverse" or "forward".
+    """
     import jax
 
     from fedvg_jax.core import tree
@@ -40,14 +49,20 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
-def by_variant(sim, planned, most: int) -> dict[str, int]:
-    """Every way of differentiating the same rounds."""
+def measure_variants(sim, planned, max_steps: int) -> dict[str, int]:
+    """Returns the bytes of every way to differentiate the same rounds.
+
+    Args:
+        sim: the simulation.
+        planned: schedules of the rounds.
+        max_steps: local steps of the longest client, to which clients are unrolled.
+    """
     from fedvg_jax.engine import differentiable, executors
 
-    kept = differentiable.unrolled(most, remat=False)
-    by_epoch = differentiable.unrolled(most, epochs=EPOCHS)
+    all_kept = differentiable.unrolled(max_steps, remat=False)
+    by_epoch = differentiable.unrolled(max_steps, epochs=EPOCHS)
     return {
-        "everything kept": measure(sim, planned, kept, remat=False),
+        "everything kept": measure(sim, planned, all_kept, remat=False),
         "epochs rematerialised": measure(sim, planned, by_epoch, remat=False),
         "epochs and rounds rematerialised": measure(sim, planned, by_epoch),
         "forward mode, fast executor": measure(sim, planned, executors.lanes(1), mode="forward"),
@@ -55,9 +70,10 @@ def by_variant(sim, planned, most: int) -> dict[str, int]:
 
 
 def main() -> None:
+    """Measures all numbers of rounds and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of rounds")
     args = parser.parse_args()
     import jax
 
@@ -66,11 +82,11 @@ def main() -> None:
     from fedvg_jax.runs import simulation
 
     sim = simulation.simulation(Config(local_epochs=EPOCHS))
-    everything = [sim.schedule(r) for r in range(max(args.rounds))]
-    most, found = differentiable.most_steps(everything), {}
+    schedules = [sim.schedule(r) for r in range(max(args.rounds))]
+    max_steps, sizes = differentiable.most_steps(schedules), {}
     for count in args.rounds:
-        for name, size in by_variant(sim, everything[:count], most).items():
-            found.setdefault(name, {})[count] = size
+        for name, size in measure_variants(sim, schedules[:count], max_steps).items():
+            sizes.setdefault(name, {})[count] = size
             print(f"{count} rounds, {name}: {size / 2**20:.1f} MiB", flush=True)
     result = {
         "unit": "bytes of temporaries, memory_analysis().temp_size_in_bytes",
@@ -78,8 +94,8 @@ def main() -> None:
         "backend": jax.default_backend(),
         "parameters": 55210,
         "cohort": 10,
-        "most_steps": most,
-        "bytes": found,
+        "most_steps": max_steps,
+        "bytes": sizes,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

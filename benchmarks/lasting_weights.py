@@ -1,18 +1,17 @@
-"""Whether FedVG's deficit comes from what its weights of a client have in common over rounds, or from their changes.
+"""Measures whether FedVG's lower accuracy comes from the constant or from the changing part of clients' weights.
 
     python -m benchmarks.lasting_weights [--seeds 20] [--out FILE.json] [-- --rounds 100]
 
-The weight of client k in round t is the product of a lasting and of a changing part,
+The weight of client k in round t is the product of a lasting and a changing part,
 
     log s_k(t) = a(t) + m_k + d_k(t),
 
 fitted by least squares to a run under FedVG's weights; a(t) normalises the weights of a round. Every seed then trains
-under one part without the other: exp(m_k) alone, and FedVG's own weight of the round divided by exp(m_k). Controls have
-the same spread without the information: exp(m) dealt to other clients, once for the whole run, and FedVG's weights
-dealt to other clients of the cohort in every round.
+under each part alone: exp(m_k), and FedVG's weight of the round divided by exp(m_k). Two controls have the same spread
+without the information: exp(m) permuted over the clients once, and FedVG's weights permuted within the cohort in every
+round. Prints and writes final accuracies with 95 % Student's t intervals of their paired differences.
 
-The partition is drawn from every seed, and all runs of a seed share it, the cohorts and the minibatches. Intervals are
-of Student's t, 95 %, on paired differences.
+Every seed draws its own partition, and all runs of a seed share the partition, the cohorts and the minibatches.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from rich.progress import track
 from rich.table import Table
 
 import fedvg_jax as fv
-from benchmarks.client_values import parse_command, rank_correlation, shown, write_result
+from benchmarks.client_values import format_interval, parse_command, rank_correlation, write_result
 from benchmarks.demo import interval
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
@@ -43,51 +42,51 @@ WEIGHTS = {
     "fedvg": "FedVG",
     "lasting": "lasting part alone, exp(m)",
     "changing": "changing part alone, FedVG / exp(m)",
-    "dealt": "lasting part, dealt to other clients once",
-    "permuted": "FedVG, dealt to other clients every round",
+    "dealt": "lasting part, permuted over clients once",
+    "permuted": "FedVG, permuted over the cohort every round",
     "samples": "FedAvg",
     "uniform": "uniform",
 }
-"""Key of the results -> the weights of the runs."""
+"""Key of the results -> weights of the runs."""
 
 BASELINES = ("uniform", "fedvg")
 
 
 class Arm(NamedTuple):
-    """The weights of a run: s_k is proportional to factor_k w_k^power, with FedVG's weights w of the round."""
+    """The weights of a run: s_k is proportional to factor_k w_k^power, where w are FedVG's weights of the round."""
 
     factors: np.ndarray
     """[N], > 0"""
     power: float
     """0 or 1"""
     is_permuted: bool = False
-    """whether FedVG's weights go to other clients of the cohort"""
+    """whether FedVG's weights are permuted within the cohort"""
 
 
-class Trained(NamedTuple):
-    """A run."""
+class Run(NamedTuple):
+    """The results of a run."""
 
     accuracy: np.ndarray
-    """of the test rows, at the evaluations"""
+    """test accuracy at the evaluations"""
     clients: np.ndarray
-    """int [rounds, K]"""
+    """int [rounds, K] ids"""
     weights: np.ndarray
     """[rounds, K]"""
 
 
-class Compiled(NamedTuple):
+class Program(NamedTuple):
     """The jitted functions of all runs."""
 
     step: Callable
     """see `federated_round.make_round`"""
     permuted: Callable
-    """the same, with FedVG's weights dealt to other clients"""
+    """the same, with FedVG's weights permuted within the cohort"""
     evaluate: Callable
     """see `make_evaluate`"""
 
 
 class Parts(NamedTuple):
-    """The parts of the logarithms of weights."""
+    """The lasting part of log weights."""
 
     lasting: np.ndarray
     """[N] m_k with mean 0; 0 for a client that never took part"""
@@ -95,8 +94,8 @@ class Parts(NamedTuple):
     """share of the variance within rounds that m explains"""
 
 
-def scaled(rule: Weighting) -> Weighting:
-    """Returns weights proportional to `hyper["factors"]` [K] times those of `rule` to the power `hyper["power"]`."""
+def scale_weighting(rule: Weighting) -> Weighting:
+    """Returns a weighting proportional to `hyper["factors"]` [K] times weights of `rule` to the `hyper["power"]`."""
 
     def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         weights = jax.tree.leaves(rule.weigh(hyper, measured, returns))[0]
@@ -106,16 +105,16 @@ def scaled(rule: Weighting) -> Weighting:
     return rule._replace(weigh=weigh, terms=())
 
 
-def compiled(sim: fv.Simulation) -> Compiled:
-    """Returns the programs of a run; they serve every seed."""
+def make_program(sim: fv.Simulation) -> Program:
+    """Returns the jitted functions of a run, which all seeds share."""
     assert sim.weighting and sim.algorithm and sim.executor and sim.optimiser
     parts = (sim.executor, sim.optimiser, registry.make_live(sim.config, sim.task))
-    rules = (sim.weighting, fv.weightings.permuted(sim.weighting))
-    steps = [jax.jit(programs.make_round(sim.config, sim.task, sim.algorithm, scaled(r), *parts)) for r in rules]
-    return Compiled(steps[0], steps[1], jax.jit(make_evaluate(sim.task)))
+    rules = [scale_weighting(rule) for rule in (sim.weighting, fv.weightings.permuted(sim.weighting))]
+    steps = [jax.jit(programs.make_round(sim.config, sim.task, sim.algorithm, rule, *parts)) for rule in rules]
+    return Program(steps[0], steps[1], jax.jit(make_evaluate(sim.task)))
 
 
-def train(sim: fv.Simulation, program: Compiled, arm: Arm) -> Trained:
+def train(sim: fv.Simulation, program: Program, arm: Arm) -> Run:
     """Trains under the weights of an arm, from the simulation's initial state."""
     state, step = sim.state, program.permuted if arm.is_permuted else program.step
     accuracy, clients, weights = [], [], []
@@ -129,18 +128,18 @@ def train(sim: fv.Simulation, program: Compiled, arm: Arm) -> Trained:
         if (number + 1) % sim.config.eval_every == 0 or number + 1 == sim.config.rounds:
             sums = jax.device_get(program.evaluate(state.variables, sim.data.pool, sim.data.test))
             accuracy.append(sim.task.metrics(sums)["accuracy"])
-    return Trained(np.array(accuracy), np.stack(clients), np.stack(jax.device_get(weights)))
+    return Run(np.array(accuracy), np.stack(clients), np.stack(jax.device_get(weights)))
 
 
-def parts_of(clients: np.ndarray, weights: np.ndarray, num_clients: int) -> Parts:
-    """Returns the parts of log s_k(t) = a(t) + m_k + d_k(t), by least squares; weights of 0 are left out.
+def fit_parts(clients: np.ndarray, weights: np.ndarray, num_clients: int) -> Parts:
+    """Fits log s_k(t) = a(t) + m_k + d_k(t) by least squares; weights of 0 are ignored.
 
     Args:
         clients: int [rounds, K] ids.
         weights: [rounds, K].
         num_clients: N.
 
-    >>> lasting = parts_of(np.array([[0, 1], [1, 2]]), np.array([[0.2, 0.8], [0.8, 0.2]]), 3).lasting
+    >>> lasting = fit_parts(np.array([[0, 1], [1, 2]]), np.array([[0.2, 0.8], [0.8, 0.2]]), 3).lasting
     >>> np.round(np.exp(lasting - lasting[0]), 6).tolist()
     [1.0, 4.0, 1.0]
     """
@@ -152,64 +151,66 @@ def parts_of(clients: np.ndarray, weights: np.ndarray, num_clients: int) -> Part
         rounds[is_used],
     )
 
-    def within(values: np.ndarray) -> np.ndarray:
-        """Returns values [n, ...] minus their mean in their round, which removes a(t)."""
+    def centre_by_round(values: np.ndarray) -> np.ndarray:
+        """Returns values [n, ...] minus the mean of their round, which removes a(t)."""
         sums = np.zeros((len(clients), *values.shape[1:]))
         np.add.at(sums, rounds, values)
         counts = np.maximum(np.bincount(rounds, minlength=len(clients)), 1)
         return values - (sums / counts.reshape(-1, *[1] * (values.ndim - 1)))[rounds]
 
-    design, target = within(np.eye(num_clients)[ids]), within(logs)
-    lasting = np.linalg.lstsq(design, target, rcond=None)[0]  # of all solutions the shortest
-    took_part = np.isin(np.arange(num_clients), ids)
+    design, target = centre_by_round(np.eye(num_clients)[ids]), centre_by_round(logs)
+    lasting = np.linalg.lstsq(design, target, rcond=None)[0]  # the solution of least norm
+    participated = np.isin(np.arange(num_clients), ids)
     residual = target - design @ lasting
     explained = 1 - (residual @ residual) / max(target @ target, 1e-30)
-    return Parts(np.where(took_part, lasting - lasting[took_part].mean(), 0), float(explained))
+    return Parts(np.where(participated, lasting - lasting[participated].mean(), 0), float(explained))
 
 
-def arms_of(lasting: np.ndarray, sizes: np.ndarray, stream: np.random.Generator) -> dict[str, Arm]:
-    """Returns the arms of a seed that follow its run under FedVG's weights, by key of `WEIGHTS`.
+def make_arms(lasting: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> dict[str, Arm]:
+    """Returns the arms of a seed, except FedVG's own, by key of `WEIGHTS`.
 
     Args:
         lasting: [N] m_k.
         sizes: int [N] training rows.
-        stream: deals the lasting part to other clients.
+        rng: permutes the lasting part over the clients.
     """
     ones = np.ones(len(lasting))
     return {
         "lasting": Arm(np.exp(lasting), 0),
         "changing": Arm(np.exp(-lasting), 1),
-        "dealt": Arm(np.exp(stream.permutation(lasting)), 0),
+        "dealt": Arm(np.exp(rng.permutation(lasting)), 0),
         "permuted": Arm(ones, 1, is_permuted=True),
         "samples": Arm(np.maximum(sizes, 1e-6), 0),
         "uniform": Arm(ones, 0),
     }
 
 
-def measure(sim: fv.Simulation, program: Compiled, seed: int) -> dict[str, dict[str, Any]]:
-    """Trains under all weights from one seed.
+def measure(sim: fv.Simulation, program: Program, seed: int) -> dict[str, dict[str, Any]]:
+    """Trains under all weights of `WEIGHTS` from one seed.
 
     Returns:
         Key of `WEIGHTS` -> `accuracy` in percent at the evaluations; `spread`, the standard deviation over clients of
-        the lasting part of the run's own weights; `explained`, see `Parts`; and for FedVG the rank correlation of the
-        lasting part with the clients' training rows and number of classes.
+        the lasting part of the run's weights; `explained`, see `Parts`; for FedVG also `correlations`, the rank
+        correlations of the lasting part with the clients' training rows and number of classes.
     """
     num_clients = sim.config.clients
     labels = [sim.arrays.y[rows] for rows in sim.partition.train]
-    sizes = np.array([len(own) for own in labels])
-    first = train(sim, program, Arm(np.ones(num_clients), 1))
-    parts = parts_of(first.clients, first.weights, num_clients)
-    arms = arms_of(parts.lasting, sizes, np.random.default_rng(seed))
-    runs = {"fedvg": first} | {name: train(sim, program, arm) for name, arm in arms.items()}
-    measured = {name: _described(run, parts_of(run.clients, run.weights, num_clients)) for name, run in runs.items()}
+    sizes = np.array([len(client_labels) for client_labels in labels])
+    classes = np.array([len(np.unique(client_labels)) for client_labels in labels])
+    fedvg = train(sim, program, Arm(np.ones(num_clients), 1))
+    parts = fit_parts(fedvg.clients, fedvg.weights, num_clients)
+    arms = make_arms(parts.lasting, sizes, np.random.default_rng(seed))
+    runs = {"fedvg": fedvg} | {name: train(sim, program, arm) for name, arm in arms.items()}
+    measured = {name: _summarise_run(run, num_clients) for name, run in runs.items()}
     measured["fedvg"]["correlations"] = {
         "samples": rank_correlation(parts.lasting, sizes),
-        "classes": rank_correlation(parts.lasting, np.array([len(np.unique(own)) for own in labels])),
+        "classes": rank_correlation(parts.lasting, classes),
     }
     return measured
 
 
-def _described(run: Trained, parts: Parts) -> dict[str, Any]:
+def _summarise_run(run: Run, num_clients: int) -> dict[str, Any]:
+    parts = fit_parts(run.clients, run.weights, num_clients)
     return {
         "accuracy": [round(100 * value, 3) for value in run.accuracy.tolist()],
         "spread": round(float(parts.lasting.std()), 4),
@@ -218,7 +219,7 @@ def _described(run: Trained, parts: Parts) -> dict[str, Any]:
 
 
 def summary(measured: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Returns final accuracies, paired differences and descriptions of the weights, as [mean, low, high] over seeds."""
+    """Returns final accuracies, paired differences and statistics of the weights, as [mean, low, high] over seeds."""
     finals = {name: np.array([seed[name]["accuracy"][-1] for seed in measured]) for name in WEIGHTS}
     correlations = {
         name: list(interval([seed["fedvg"]["correlations"][name] for seed in measured]))
@@ -241,7 +242,7 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
     """Returns the rows of the table: weights, final accuracy, differences, and the spread of the lasting part."""
 
     def difference(name: str, base: str) -> str:
-        return "" if name == base else shown(result["differences"][base][name])
+        return "" if name == base else format_interval(result["differences"][base][name])
 
     return [
         [
@@ -258,15 +259,15 @@ HEADER = ("weights", "test accuracy, %", "minus uniform, points", "minus FedVG, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Trains all seeds and writes the results after each."""
     command = parse_command(argv, "lasting_weights", __doc__, 20, RESULT)
     arrays = load_data(command.config)
     measured, program, result = [], None, {}
     for seed in track(range(command.seeds), console=Console(stderr=True)):
         sim = fv.simulation(replace(command.config, seed=seed, partition_seed=seed), data=arrays)
-        program = program or compiled(sim)
+        program = program or make_program(sim)
         measured.append(measure(sim, program, seed))
-        result = write_result(command, seed + 1, summary(measured))  # a run that is ended early has the seeds so far
+        result = write_result(command, seed + 1, summary(measured))  # so that an interrupted run keeps its seeds
     table = Table(*HEADER, title="final round")
     for row in rows(result):
         table.add_row(*row)

@@ -1,15 +1,18 @@
-"""What is no race: starting up, planning a round, the lanes, and how well a dry run foretells.
+"""Measures start-up, planning of a round, idle lanes and errors of `--dry-run`, beside targets in docs/performance.md.
 
     python -m benchmarks.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 
-help          seconds of a whole process
-start         seconds from the start of a process whose programs are in the cache to the end of its first round and
-              evaluation
+help          seconds of a `--help` process
+start         seconds from the start of a process, whose programs are in the compilation cache, to the end of its first
+              round and evaluation
 schedule      milliseconds to plan a round of 100,000 clients with 12 rows each
-lanes         seconds of a round's training / (the longest lane there must be x seconds of a step), for every alpha
-plan          what `--dry-run` foretells / what the run takes, in processes of their own with empty caches
+lanes         seconds of a round's training, divided by the seconds of equally many steps without idle lanes, by number
+              of lanes and alpha
+plan          seconds and memory that `--dry-run` predicts, divided by those of the run; each in its own process with an
+              empty cache
 
-With a folder holding CIFAR-10 `plan` and `start` use it, without it noise in its shape.
+Prints each section and writes it to FILE.json, where the other sections stay unchanged. `plan` and `start` use CIFAR-10
+from --data-dir, by default noise of its shape.
 """
 
 from __future__ import annotations
@@ -25,13 +28,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks import machine
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
+
+if TYPE_CHECKING:
+    from fedvg_jax.core.types import Executor, Schedule
+    from fedvg_jax.runs.simulation import Simulation
 
 _FEW = {"clients": 20, "join_ratio": 0.1, "alpha": 1.0, "min_samples": 2, "local_epochs": 1, "eval_every": 1}
 STARTS = {
@@ -48,10 +55,10 @@ PLANS = {
     | {"dataset": "npz", "model": "cnn", "rounds": 12, "weighting": "samples", "alpha": 0.1},
     "CIFAR-10's shape, ResNet-18": _FEW | {"dataset": "npz", "model": "resnet18", "rounds": 6, "alpha": 0.3},
 }
-"""Runs that nothing was calibrated on."""
+"""Runs on which `--dry-run` was not calibrated."""
 
-TAKEN = ("command", "commit", "date", "busy")
-"""What a results file says of each of its sections, which need not be of one command."""
+SECTION_FIELDS = ("command", "commit", "date", "busy")
+"""What a results file records of each section, because sections can come from different commands."""
 
 IMAGES = 3000
 ALPHAS, LANES = (0.05, 0.1, 1.0, 10.0, 100.0), (1, 2, 3)
@@ -61,181 +68,198 @@ def main(argv: list[str] | None = None) -> int:
     """Measures, prints and writes section by section."""
     args = parse(argv)
     command = ["python", "-m", "benchmarks.limits", *(sys.argv[1:] if argv is None else argv)]
-    found: dict[str, Any] = {"machine": machine.describe(command)}
+    results: dict[str, Any] = {"machine": machine.describe(command)}
     if args.out and args.out.is_file():
-        found = json.loads(args.out.read_text(encoding="utf-8")) | found
+        results = json.loads(args.out.read_text(encoding="utf-8")) | results
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         np.savez(folder / "images.npz", **images(args.data_dir))
         for name in args.sections:
-            found[name] = SECTIONS[name](folder, args.repeats)
-            print(f"{name}: {json.dumps(found[name])}", flush=True)
-            found["machine"] = machine.finished(found["machine"])
-            found["taken"] = found.get("taken", {}) | {name: {key: found["machine"][key] for key in TAKEN}}
+            results[name] = SECTIONS[name](folder, args.repeats)
+            print(f"{name}: {json.dumps(results[name])}", flush=True)
+            results["machine"] = machine.add_final_load(results["machine"])
+            section = {key: results["machine"][key] for key in SECTION_FIELDS}
+            results["taken"] = results.get("taken", {}) | {name: section}
             if args.out:
-                machine.write(args.out, found)
+                machine.write(args.out, results)
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--data-dir", type=Path, help="folder holding CIFAR-10")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     return parser.parse_args(argv)
 
 
 def images(data_dir: Path | None) -> dict[str, np.ndarray]:
-    """The first images of CIFAR-10, or noise."""
+    """Returns the first images of CIFAR-10, or noise of their shape without `data_dir`."""
     if data_dir:
         from fedvg_jax import data
 
-        whole = data.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-        return {"x": whole.x[:IMAGES], "y": whole.y[:IMAGES]}
+        cifar10 = data.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+        return {"x": cifar10.x[:IMAGES], "y": cifar10.y[:IMAGES]}
     rng = np.random.default_rng(0)
     return {"x": rng.integers(0, 256, (IMAGES, 32, 32, 3), np.uint8), "y": np.arange(IMAGES) % 10}
 
 
-def configured(settings: dict[str, Any], folder: Path) -> Config:
-    """Its config; programs and data are kept in the folder."""
-    places = {"cache_dir": folder / "cache"} | ({"data_dir": folder / "images.npz"} if "dataset" in settings else {})
-    return dataclasses.replace(configs.apply(Config(), settings, "limits"), **places)
+def make_config(settings: dict[str, Any], folder: Path) -> Config:
+    """Returns a config with these settings, whose cache and data are in `folder`."""
+    paths = {"cache_dir": folder / "cache"} | ({"data_dir": folder / "images.npz"} if "dataset" in settings else {})
+    return dataclasses.replace(configs.apply(Config(), settings, "limits"), **paths)
 
 
-def starting_help(folder: Path, repeats: int) -> dict[str, float]:
-    """`--help`, without the first, which writes the bytecode."""
+def time_help(folder: Path, repeats: int) -> dict[str, float]:
+    """Returns the seconds of `--help`, without the first process, which writes the bytecode."""
     command = [sys.executable, "-m", "fedvg_jax.sim", "--help"]
-    once = functools.partial(subprocess.run, command, check=True, capture_output=True, env=with_bytecode())
-    return machine.spread([machine.timed(once) for _ in range(1 + repeats)][1:])
+    run = functools.partial(subprocess.run, command, check=True, capture_output=True, env=bytecode_environment())
+    return machine.spread([machine.time_call(run) for _ in range(1 + repeats)][1:])
 
 
-def starting(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """To the line in which the run tells what it took; the first of each fills the cache and does not count."""
-    found = {}
+def time_starts(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns the seconds until each run of `STARTS` has finished; the first one fills the cache and is not counted."""
+    results = {}
     for name in STARTS:
-        seconds = [until_told(child(folder, "run", name)) for _ in range(1 + repeats)]
-        found[name] = machine.spread(seconds[1:])
-    return found
+        seconds = [seconds_to_first_line(child_command(folder, "run", name)) for _ in range(1 + repeats)]
+        results[name] = machine.spread(seconds[1:])
+    return results
 
 
-def with_bytecode() -> dict[str, str]:
-    """The environment of a process that keeps the bytecode of modules, as an installed package has it."""
+def bytecode_environment() -> dict[str, str]:
+    """Returns an environment in which Python writes bytecode, because an installed package has bytecode too."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def until_told(command: Sequence[str]) -> float:
-    """Seconds from the start of a process to its first line."""
-    begun = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=with_bytecode()) as process:
-        told, seconds = process.stdout.readline(), time.perf_counter() - begun
-    if process.returncode or not told:
-        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}, for the reason above")
+def seconds_to_first_line(command: Sequence[str]) -> float:
+    """Returns the seconds from the start of a process to its first line of output."""
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=bytecode_environment()) as process:
+        line, seconds = process.stdout.readline(), time.perf_counter() - start
+    if process.returncode or not line:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}, see the error above")
     return seconds
 
 
-def planning(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds by cohort."""
+def time_schedules(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns the milliseconds to plan a round of 100,000 clients, by size of the cohort."""
     from fedvg_jax.engine import schedule
 
     rows = list(np.arange(1_200_000, dtype=np.int32).reshape(-1, 12))
 
-    def once(number: int, cohort: int) -> float:
+    def milliseconds(number: int, cohort: int) -> float:
         capacity = schedule.capacity(1_200_000, cohort, 5, 12)
         settings = {"seed": 0, "cohort_size": cohort, "local_epochs": (5, 5), "batch_size": 12, "num_lanes": 1}
-        return 1e3 * machine.timed(lambda: schedule.make(number, rows, capacity=capacity, **settings))
+        return 1e3 * machine.time_call(lambda: schedule.make(number, rows, capacity=capacity, **settings))
 
-    return {str(k): machine.spread([once(r, k) for r in range(repeats)]) for k in (10, 100, 1000)}
+    return {str(k): machine.spread([milliseconds(r, k) for r in range(repeats)]) for k in (10, 100, 1000)}
 
 
-def lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Mean over rounds of seconds / seconds of that many steps without a gap, by lanes and alpha: max(longest client,
-    all steps / lanes) of them on every lane."""
-    import jax
+def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns how much longer training takes than equally many steps without idle lanes, by lanes and alpha.
 
-    from fedvg_jax.engine import executors, local_training
+    Means over five rounds. Every lane without gaps has max(steps of the longest client, all steps / lanes) steps.
+    """
+    from fedvg_jax.engine import executors
     from fedvg_jax.runs import simulation
 
     settings = {"model": "mlp", "clients": 20, "join_ratio": 0.5, "min_samples": 2, "local_epochs": 5, "batch_size": 16}
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for count in LANES:
-        config = configured(settings | {"lanes": str(count), "devices": "1"}, folder)
-        sim = simulation.simulation(config)
-        executor, optimiser = executors.lanes(count), simulation.make_optimiser(config)
-        algorithm = simulation.ALGORITHMS[config.algorithm](config)
-
-        def train(state, planned, data, hyper, executor=executor, sim=sim, algorithm=algorithm, optimiser=optimiser):
-            def client(shared, planned):
-                return local_training.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
-
-            return executor.train(client, (state, data), planned).params
-
-        run = jax.jit(train)
-
-        def seconds(planned, run=run, sim=sim) -> float:
-            return machine.timed(lambda: jax.block_until_ready(run(sim.state, planned, sim.data, sim.hyper)))
-
-        found[str(count)] = {}
+        config = make_config(settings | {"lanes": str(count), "devices": "1"}, folder)
+        sim, executor = simulation.simulation(config), executors.lanes(count)
+        seconds = training_timer(sim, executor)
+        results[str(count)] = {}
         for alpha in ALPHAS:
             parts = simulation.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
-            of_round = simulation.make_schedule(config, sim.arrays, parts, executor)
-            ratios = [_alternated(seconds, s, _gapless(s, count), repeats) for s in map(of_round, range(5))]
-            found[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
-    return found
+            schedules = map(simulation.make_schedule(config, sim.arrays, parts, executor), range(5))
+            ratios = [_ratio_of_medians(seconds, s, _without_idle_lanes(s, count), repeats) for s in schedules]
+            results[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
+    return results
 
 
-def _gapless(planned, count: int):
-    """As few equal clients as there are lanes, with as many steps as the longest lane must have."""
+def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], float]:
+    """Returns a function from a schedule to the seconds of its local training, compiled once."""
+    import jax
+
+    from fedvg_jax.engine import local_training
+    from fedvg_jax.runs import simulation
+
+    optimiser = simulation.make_optimiser(sim.config)
+    algorithm = simulation.ALGORITHMS[sim.config.algorithm](sim.config)
+
+    @jax.jit
+    def train(state, planned, data, hyper):
+        def client(shared, planned):
+            return local_training.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
+
+        return executor.train(client, (state, data), planned).params
+
+    def seconds(planned: Schedule) -> float:
+        return machine.time_call(lambda: jax.block_until_ready(train(sim.state, planned, sim.data, sim.hyper)))
+
+    return seconds
+
+
+def _without_idle_lanes(planned: Schedule, count: int) -> Schedule:
+    """Returns a schedule with one client per lane and equally many steps: as many as the longest lane needs."""
     from fedvg_jax.engine import lane_plan
 
     steps = max(planned.num_steps.max(), -(-planned.num_steps.sum() // count))
-    each = np.where(np.arange(len(planned.num_steps)) < count, steps, 0).astype(np.int32)
-    start = np.zeros_like(planned.start)  # the same rows for all
-    return planned._replace(num_steps=each, start=start, plan=lane_plan.plan_lanes(each, count))
+    num_steps = np.where(np.arange(len(planned.num_steps)) < count, steps, 0).astype(np.int32)
+    start = np.zeros_like(planned.start)  # all clients have the same rows
+    return planned._replace(num_steps=num_steps, start=start, plan=lane_plan.plan_lanes(num_steps, count))
 
 
-def _alternated(seconds: Callable, first, second, repeats: int) -> float:
-    """Ratio of the medians of two schedules' seconds."""
+def _ratio_of_medians(seconds: Callable, first, second, repeats: int) -> float:
+    """Returns the ratio of the median seconds of two schedules, timed in turns after a warm-up."""
     turns = [(seconds(first), seconds(second)) for _ in range(repeats + 1)][1:]
     return float(np.divide(*np.median(turns, axis=0)))
 
 
-def foretelling(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Foretold / found, of the seconds of a round and of the memory; each in processes of their own, one after the
-    other."""
-    found = {}
+def compare_predictions(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns predicted and measured seconds and memory of the runs of `PLANS`, and predicted / measured."""
+    results = {}
     for name in PLANS:
-        told, was = (json.loads(last_line(child(folder, what, name))) for what in ("foretell", "run"))
-        found[name] = {
-            "foretold seconds": told["seconds"], "seconds": was["seconds"],
-            "foretold GiB": told["gib"], "GiB": was["gib"],
-            "time": round(told["seconds"] / was["seconds"], 3), "memory": round(told["gib"] / was["gib"], 3),
-        }  # fmt: skip
-        print(f"  {name}: {found[name]}", flush=True)
-    return found
+        predicted, measured = (json.loads(last_line(child_command(folder, mode, name))) for mode in ("predict", "run"))
+        results[name] = {
+            "foretold seconds": predicted["seconds"],
+            "seconds": measured["seconds"],
+            "foretold GiB": predicted["gib"],
+            "GiB": measured["gib"],
+            "time": round(predicted["seconds"] / measured["seconds"], 3),
+            "memory": round(predicted["gib"] / measured["gib"], 3),
+        }
+        print(f"  {name}: {results[name]}", flush=True)
+    return results
 
 
-def child(folder: Path, what: str, name: str) -> list[str]:
-    """The command of one run."""
-    return [sys.executable, "-m", "benchmarks.limits_run", str(folder), what, name]
+def child_command(folder: Path, mode: str, name: str) -> list[str]:
+    """Returns the command that predicts or runs one configuration, see `limits_run.main`."""
+    return [sys.executable, "-m", "benchmarks.limits_run", str(folder), mode, name]
 
 
 def last_line(command: Sequence[str]) -> str:
-    """What a process says in the end; or what it complained of, and no more."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing; was there memory enough?"]
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}: {said[-1]}")
-    return done.stdout.splitlines()[-1]
+    """Runs a command; returns the last line of its output.
+
+    Raises:
+        SystemExit: the command failed; with the last line of its standard error.
+    """
+    completed = subprocess.run(command, check=False, capture_output=True, text=True)
+    if completed.returncode:
+        errors = completed.stderr.strip().splitlines() or ["no error message; perhaps the process ran out of memory"]
+        raise SystemExit(f"{' '.join(command)}: exit code {completed.returncode}: {errors[-1]}")
+    return completed.stdout.splitlines()[-1]
 
 
 SECTIONS: dict[str, Callable[[Path, int], Any]] = {
-    "help": starting_help,
-    "start": starting,
-    "schedule": planning,
-    "lanes": lanes,
-    "plan": foretelling,
+    "help": time_help,
+    "start": time_starts,
+    "schedule": time_schedules,
+    "lanes": time_lanes,
+    "plan": compare_predictions,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""One run of `benchmarks.limits`, foretold or taken: python -m benchmarks.limits_run FOLDER {foretell,run} NAME."""
+"""Predicts or runs one configuration of `benchmarks.limits`, which starts it in a process of its own.
+
+python -m benchmarks.limits_run FOLDER {predict,run} NAME
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,30 @@ from benchmarks import limits
 from fedvg_jax.sim import start_jax
 
 
-def main(folder: Path, what: str, name: str) -> None:
-    """Prints seconds of the whole run, without compiling, and the process's memory."""
-    config = limits.configured((limits.STARTS | limits.PLANS)[name], folder)
-    # a run that is foretold compiles what it runs, as the dry run does: memory is that of both
-    config = dataclasses.replace(config, cache_dir=folder / f"cache-{what}")
+def main(folder: Path, mode: str, name: str) -> None:
+    """Prints JSON with the seconds of the whole run, without compilation, and the process's memory.
+
+    Args:
+        folder: scratch folder with the data and the caches.
+        mode: "predict" or "run".
+        name: key of `limits.STARTS` or `limits.PLANS`.
+    """
+    config = limits.make_config((limits.STARTS | limits.PLANS)[name], folder)
+    # each mode has its own cache, so that both compile the same programs: compilation counts as memory of both
+    config = dataclasses.replace(config, cache_dir=folder / f"cache-{mode}")
     start_jax(config)
     from fedvg_jax.runs import loop, simulation
     from fedvg_jax.views import dry_run
 
     sim = simulation.simulation(config)
-    if what == "foretell":
+    if mode == "predict":
         plan = dry_run.predict(sim)
-        found = {"seconds": round(plan.seconds, 3), "gib": round(plan.memory_bytes / 2**30, 3)}
+        result = {"seconds": round(plan.seconds, 3), "gib": round(plan.memory_bytes / 2**30, 3)}
     else:
-        finished = loop.run_simulation(sim)
+        history = loop.run_simulation(sim)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        found = {"seconds": finished.summary["run_seconds"], "gib": round(peak / 2**30, 3)}
-    print(json.dumps(found), flush=True)
+        result = {"seconds": history.summary["run_seconds"], "gib": round(peak / 2**30, 3)}
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""What a results file says of the machine it was measured on, and the peaks that speeds are fractions of.
+"""Describes the machine for results files, and measures its peak speed; helpers of all benchmarks.
 
 python -m benchmarks.machine
+
+Prints a JSON object: processor, cores, memory, package versions, load, and the speed of float32 matrix products, of
+which docs/performance.md reports fractions.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from typing import Any
 
 PACKAGES = ("fedvg_jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "pfl")
 SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
-"""Environment variables that change a timing."""
+"""Environment variables that change timings."""
 
 BUSY = 0.1
-"""Share of the cores that others may use before a machine counts as busy."""
+"""Share of the cores that other programs may use before a machine counts as busy."""
 
 _SGEMM = """
 import os, sys, time
@@ -36,14 +39,17 @@ a @ b
 print("ready", flush=True); sys.stdin.readline()
 times = []
 for _ in range(9):
-    begun = time.perf_counter(); a @ b; times.append(time.perf_counter() - begun)
+    start = time.perf_counter(); a @ b; times.append(time.perf_counter() - start)
 print(2e-9 * n**3 / sorted(times)[4], flush=True)
 """
 
 
 def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything but the peaks; `others` is what else ran in the second before."""
-    others = others_share()
+    """Returns what results files record of the machine and the command, except the peaks.
+
+    Waits a second to measure `others_before`, the share of all cores that other programs use.
+    """
+    others = other_load()
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -63,7 +69,9 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def portable(argument: str) -> str:
-    """A word of a command without this machine's folders: an absolute path is relative to here, or only its name.
+    """Returns an argument of a command without this machine's folders.
+
+    An absolute path becomes relative to the working directory, or only its name if it lies elsewhere.
 
     >>> portable("--repeats"), portable("/home/me/data"), portable(str(Path.cwd() / "results" / "a.json"))
     ('--repeats', '.../data', 'results/a.json')
@@ -74,47 +82,54 @@ def portable(argument: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else f".../{path.name}"
 
 
-def finished(machine: dict[str, Any]) -> dict[str, Any]:
-    """`describe()` with the load at the end; busy if others used the cores before or after."""
-    others = others_share()
+def add_final_load(machine: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description with the load at the end; busy if other programs used the cores before or after.
+
+    Args:
+        machine: of `describe`, at the start.
+    """
+    others = other_load()
     busy = machine["busy"] or (others is not None and others > BUSY)
     return machine | {"load_after": load(), "others_after": others, "busy": busy}
 
 
 def slug(machine: dict[str, Any]) -> str:
-    """A name for the results file of a machine: its accelerator, or its processor with the number of cores."""
+    """Returns the name of a machine's results file: its accelerator, or its processor with the number of cores."""
     name = machine.get("accelerator") or f"{machine['processor']} {machine['cores']} cores"
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
 
 
 def processor() -> str:
-    """As the kernel names it."""
+    """Returns the name of the processor."""
     with contextlib.suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if found:
-            return found[1].strip()
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if match:
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 
 def affinity() -> list[int]:
-    """Cores this process may run on."""
+    """Returns the cores this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def version_of(name: str) -> str | None:
-    """Of an installed package."""
+    """Returns the version of a package; None if it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
 
 
 def load() -> list[float] | None:
-    """Mean load of 1, 5 and 15 minutes; our own work included."""
+    """Returns the load averages of 1, 5 and 15 minutes, the benchmark's own load included; None without them."""
     return [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None
 
 
-def others_share(seconds: float = 1.0) -> float | None:
-    """Share of all cores in use while we sleep: what others do. None where the kernel does not say."""
+def other_load(seconds: float = 1.0) -> float | None:
+    """Returns the share of all cores that other programs use, measured while this process sleeps.
+
+    None where the system has no /proc/stat.
+    """
     before = _ticks()
     if before is None:
         return None
@@ -124,7 +139,7 @@ def others_share(seconds: float = 1.0) -> float | None:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """(not idle, all) since boot, summed over cores."""
+    """Returns (busy, all) clock ticks since boot, summed over cores; None without /proc/stat."""
     try:
         first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
     except OSError:
@@ -134,11 +149,11 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def commit() -> str:
-    """Of the working tree, with a + where it has changes."""
+    """Returns the commit of the working tree, followed by + if it has uncommitted changes."""
 
     def git(*args: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        folder = Path(__file__).parent
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
@@ -147,7 +162,7 @@ def commit() -> str:
 
 
 def sgemm(size: int = 1536) -> dict[str, float]:
-    """GF/s of float32 matrix products, the median of nine: on one core, and with a pinned process on every core."""
+    """Returns GF/s of float32 matrix products, the median of nine: on one core, and of a pinned process per core."""
     return {"one core": round(_sgemm(affinity()[:1], size), 1), "all cores": round(_sgemm(affinity(), size), 1)}
 
 
@@ -163,7 +178,7 @@ def _sgemm(cores: Sequence[int], size: int) -> float:
 
 
 def accelerator_peaks(size: int = 8192, repeats: int = 20) -> dict[str, float]:
-    """TF/s of one matrix product on the default device, by precision."""
+    """Returns TF/s of a matrix product on the default device, by precision."""
     import jax
     import jax.numpy as jnp
 
@@ -180,20 +195,20 @@ def accelerator_peaks(size: int = 8192, repeats: int = 20) -> dict[str, float]:
 
 
 def median_seconds(f: Callable[[], Any], repeats: int) -> float:
-    """Of `repeats` calls after one that is not counted; `f` waits for its own result."""
+    """Returns the median seconds of `repeats` calls after a warm-up call; `f` waits for its own result."""
     f()
-    return spread([timed(f) for _ in range(repeats)])["median"]
+    return spread([time_call(f) for _ in range(repeats)])["median"]
 
 
-def timed(f: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    begun = time.perf_counter()
+def time_call(f: Callable[[], Any]) -> float:
+    """Returns the seconds of one call."""
+    start = time.perf_counter()
     f()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def spread(seconds: Sequence[float]) -> dict[str, Any]:
-    """Median with range.
+    """Returns the median and the range.
 
     >>> spread([3.0, 1.0, 2.0])
     {'median': 2.0, 'min': 1.0, 'max': 3.0, 'repeats': 3}
@@ -205,7 +220,7 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def write(path: Path, results: dict[str, Any]) -> None:
-    """Results as JSON, whole or not at all."""
+    """Writes results as JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,9 @@
-"""One contestant: this package. Started by `benchmarks.rounds`; it also writes the world the others work in.
+"""The contestant "ours" of `benchmarks.rounds`: times rounds of this package.
 
 python -m benchmarks.ours --folder DIR --case NAME [--images N] [--data-dir DIR] [--conv NAME]
+
+`benchmarks.rounds` starts it and sends it requests, see `benchmarks.contest`. It also writes the workload of the other
+contestants to DIR: the images, the minibatches of every client and the initial model.
 """
 
 from __future__ import annotations
@@ -29,41 +32,41 @@ from fedvg_jax.runs import simulation as build
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Builds the case, writes the world, then answers requests."""
+    """Builds the case, writes the workload, then answers requests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--case", choices=cases.CASES, required=True)
     parser.add_argument("--images", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--conv", default="auto")
+    parser.add_argument("--conv", default="auto", help="convolution algorithm")
     args = parser.parse_args(argv)
-    case = contest.resized(cases.CASES[args.case], args.images, args.rounds)
+    case = contest.resize_case(cases.CASES[args.case], args.images, args.rounds)
     sim = simulation(case, args.data_dir, args.conv)
     planned = [sim.schedule(r) for r in range(case.rounds)]
-    write_world(args.folder, case, sim, planned)
+    write_workload(args.folder, case, sim, planned)
     ours = Ours(sim, planned, case.checked_steps)
     contest.serve(args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about(case))
     return 0
 
 
 def simulation(case: cases.Case, data_dir: Path | None = None, conv: str = "auto") -> build.Simulation:
-    """The case, ready to run."""
+    """Returns the simulation of a case."""
     devices = str(len(jax.devices())) if case.each_core else "auto"
     config = dataclasses.replace(cases.config(case), conv=conv, devices=devices)
     options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case, conv)}
     return build.simulation(config, **options)
 
 
-def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: list[Schedule]) -> None:
-    """Pool, minibatches, scoring groups and the initial model, for the others."""
+def write_workload(folder: Path, case: cases.Case, sim: build.Simulation, planned: list[Schedule]) -> None:
+    """Writes the pool, minibatches, scoring groups, initial model and settings for the other contestants."""
     pool = {"x": np.asarray(sim.arrays.x), "y": np.asarray(sim.arrays.y)}
-    plain = {f"r{r}/{name}": getattr(s, name) for r, s in enumerate(planned) for name in contest.PLANNED}
+    schedules = {f"r{r}/{name}": getattr(s, name) for r, s in enumerate(planned) for name in contest.SCHEDULE_FIELDS}
     scoring = {"scoring": np.asarray(sim.data.scoring)}
-    model = contest.by_path("init", *jax.device_get(sim.state.variables))
-    np.savez(folder / "world.npz", **pool, **plain, **scoring, **model)
+    model = contest.flatten_model("init", *jax.device_get(sim.state.variables))
+    np.savez(folder / "workload.npz", **pool, **schedules, **scoring, **model)
     config = sim.config
-    known = {
+    settings = {
         "model": case.model,
         "rounds": case.rounds,
         "lr": float(np.float32(config.lr)),
@@ -75,27 +78,28 @@ def write_world(folder: Path, case: cases.Case, sim: build.Simulation, planned: 
         "checked_steps": case.checked_steps,
         "equal": len({tuple(s.num_steps) for s in planned}) == 1 and len(set(planned[0].num_steps.tolist())) == 1,
     }
-    (folder / "world.json").write_text(json.dumps(known), encoding="utf-8")
+    (folder / "workload.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 class Ours:
-    """The compiled rounds of a simulation, and its parts."""
+    """The compiled rounds of a simulation, and each of their phases compiled alone."""
 
     def __init__(self, sim: build.Simulation, planned: list[Schedule], checked_steps: int | None = None):
         self.sim, self.planned = sim, planned
-        self.checked = planned[0] if checked_steps is None else shortened(planned[0], sim, checked_steps)
+        self.checked = planned[0] if checked_steps is None else limit_steps(planned[0], sim, checked_steps)
         self.stacked = schedules.stack(planned, build.MAX_ROUNDS)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
-        self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - begun
-        self.parts, self.alone = _parts(sim, build.make_executor(sim.config)), _parts(sim, executors.lanes(1))
+        self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - start
+        self.phases = _phases(sim, build.make_executor(sim.config))
+        self.phases_of_one_device = _phases(sim, executors.lanes(1))
         first, data, hyper = planned[0], sim.data, sim.hyper
-        self.clients = self.parts["train"](sim.state, first, data, hyper)
-        self.measured = self.parts["score"](sim.state, self.clients, first, data, hyper)
-        jax.block_until_ready(self.parts["aggregate"](sim.state, self.clients, self.measured, first, data, hyper))
+        self.clients = self.phases["train"](sim.state, first, data, hyper)
+        self.signals = self.phases["score"](sim.state, self.clients, first, data, hyper)
+        jax.block_until_ready(self.phases["aggregate"](sim.state, self.clients, self.signals, first, data, hyper))
 
     def about(self, case: cases.Case) -> dict[str, Any]:
-        """What is told once."""
+        """Returns what the results record of this contestant."""
         return {
             "compile_seconds": round(self.compile_seconds, 3),
             "devices": len(self.sim.data.scoring.sharding.device_set),
@@ -104,58 +108,63 @@ class Ours:
         }
 
     def check(self) -> dict[str, np.ndarray]:
-        """Every client after one step in float64; the checked round's global model and weights by the timed program."""
+        """Returns every client after one step in float64, and the checked round's global model and weights.
+
+        The checked round runs in the timed program, in float32.
+        """
         first = self.checked
         single = schedules.stack([first], build.MAX_ROUNDS)
-        state, metrics = self.chunk(self._state(), np.int32(1), single, self.sim.data, self.sim.hyper)
-        stepped = self._double(first._replace(num_steps=np.minimum(first.num_steps, 1)))[2]
-        found = contest.by_path("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}
-        return found | contest.by_path("step", *jax.device_get(stepped))
+        state, metrics = self.chunk(self._copy_state(), np.int32(1), single, self.sim.data, self.sim.hyper)
+        stepped = self._train_in_float64(first._replace(num_steps=np.minimum(first.num_steps, 1)))[2]
+        arrays = contest.flatten_model("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}
+        return arrays | contest.flatten_model("step", *jax.device_get(stepped))
 
     def exact(self) -> dict[str, np.ndarray]:
-        """The checked round's global model in float64, which all are compared with."""
-        first = self.checked
-        state, data, clients, hyper = self._double(first)
+        """Returns the checked round's global model in float64, the reference of all comparisons."""
+        first, phases = self.checked, self.phases_of_one_device
+        state, data, clients, hyper = self._train_in_float64(first)
         with jax.enable_x64(True):
-            measured = self.alone["score"](state, clients, first, data, hyper)
-            model = self.alone["aggregate"](state, clients, measured, first, data, hyper)
-        return contest.by_path("round", *jax.device_get(model))
+            signals = phases["score"](state, clients, first, data, hyper)
+            model = phases["aggregate"](state, clients, signals, first, data, hyper)
+        return contest.flatten_model("round", *jax.device_get(model))
 
-    def _double(self, planned: Schedule) -> tuple[SimState, Data, Variables, Hyper]:
-        """The initial state, the data, the trained clients and the hyper-parameters in float64.
+    def _train_in_float64(self, planned: Schedule) -> tuple[SimState, Data, Variables, Hyper]:
+        """Returns the initial state, the data, the trained clients and the hyperparameters in float64.
 
-        On one device: with two of a CPU at work, gradients in float64 were off by 1e-3, others in every call.
+        Runs on one device: on two CPU devices, float64 gradients were off by 1e-3, differently in every call.
         """
         state, data = jax.device_get((self.sim.state, self.sim.data))
         planned = planned._replace(plan=lane_plan.plan_lanes(planned.num_steps, 1))
         with jax.enable_x64(True):
-            state, hyper = jax.tree.map(_double, (state, self.sim.hyper))
-            return state, data, self.alone["train"](state, planned, data, hyper), hyper
+            state, hyper = jax.tree.map(_to_float64, (state, self.sim.hyper))
+            return state, data, self.phases_of_one_device["train"](state, planned, data, hyper), hyper
 
     def time(self) -> dict[str, float]:
-        """Seconds of all rounds, uploads included; then of the parts of the first round."""
+        """Returns the mean seconds of a round, uploads included, and the seconds of each phase of the first round."""
         sim, first = self.sim, self.planned[0]
-        state = jax.block_until_ready(self._state())
-        begun, worked = time.perf_counter(), time.process_time()
-        done = self.chunk(state, np.int32(len(self.planned)), self.stacked, sim.data, sim.hyper)
-        jax.block_until_ready(done)
-        spent = {"round": time.perf_counter() - begun, "cpu": time.process_time() - worked}
-        found = {name: seconds / len(self.planned) for name, seconds in spent.items()}
+        state = jax.block_until_ready(self._copy_state())
+        start, cpu_start = time.perf_counter(), time.process_time()
+        outputs = self.chunk(state, np.int32(len(self.planned)), self.stacked, sim.data, sim.hyper)
+        jax.block_until_ready(outputs)
+        total = {"round": time.perf_counter() - start, "cpu": time.process_time() - cpu_start}
+        seconds = {name: value / len(self.planned) for name, value in total.items()}
         arguments = {
             "train": (sim.state, first, sim.data, sim.hyper),
             "score": (sim.state, self.clients, first, sim.data, sim.hyper),
-            "aggregate": (sim.state, self.clients, self.measured, first, sim.data, sim.hyper),
+            "aggregate": (sim.state, self.clients, self.signals, first, sim.data, sim.hyper),
         }
-        for name, part in self.parts.items():
-            found[name] = machine.timed(lambda part=part, name=name: jax.block_until_ready(part(*arguments[name])))
-        return found
+        for name, phase in self.phases.items():
+            seconds[name] = machine.time_call(
+                lambda phase=phase, name=name: jax.block_until_ready(phase(*arguments[name]))
+            )
+        return seconds
 
-    def _state(self):
-        return jax.tree.map(jnp.copy, self.sim.state)  # a chunk takes over the memory of its state
+    def _copy_state(self):
+        return jax.tree.map(jnp.copy, self.sim.state)  # because a chunk donates its state's buffers
 
 
-def shortened(planned: Schedule, sim: build.Simulation, steps: int) -> Schedule:
-    """Returns the round with at most so many local steps of each client."""
+def limit_steps(planned: Schedule, sim: build.Simulation, steps: int) -> Schedule:
+    """Returns the round with at most `steps` local steps of each client."""
     num_steps, executor = np.minimum(planned.num_steps, steps), build.make_executor(sim.config)
     start = (np.cumsum(num_steps) - num_steps).astype(np.int32)
     rows = np.full_like(planned.rows, -1)
@@ -165,12 +174,12 @@ def shortened(planned: Schedule, sim: build.Simulation, steps: int) -> Schedule:
     return planned._replace(num_steps=num_steps, start=start, rows=rows, plan=plan)
 
 
-def _double(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+def _to_float64(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
-    """Training, scoring and aggregation as programs of their own."""
+def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
+    """Returns training, scoring and aggregation as separately jitted functions."""
     config, task = sim.config, sim.task
     algorithm = build.ALGORITHMS[config.algorithm](config)
     weighting, optimiser = build.make_weighting(config, task, algorithm), build.make_optimiser(config)
@@ -181,8 +190,8 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         return local_training.make_client(task, algorithm, optimiser, state, planned, data, hyper, support=live)
 
     def train(state, planned, data, hyper) -> Variables:
-        done = executor.train(client, (state, data, hyper), planned)
-        return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, done.params), done.stats)
+        trained = executor.train(client, (state, data, hyper), planned)
+        return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, trained.params), trained.stats)
 
     def measure(shared, report, row_parts=None):
         hyper, data = shared
@@ -193,8 +202,8 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         reports = Report(clients, planned.num_samples, deltas)
         return (executor.map_by_rows or executor.map)(measure, (hyper, data), reports)
 
-    def aggregate(state, clients, measured, planned, data, hyper):
-        weights = weighting.weigh(hyper, measured, Returns(state.variables, clients, planned.shuffle, data))
+    def aggregate(state, clients, signals, planned, data, hyper):
+        weights = weighting.weigh(hyper, signals, Returns(state.variables, clients, planned.shuffle, data))
         key = jax.random.key(0)
         return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
 
@@ -202,8 +211,11 @@ def _parts(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
 
 def flops(case: cases.Case, sim: build.Simulation) -> float | None:
-    """Floating-point operations of one image's forward and backward pass, as XLA counts them with its own convolution:
-    neither zeros that ours adds nor products that it saves. It counts a loop's body once, so loops are written out."""
+    """Returns the floating-point operations of one image's forward and backward pass, as XLA counts them.
+
+    Counted with XLA's own convolution, because ours adds products with zeros in some layers and saves products in
+    others. XLA counts a loop's body once, so loops are unrolled here.
+    """
     task = cases.task(case, "lax") or build.make_task(dataclasses.replace(sim.config, conv="lax"), sim.arrays)
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)

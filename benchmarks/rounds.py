@@ -1,10 +1,14 @@
-"""Whole rounds on the CPU, beside PyTorch doing the same work in the same run.
+"""Times federated rounds on the CPU, and the same rounds in PyTorch.
 
     python -m benchmarks.rounds [--cases lenet5 cnn ...] [--repeats 5] [--images N] [--data-dir DIR] [--out FILE.json]
 
-Every contestant is a process of its own with the same number of threads, works on the same minibatches from the same
-initial model, and must end with the same models before any time is reported; then they take turns. Compile time is
-apart. `--pfl-python PATH` is a Python that has pfl and torch, where this one has not.
+A case of `benchmarks.cases` is computed by several contestants: this package ("ours"), three PyTorch loops
+(`benchmarks.peers`) and pfl-research (`benchmarks.pfl_peer`). Each contestant is a process with the same number of
+threads, the same minibatches and the same initial model. First their models and weights are compared; a contestant that
+disagrees is not timed. Then the contestants are timed in turns, without compilation.
+
+Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
+earlier result. `--pfl-python PATH` is a Python with pfl and torch, if this one lacks them.
 """
 
 from __future__ import annotations
@@ -26,157 +30,171 @@ import numpy as np
 from benchmarks import cases, contest, machine
 
 PARTS = ("round", "cpu", "train", "score", "aggregate")
-"""Wall seconds and CPU seconds of a round, then wall seconds of its parts."""
-LOOPS = ("lean", "loader", "vmap", "pfl")
+"""Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
+PEERS = ("lean", "loader", "vmap", "pfl")
+"""The contestants besides "ours"."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 if any contestant disagreed."""
+    """Runs the cases; exit code 1 if any contestant disagreed."""
     args = parse(argv)
     deadline = time.monotonic() + 60 * args.minutes
-    found = {"machine": machine.describe(["python", "-m", "benchmarks.rounds", *(argv or sys.argv[1:])])}
-    known = earlier(args.out)
-    peaks = {name: max(rate, known["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
-    found |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": known["cases"]}
+    results = {"machine": machine.describe(["python", "-m", "benchmarks.rounds", *(argv or sys.argv[1:])])}
+    earlier = read_results(args.out)
+    peaks = {name: max(rate, earlier["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
+    results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
     for name in args.cases:
         if time.monotonic() > deadline:
-            print(f"{name}: left out, no time", flush=True)
+            print(f"{name}: skipped, the time limit of --minutes is reached", flush=True)
             continue
-        print(f"{name}: {cases.CASES[name].says}", flush=True)
-        others = machine.others_share()
-        case = contend(name, args)
-        found["cases"][name] = case | {
-            "others_before": others,
-            "others_after": machine.others_share(),
-            "command": found["machine"]["command"],
+        print(f"{name}: {cases.CASES[name].description}", flush=True)
+        load_before = machine.other_load()
+        case = measure(name, args)
+        results["cases"][name] = case | {
+            "others_before": load_before,
+            "others_after": machine.other_load(),
+            "command": results["machine"]["command"],
         }
-        print(told(case), flush=True)
-        found["machine"] = machine.finished(found["machine"])
+        print(format_case(case), flush=True)
+        results["machine"] = machine.add_final_load(results["machine"])
         if args.out:
-            machine.write(args.out, found)
-    return 0 if all(agreed(case) for name, case in found["cases"].items() if name in args.cases) else 1
+            machine.write(args.out, results)
+    return 0 if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases) else 1
 
 
-def earlier(file: Path | None) -> dict[str, Any]:
-    """What a results file holds already: cases measured now replace theirs, and a peak is the highest ever seen."""
+def read_results(file: Path | None) -> dict[str, Any]:
+    """Returns the contents of a results file; no cases and no peaks if there is none.
+
+    New results replace earlier ones case by case, and a peak is the highest ever measured.
+    """
     if file and file.is_file():
         return json.loads(file.read_text(encoding="utf-8"))
     return {"cases": {}, "sgemm GF/s": {}}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=list(cases.CASES))
-    parser.add_argument("--peers", nargs="*", choices=LOOPS, default=list(LOOPS))
-    parser.add_argument("--repeats", type=int, default=5, help="of every contestant, in turns")
-    parser.add_argument("--images", type=int, help="size of the pool, in place of each case's own")
-    parser.add_argument("--rounds", type=int, help="rounds in one timing, in place of each case's own")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further case is started")
-    parser.add_argument("--threads", type=int, default=len(machine.affinity()))
-    parser.add_argument("--data-dir", type=Path, help="folder holding CIFAR-10; noise in its shape without")
-    parser.add_argument("--torch-python", type=Path, default=Path(sys.executable))
-    parser.add_argument("--pfl-python", type=Path, default=Path(sys.executable))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of every contestant, in turns")
+    parser.add_argument("--images", type=int, help="images in the pool, instead of each case's own number")
+    parser.add_argument("--rounds", type=int, help="rounds in one timing, instead of each case's own number")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further case after this time")
+    parser.add_argument("--threads", type=int, default=len(machine.affinity()), help="threads of each contestant")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10; default: noise of the same shape")
+    parser.add_argument("--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch")
+    parser.add_argument("--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     return parser.parse_args(argv)
 
 
-def contend(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One case: everyone starts, agrees, and then takes turns."""
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the results of one case: starts the contestants, compares their models, then times them in turns."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
         running, skipped = start(name, folder, args, stack)
-        with np.load(folder / "world.npz") as file:
-            before = {key: file[key] for key in file.files if key.startswith("init/")}
-        known = (folder / "world.json").read_text(encoding="utf-8")
-        agreement = agree(folder, running, skipped, before)
-        times: dict[str, list[dict]] = {who: [] for who in running}
+        with np.load(folder / "workload.npz") as file:
+            initial = {key: file[key] for key in file.files if key.startswith("init/")}
+        workload = json.loads((folder / "workload.json").read_text(encoding="utf-8"))
+        agreement = compare(folder, running, skipped, initial)
+        times: dict[str, list[dict]] = {peer: [] for peer in running}
         for contestant in running.values():
-            contestant.ask("time")  # not counted
+            contestant.request("time")  # warm-up
         for turn in range(args.repeats):
             order = list(running) if turn % 2 == 0 else list(running)[::-1]
-            for who in order:
-                times[who].append(running[who].ask("time"))
-        about = {who: contestant.about for who, contestant in running.items()}
-    return result(name, known, about, times, agreement, skipped)
+            for peer in order:
+                times[peer].append(running[peer].request("time"))
+        about = {peer: contestant.about for peer, contestant in running.items()}
+    return summarise(name, workload, about, times, agreement, skipped)
 
 
-def agree(folder: Path, running: dict, skipped: dict, before: Mapping) -> dict[str, dict[str, float]]:
-    """How far everyone is from us; who fails or is too far off is moved from `running` to `skipped`."""
+def compare(folder: Path, running: dict, skipped: dict, initial: Mapping) -> dict[str, dict[str, float]]:
+    """Compares every contestant with ours, and moves those that fail or disagree from `running` to `skipped`.
+
+    Returns:
+        contestant -> its differences from ours, see `contest.differences`.
+    """
     if len(running) == 1:
         return {}
-    exact, ours = (asked(folder, running, "ours", what) for what in ("exact", "check"))
-    found = {}
-    for who in [who for who in running if who != "ours"]:
+    exact, ours = (request_arrays(folder, running, "ours", request) for request in ("exact", "check"))
+    agreement = {}
+    for peer in [peer for peer in running if peer != "ours"]:
         try:
-            found[who] = contest.disagreement(ours, asked(folder, running, who, "check"), exact, before)
-            if contest.agrees(found[who], sends_single=who == "pfl"):
+            theirs = request_arrays(folder, running, peer, "check")
+            agreement[peer] = contest.differences(ours, theirs, exact, initial)
+            if contest.agrees(agreement[peer], sends_float32=peer == "pfl"):
                 continue
-            skipped[who] = "disagrees, so it is not timed"
+            skipped[peer] = "disagrees, so it is not timed"
         except RuntimeError as error:
-            skipped[who] = str(error)
-        del running[who]
-    return found
+            skipped[peer] = str(error)
+        del running[peer]
+    return agreement
 
 
-def asked(folder: Path, running: Mapping, who: str, what: str) -> dict[str, np.ndarray]:
-    """What a contestant leaves in a file."""
-    running[who].ask(what)
-    with np.load(folder / f"{who}.{what}.npz") as file:
+def request_arrays(folder: Path, running: Mapping, peer: str, request: str) -> dict[str, np.ndarray]:
+    """Sends a request to a contestant and returns the arrays that it writes."""
+    running[peer].request(request)
+    with np.load(folder / f"{peer}.{request}.npz") as file:
         return dict(file)
 
 
 def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.ExitStack):
-    """The contestants that run, ours first, and why the others do not."""
+    """Starts the contestants of a case, ours first, which writes the workload into `folder`.
+
+    Returns:
+        contestant -> its running process; contestant -> why it does not run.
+    """
     environment = {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
     command = [sys.executable, "-m", "benchmarks.ours", "--folder", str(folder), "--case", name]
     for option in ("images", "rounds", "data_dir"):
         if (value := getattr(args, option)) is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
-    mine = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
-    running = {"ours": contest.Contestant(command, mine, folder / "ours.log")}
+    jax_environment = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
+    running = {"ours": contest.Contestant(command, jax_environment, folder / "ours.log")}
     stack.callback(running["ours"].close)
     skipped = {}
-    for who in args.peers:
-        python = args.pfl_python if who == "pfl" else args.torch_python
-        if reason := missing(who, name, python):
-            skipped[who] = reason
+    for peer in args.peers:
+        python = args.pfl_python if peer == "pfl" else args.torch_python
+        if reason := unavailable_reason(peer, name, python):
+            skipped[peer] = reason
             continue
-        module = ["benchmarks.pfl_peer"] if who == "pfl" else ["benchmarks.peers", "--peer", who]
+        module = ["benchmarks.pfl_peer"] if peer == "pfl" else ["benchmarks.peers", "--peer", peer]
         command = [str(python), "-m", *module, "--folder", str(folder), "--threads", str(args.threads)]
         try:
-            running[who] = contest.Contestant(command, environment, folder / f"{who}.log")
-            stack.callback(running[who].close)
+            running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log")
+            stack.callback(running[peer].close)
         except RuntimeError as error:
-            skipped[who] = str(error)
+            skipped[peer] = str(error)
     return running, skipped
 
 
-def missing(who: str, case: str, python: Path) -> str | None:
-    """Why a contestant cannot run."""
-    if who == "pfl" and case != "pfl_cnn":
+def unavailable_reason(peer: str, case: str, python: Path) -> str | None:
+    """Returns why a contestant cannot run a case; None if it can."""
+    if peer == "pfl" and case != "pfl_cnn":
         return "its simulator is compared on its own set-up only"
-    for package in ("torch", "pfl") if who == "pfl" else ("torch",):
+    for package in ("torch", "pfl") if peer == "pfl" else ("torch",):
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
         if subprocess.run([python, "-c", code], check=False).returncode:
             return f"{package} is not installed for {python.name}"
     return None
 
 
-def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, skipped) -> dict[str, Any]:
-    """Medians with range, and what follows from them."""
-    world = json.loads(known)
-    medians = {who: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
-               for who, ts in times.items()}  # fmt: skip
-    gradients = sum(world["work"].values()) / world["rounds"]
+def summarise(
+    name: str, workload: Mapping[str, Any], about: Mapping, times: Mapping[str, list[dict]], agreement, skipped
+) -> dict[str, Any]:
+    """Returns the results of a case: medians with range, throughput and ratios to ours."""
+    medians = {peer: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
+               for peer, ts in times.items()}  # fmt: skip
+    gradients = sum(workload["work"].values()) / workload["rounds"]
     ours = medians["ours"]["round"]["median"]
     return {
-        "world": world,
+        "world": workload,
         "about": about,
         "seconds": medians,
-        "memory_gib": {who: max(t["memory_gib"] for t in ts) for who, ts in times.items()},
+        "memory_gib": {peer: max(t["memory_gib"] for t in ts) for peer, ts in times.items()},
         "image_gradients_per_second": round(gradients / ours, 1),
-        "ratio": {who: round(m["round"]["median"] / ours, 3) for who, m in medians.items() if who != "ours"},
+        "ratio": {peer: round(m["round"]["median"] / ours, 3) for peer, m in medians.items() if peer != "ours"},
         "alpha": alpha(name),
         "agreement": agreement,
         "skipped": skipped,
@@ -187,30 +205,30 @@ def result(name, known: str, about, times: Mapping[str, list[dict]], agreement, 
 
 
 def alpha(name: str) -> float | None:
-    """The case's Dirichlet concentration; None where its clients are equal."""
+    """Returns the case's Dirichlet concentration; None if its clients are equal."""
     return cases.CASES[name].settings.get("alpha")
 
 
-def agreed(case: Mapping[str, Any]) -> bool:
-    """Whether every contestant ended with the same models."""
-    return all(contest.agrees(found, sends_single=who == "pfl") for who, found in case["agreement"].items())
+def all_agree(case: Mapping[str, Any]) -> bool:
+    """Returns whether all contestants of a case agree with ours."""
+    return all(contest.agrees(gaps, sends_float32=peer == "pfl") for peer, gaps in case["agreement"].items())
 
 
-def told(case: Mapping[str, Any]) -> str:
-    """A case in a few lines."""
+def format_case(case: Mapping[str, Any]) -> str:
+    """Returns the results of a case as text, one line per contestant."""
     lines = []
-    for who, parts in case["seconds"].items():
+    for peer, parts in case["seconds"].items():
         spread = parts["round"]
         detail = ", ".join(f"{part} {parts[part]['median']:.3g}" for part in PARTS[1:] if part in parts)
-        ratio = f" {case['ratio'][who]:.2f} x ours" if who in case["ratio"] else ""
+        ratio = f" {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
         lines.append(
-            f"  {who:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"
+            f"  {peer:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"
         )
-    lines += [f"  {who:7}{why}" for who, why in case["skipped"].items()]
+    lines += [f"  {peer:7}{reason}" for peer, reason in case["skipped"].items()]
     lines += [
-        f"  {who:7}in float64 {found['exact']:.1e} of a round's step from ours;"
-        f" float32 moves it {found['their rounding']:.1e}, ours {found['our rounding']:.1e}"
-        for who, found in case["agreement"].items()
+        f"  {peer:7}differs from ours by {gaps['exact']:.1e} of a round's update in float64;"
+        f" float32 rounding: {gaps['their rounding']:.1e}, ours {gaps['our rounding']:.1e}"
+        for peer, gaps in case["agreement"].items()
     ]
     return "\n".join(lines)
 

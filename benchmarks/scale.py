@@ -1,14 +1,14 @@
-"""Scale on paper: the estimated time of a round for 1 to 1,024 devices and cohorts of 10 to 10,000 clients.
+"""Estimates the time of a round on 1 to 1,024 devices, for cohorts of 10 to 10,000 clients; needs no such devices.
 
     python -m benchmarks.scale [--plan NAME ...] [--target NAME] [--network infiniband|ethernet] [--out FILE.json]
     python -m benchmarks.scale --measure --out FILE.json
 
-Estimates use one device's figures: of plans in benchmarks/results/targets.json, or with --target of the digits'
-federation compiled now (needs jax[cuda12] or libtpu). `scale_model` has the arithmetic and its assumptions. The first
-bottleneck is the phase of a round that takes longest.
+Estimates start from one device's figures: from plans in benchmarks/results/targets.json, or with --target from the
+digits' federation, compiled now (needs jax[cuda12] or libtpu). `benchmarks.scale_model` has the model and its
+assumptions. Prints seconds, efficiency and the bottleneck: the longest phase of a round.
 
---measure runs 1, 2 and 4 CPU devices and processes of this machine instead, and compares the same arithmetic with them.
-It takes about three minutes; leave the machine alone meanwhile. What is not asked for stays as the file has it.
+--measure runs 1, 2 and 4 CPU devices and processes on this machine instead, and compares them with the same model. It
+takes about three minutes on an otherwise idle machine. The other part of FILE.json stays unchanged.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RESULT = ROOT / "benchmarks" / "results" / "scale.json"
 DEVICES = (1, 8, 64, 256, 1024)
 COHORTS = (10, 100, 1000, 10_000)
 SHAPES = {"digits": ((8, 8, 1), 180), "cifar10": ((32, 32, 3), 6000)}
-"""Data set -> shape of a row, and rows of D_val at the preset's ratio."""
+"""Data set -> shape of an image, and rows of D_val at the preset's ratio."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Estimates or measures, prints, writes."""
+    """Prints and writes estimates or measurements."""
     args = parse(argv)
     document = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
     if args.measure:
@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", nargs="+", metavar="NAME", help="plans of one device; default: all of GPUs")
+    parser.add_argument("--plan", nargs="+", metavar="NAME", help="plans for one device; default: all GPU plans")
     parser.add_argument("--target", help="compile the digits' federation for this device instead, e.g. h100")
     parser.add_argument("--network", choices=("infiniband", "ethernet"), default="infiniband")
-    parser.add_argument("--pool", choices=("device", "host"), default="device", help="where the pixels are")
+    parser.add_argument("--pool", choices=("device", "host"), default="device", help="where images are stored")
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--cohorts", type=int, nargs="+", default=COHORTS)
     parser.add_argument("--measure", action="store_true")
@@ -69,12 +69,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def estimates(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the estimates of all plans that are asked for, and prints them."""
-    known = machine.describe()
+    """Prints and returns the estimates of the plans on the command line."""
+    description = machine.describe()
     planning = measure_planning()
-    document: dict[str, Any] = {"what": "estimates, not measurements, except for planning", "machine": known}
+    document: dict[str, Any] = {"what": "estimates, not measurements, except for planning", "machine": description}
     document |= {"planning": planning._asdict(), "network": args.network, "pool": args.pool, "plans": {}}
-    for figures, config in [compiled(args.target)] if args.target else stored(args.plan):
+    for figures, config in [compile_figures(args.target)] if args.target else read_figures(args.plan):
         settings = {"alpha": config.alpha, "epochs": config.local_epochs, "batch_size": config.batch_size}
         points = []
         for cohort in args.cohorts:
@@ -88,7 +88,7 @@ def estimates(args: argparse.Namespace) -> dict[str, Any]:
             "assumptions": scale_model.describe(figures, args.network, args.pool),
             "points": [point._asdict() for point in points],
         }
-    document["machine"] = machine.finished(known)
+    document["machine"] = machine.add_final_load(description)
     return document
 
 
@@ -98,23 +98,23 @@ PARTS = {"step": "step", "segment": "segment", "scoring_pass": "scoring pass", "
 """Field of `Figures` -> part of a plan."""
 
 
-def stored(names: list[str] | None) -> list[tuple[Figures, Config]]:
+def read_figures(names: list[str] | None) -> list[tuple[Figures, Config]]:
     """Returns the figures of plans in `PLANS`, by default of all for one GPU."""
     plans = json.loads(PLANS.read_text(encoding="utf-8"))["plans"]
-    of_one = {n: p for n, p in plans.items() if p["plan"]["num_devices"] == 1 and "TPU" not in n}
-    unknown = sorted(set(names or ()) - of_one.keys())
+    single_gpu = {n: p for n, p in plans.items() if p["plan"]["num_devices"] == 1 and "TPU" not in n}
+    unknown = sorted(set(names or ()) - single_gpu.keys())
     if unknown:
-        raise SystemExit(f"plan {unknown[0]!r} is not one of {', '.join(of_one)}")
-    chosen = []
-    for name in names or of_one:
-        file = re.search(r"--config (\S+)", of_one[name]["command"])
+        raise SystemExit(f"plan {unknown[0]!r} is not one of {', '.join(single_gpu)}")
+    figures = []
+    for name in names or single_gpu:
+        file = re.search(r"--config (\S+)", single_gpu[name]["command"])
         assert file, "every plan has a config"
         config = configs.apply(Config(), io.read_toml(ROOT / file[1]), file[1])
-        chosen.append((figures_of(name, of_one[name]["plan"], config), config))
-    return chosen
+        figures.append((figures_of(name, single_gpu[name]["plan"], config), config))
+    return figures
 
 
-def compiled(target: str) -> tuple[Figures, Config]:
+def compile_figures(target: str) -> tuple[Figures, Config]:
     """Returns the figures of the digits' federation, compiled for a target."""
     parsed = targets.parse_target(target)
     targets.prepare_environment(parsed)
@@ -127,7 +127,13 @@ def compiled(target: str) -> tuple[Figures, Config]:
 
 
 def figures_of(name: str, plan: dict[str, Any], config: Config) -> Figures:
-    """Returns the figures of a plan for one device, as JSON values."""
+    """Returns the figures of a plan for one device.
+
+    Args:
+        name: of the plan.
+        plan: as in `PLANS`.
+        config: that was planned.
+    """
     model = targets.parse_target(plan["target"]).model
     shape = SHAPES[config.dataset][0]
     gpu = hardware.Hardware(model.platform, model.kind, 1, 0, model.memory_bytes)
@@ -162,17 +168,17 @@ def num_values(config: Config, shape: tuple[int, ...]) -> int:
 
 
 def measure_planning() -> scale_model.Planning:
-    """Measures what planning a round costs: CPU seconds of one core, by client, by row and by byte of the plan."""
+    """Measures the CPU seconds of planning a round: per client, per row and per byte of the plan."""
     rng = np.random.default_rng(0)
 
     def seconds(cohort: int, rows: int, lanes: int) -> float:
-        of_clients = list(rng.permutation(cohort * rows).astype(np.int32).reshape(cohort, rows))
+        client_rows = list(rng.permutation(cohort * rows).astype(np.int32).reshape(cohort, rows))
         settings = {"cohort_size": cohort, "local_epochs": (5, 5), "batch_size": 32, "num_lanes": lanes}
         capacity = 5 * cohort * -(-rows // 32)
         times = []
         for number in range(5):
             start = time.process_time()
-            schedules.make(number, of_clients, seed=0, capacity=capacity, **settings)
+            schedules.make(number, client_rows, seed=0, capacity=capacity, **settings)
             times.append(time.process_time() - start)
         return min(times)
 
@@ -195,7 +201,7 @@ def print_points(figures: Figures, points: list[scale_model.Estimate]) -> None:
 
 
 def cell(point: dict[str, Any]) -> str:
-    """Returns an estimate in a few words.
+    """Returns an estimate as text: seconds, efficiency and bottleneck.
 
     >>> cell({"seconds": (0.001, 0.02), "efficiency": (0.5, 0.4), "bottleneck": "training"})
     '1 to 20 ms, 40 to 50 %, training'
@@ -208,7 +214,7 @@ def cell(point: dict[str, Any]) -> str:
 
 
 def print_measured(measured: dict[str, Any]) -> None:
-    """Prints the comparison with this machine."""
+    """Prints measured and estimated milliseconds of a round on this machine."""
     for point in measured["points"]:
         print(
             f"  {point['processes']} processes of {point['devices'] // point['processes']} devices:"

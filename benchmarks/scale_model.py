@@ -1,7 +1,7 @@
-"""A model of the seconds of a federated round on many devices: an estimate, never a measurement. No jax.
+"""A model of the seconds of a federated round on many devices, used by `benchmarks.scale`. It does not import jax.
 
-Sizes of clients come from real Dirichlet draws, the work of a device from the engine's own placement of clients.
-Everything else is arithmetic on the figures of one device, on links and on the assumptions below.
+Client sizes are drawn from Dirichlet partitions; the engine's own code places clients on devices and lanes. Everything
+else is calculated from the figures of one device, the bandwidths of `LINKS` and `ASSUMPTIONS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.engine import lane_plan
 
 OPTIMISTIC, PESSIMISTIC = range(2)
-"""Ends of an estimate."""
+"""Indices of the ends of an estimate's range."""
 
 
 class Link(NamedTuple):
@@ -26,9 +26,9 @@ class Link(NamedTuple):
 
     name: str
     bandwidth: float
-    """Bytes a second in one direction, of one device; of its data sheet."""
+    """Bytes per second of one device in one direction, from the data sheet."""
     hop: tuple[float, float]
-    """Seconds by which one more device, or one more host, delays a small collective: (optimistic, pessimistic)."""
+    """Latency that one more device or host adds to a small collective, seconds: (optimistic, pessimistic)."""
     source: str
 
 
@@ -47,18 +47,18 @@ DEVICES_PER_HOST = 8
 
 
 class Assumptions(NamedTuple):
-    """What neither programs nor data sheets show; one end of the estimate."""
+    """Quantities known from neither programs nor data sheets, for one end of the estimate."""
 
     launch: float
     """Seconds of the shortest kernel."""
     turn: float
-    """Seconds by which the host delays an iteration of a loop whose count is data."""
+    """Seconds by which the host delays each iteration of a loop whose trip count is data."""
     link_share: float
     """Fraction of a link's bandwidth."""
     collective: float
     """Seconds of the smallest collective between two devices; NCCL's baseLat."""
     memory_share: float = 0.5
-    """Fraction of a device's memory that the results of clients may take."""
+    """Fraction of a device's memory available for the results of clients."""
 
 
 ASSUMPTIONS = (
@@ -68,51 +68,51 @@ ASSUMPTIONS = (
 
 
 class Kernels(NamedTuple):
-    """A part of a round on one device: with all its lanes busy."""
+    """A part of a round on one device, with all lanes busy."""
 
     seconds: tuple[float, float]
     kernels: int
-    """Launches, which are as many with fewer lanes."""
+    """Kernel launches; the number does not depend on the lanes."""
 
 
 class Figures(NamedTuple):
-    """One device and what a round's parts take on it."""
+    """The seconds of a round's parts on one device."""
 
     name: str
     source: str
-    """Where the seconds are from: "estimated" from a compiled program, or "measured"."""
+    """Origin of the seconds: "estimated" from a compiled program, or "measured"."""
     device: str
     lanes: int
     """Clients side by side."""
     step: Kernels
     segment: Kernels
-    """A change of clients between lanes."""
+    """A lane's change from one client to the next."""
     scoring_pass: Kernels
     rest: Kernels
-    """A round without training, scoring and collectives."""
+    """The round except training, scoring and collectives."""
     rows_per_pass: int
     """Validation rows of one scoring pass."""
     parameters: int
     """Values of one model, running statistics included, as a device stores a client."""
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     row_bytes: int
-    """Pixels of one row."""
+    """Size of one image."""
 
 
 class Planning(NamedTuple):
-    """Seconds that one host takes to plan a round: measured, see `scale.measure_planning`."""
+    """CPU seconds of planning a round on one host, measured by `scale.measure_planning`."""
 
     client: float
-    """A client of the cohort."""
+    """Per client of the cohort."""
     row: float
-    """A row of a minibatch."""
+    """Per row of a minibatch."""
     byte: float
-    """A byte of the plan's tables."""
+    """Per byte of the plan's tables."""
 
 
 class Federation(NamedTuple):
-    """What grows: a cohort and its clients."""
+    """The clients of a federation, and its cohorts."""
 
     cohort: int
     num_clients: int
@@ -125,15 +125,15 @@ class Federation(NamedTuple):
 
 
 PHASES = {
-    "training": "local steps and scoring, if all devices that do them were equally busy",
-    "stragglers": "devices that wait for the longest lane, or for the last clients to be scored",
-    "lane changes": "kernels that load and store clients; all devices stop for each",
+    "training": "local steps and scoring, if their devices were equally busy",
+    "stragglers": "devices wait for the longest lane, or for the last clients to be scored",
+    "lane changes": "kernels load and store clients; all devices wait for each",
     "collectives": "exchange of clients, all-reduce of the mean or of gradients, and the latency of small collectives",
     "rest": "the weighted mean and the server step",
     "planning": "the host draws the next round and its plan, while the devices work",
     "input": "the host copies the next round's plan and rows, while the devices work",
 }
-"""Name of a phase -> what it is. The last two count only where they take longer than the devices."""
+"""Name of a phase -> description. The last two count only if they take longer than the devices."""
 
 HOST_PHASES = ("planning", "input")
 
@@ -143,40 +143,40 @@ class Estimate(NamedTuple):
 
     devices: int
     used: int
-    """Devices that work: at most as many as clients, or several for each client, which score it together."""
+    """Busy devices: at most one per client, or several per client, which score it together."""
     cohort: int
     block: int
-    """Clients of a cohort block: the cohort, or what memory holds (`--hold`)."""
+    """Clients of a cohort block: the cohort, or as many as fit in memory (`--hold`)."""
     phases: dict[str, tuple[float, float]]
     """Name -> seconds: (optimistic, pessimistic)."""
     seconds: tuple[float, float]
     bottleneck: str
-    """The largest phase, of the mean of both ends."""
+    """The longest phase, by the mean of both ends."""
     efficiency: tuple[float, float]
-    """Seconds of local steps and scoring of all devices, over seconds of the round of all devices."""
+    """Fraction of all devices' time that is spent on local steps and scoring."""
 
 
 def federation(
     cohort: int, *, alpha: float, epochs: int, batch_size: int, validation: int, rows: int = 600, rounds: int = 3
 ) -> Federation:
-    """Draws a Dirichlet federation of ten times the cohort, 100 to 10,000 clients of 10 classes, and some cohorts.
+    """Draws a Dirichlet federation of 10 classes, with ten times the cohort but 100 to 10,000 clients, and cohorts.
 
     Args:
-        cohort: K.
-        alpha: concentration.
-        epochs: E.
+        cohort: K, clients per round.
+        alpha: Dirichlet concentration.
+        epochs: E, local epochs.
         batch_size: B.
         validation: rows of D_val.
         rows: mean rows of a client before its split; 600 as in CIFAR-10 over 100 clients.
-        rounds: cohorts to draw.
+        rounds: number of cohorts to draw.
     """
     num_clients = min(max(100, 10 * cohort), 10_000)
     labels = np.arange(num_clients * rows) % 10
     parts = draw_partition(labels, num_clients=num_clients, alpha=alpha, seed=0, min_samples=10, rule="top_up")
     sizes = client_rows.sizes(parts.train)
     rng = np.random.default_rng(0)
-    drawn = tuple(sizes[rng.choice(num_clients, cohort, replace=False)] for _ in range(rounds))
-    return Federation(cohort, num_clients, drawn, epochs, batch_size, validation)
+    cohorts = tuple(sizes[rng.choice(num_clients, cohort, replace=False)] for _ in range(rounds))
+    return Federation(cohort, num_clients, cohorts, epochs, batch_size, validation)
 
 
 def num_steps(rows: np.ndarray, epochs: int, batch_size: int) -> np.ndarray:
@@ -199,12 +199,12 @@ def estimate(
         group: the federation.
         devices: D, in hosts of `DEVICES_PER_HOST`.
         planning: the measured speed of the host's planning.
-        network: link between hosts; NVLink connects the devices of one.
-        pool: "device", where the pixels stay on the devices, or "host", where each round's rows are copied.
+        network: link between hosts; NVLink connects the devices of a host.
+        pool: "device" stores the images on the devices; "host" copies each round's images to them.
     """
     layout = _layout(figures, group.cohort, devices)
-    drawn = [_work(rows, group, layout) for rows in group.rows]
-    work = Work(*(float(np.mean(values)) for values in zip(*drawn, strict=True)))
+    works = [_work(rows, group, layout) for rows in group.rows]
+    work = Work(*(float(np.mean(values)) for values in zip(*works, strict=True)))
     links = LINKS[network], LINKS["nvlink"]
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     busy = []
@@ -228,42 +228,49 @@ PLAN_ENTRY = 10
 
 
 class Work(NamedTuple):
-    """Iterations of a round, means over the simulated rounds."""
+    """Iterations of a round; means over the simulated rounds."""
 
     steps: float
-    """Of the longest lane, over all cohort blocks."""
+    """Local steps of the longest lane, summed over cohort blocks."""
     mean_steps: float
-    """Of a lane, if all were equally long."""
+    """Local steps of a lane, if all lanes were equally long."""
     segments: float
     rows: float
     """Rows of the cohort's minibatches."""
     passes: float
-    """Clients of each lane of the device that scores most."""
+    """Clients that each lane of the busiest device scores."""
     mean_passes: float
+    """Clients that a lane scores, if all devices were equally busy."""
 
 
 def _work(rows: np.ndarray, group: Federation, layout: Layout) -> Work:
-    """Returns the work of a round whose cohort has these rows."""
-    lanes, block, places = layout.lanes, layout.block, layout.used // layout.parts
+    """Returns the work of a round.
+
+    Args:
+        rows: [K] training rows of the cohort's clients.
+        group: the federation.
+        layout: the placement of the cohort.
+    """
+    lanes, block, num_scored = layout.lanes, layout.block, layout.used // layout.parts
     steps = num_steps(rows, group.epochs, group.batch_size)
     blocks = [steps[i : i + block] for i in range(0, len(steps), block)]
-    extents = [lane_plan.extent(of_block, layout.training * lanes, lanes) for of_block in blocks]
-    turns = sum(math.ceil(math.ceil(len(of_block) / places) / lanes) for of_block in blocks)
+    extents = [lane_plan.extent(block_steps, layout.training * lanes, lanes) for block_steps in blocks]
+    turns = sum(math.ceil(math.ceil(len(block_steps) / num_scored) / lanes) for block_steps in blocks)
     return Work(
         steps=sum(extent.num_steps for extent in extents),
         mean_steps=steps.sum() / (layout.training * lanes),
         segments=sum(extent.num_segments for extent in extents),
         rows=group.epochs * float(rows.sum()),
         passes=turns,
-        mean_passes=group.cohort / (places * lanes),
+        mean_passes=group.cohort / (num_scored * lanes),
     )
 
 
 class Layout(NamedTuple):
-    """Where the clients of a round are."""
+    """The placement of a round's clients on devices."""
 
     training: int
-    """Devices that train: at most one for each client."""
+    """Devices that train: at most one per client."""
     used: int
     """Devices that train or score."""
     parts: int
@@ -275,7 +282,7 @@ class Layout(NamedTuple):
 
 
 def _layout(figures: Figures, cohort: int, devices: int) -> Layout:
-    """Returns the placement of a cohort on some of the devices, as the engine chooses it for one process a host."""
+    """Returns the placement of a cohort that the engine chooses with one process per host."""
     training = min(devices, cohort)
     block = _block(figures, cohort, training)
     used = device_counts.most_devices(devices, block, -(-devices // DEVICES_PER_HOST)) or training
@@ -283,7 +290,7 @@ def _layout(figures: Figures, cohort: int, devices: int) -> Layout:
 
 
 def _block(figures: Figures, cohort: int, used: int) -> int:
-    """Returns the clients whose results fit in a device, at most the cohort: a device holds a model of each."""
+    """Returns the clients per cohort block: the cohort, or as many models as fit in a device's memory."""
     share = ASSUMPTIONS[OPTIMISTIC].memory_share
     fitting = int(share * figures.memory_bytes / (4 * figures.parameters))
     return cohort if fitting >= cohort else max(used, fitting - fitting % used)
@@ -295,8 +302,12 @@ def _seconds(
     """Returns the seconds of a part on one device.
 
     Args:
-        turns: iterations of a loop over data.
-        share: of the part's bytes and operations.
+        figures: of one device.
+        part: the part.
+        layout: gives the number of lanes.
+        end: of the range.
+        turns: iterations of a loop whose trip count is data.
+        share: fraction of the part's bytes and operations.
     """
     assumed = ASSUMPTIONS[end]
     work = part.seconds[end] * share * layout.lanes / figures.lanes
@@ -308,9 +319,9 @@ def _step_seconds(figures: Figures, layout: Layout, end: int) -> float:
 
 
 def _scoring_seconds(figures: Figures, group: Federation, layout: Layout, end: int) -> float:
-    """Returns the seconds in which a device scores one client for each of its lanes, or its part of one client.
+    """Returns the seconds in which a device scores one client on each of its lanes, or its part of one client.
 
-    D_val is dealt to the devices of a client in groups of B rows.
+    D_val is distributed over the devices of a client in groups of B rows.
     """
     of_one = -(-group.validation // figures.rows_per_pass)
     groups = -(-group.validation // group.batch_size)
@@ -321,7 +332,7 @@ def _scoring_seconds(figures: Figures, group: Federation, layout: Layout, end: i
 
 
 def _busy_seconds(figures: Figures, group: Federation, work: Work, layout: Layout, end: int) -> float:
-    """Returns the seconds of local steps and scoring, added over all devices."""
+    """Returns the seconds of local steps and scoring, summed over all devices."""
     steps = layout.training * work.mean_steps * _step_seconds(figures, layout, end)
     return steps + layout.used * work.mean_passes * _scoring_seconds(figures, group, layout, end)
 
@@ -344,16 +355,16 @@ def _device_phases(
 
 
 SMALL_COLLECTIVES = 12
-"""Collectives of a round whose bytes do not matter, in the program compiled for 16 GPUs."""
+"""Collectives of a round with negligible sizes, in the program compiled for 16 GPUs."""
 
 
 def _collectives(figures: Figures, cohort: int, layout: Layout, links: Sequence[Link], end: int) -> float:
     """Returns the seconds in which the devices exchange a block's clients and its weighted mean.
 
-    As in the compiled programs: a reduce-scatter of one model for each client of the block, padded to a multiple of the
-    devices; an all-reduce of one model; small ones. Where the devices do not divide the block, the padding is removed
-    by moving each device's models to others, and a second model is reduced. Where several devices score a client, all
-    devices get all clients by an all-reduce, and those of a client reduce its gradient.
+    As in the compiled programs: a reduce-scatter of one model per client of the block, padded to a multiple of the
+    devices; an all-reduce of one model; small collectives. If the devices do not divide the block, removing the padding
+    moves each device's models to others, and a second model is reduced. If several devices score a client, an
+    all-reduce sends all clients to all devices, and the devices of a client reduce its gradient.
     """
     block, used, parts = min(layout.block, cohort), layout.used, layout.parts
     if used == 1:
@@ -375,9 +386,9 @@ def _collectives(figures: Figures, cohort: int, layout: Layout, links: Sequence[
 
 
 def _input(figures: Figures, work: Work, used: int, tables: float, pool: str, end: int) -> float:
-    """Returns the seconds in which a host copies a round's row numbers, plan, and perhaps pixels to its devices.
+    """Returns the seconds in which a host copies a round's row indices, plan and, with pool "host", images.
 
-    The numbers of all rows go to every device, its plan and pixels only to it. Every device has a link of its own.
+    Every device receives the indices of all rows, but only its own plan and images, over its own link.
     """
     copied = 4 * work.rows + tables
     if pool == "host":
@@ -386,7 +397,7 @@ def _input(figures: Figures, work: Work, used: int, tables: float, pool: str, en
 
 
 def _round_seconds(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
-    """Returns the seconds of the devices or of the host, whichever take longer."""
+    """Returns the seconds of the devices or of the host, whichever is longer."""
     ends = []
     for end in (OPTIMISTIC, PESSIMISTIC):
         host = sum(phases[name][end] for name in HOST_PHASES)
@@ -395,7 +406,7 @@ def _round_seconds(phases: dict[str, tuple[float, float]]) -> tuple[float, float
 
 
 def describe(figures: Figures, network: str, pool: str) -> list[str]:
-    """Returns the assumptions of an estimate, in words."""
+    """Returns the assumptions of an estimate as sentences."""
     low, high = ASSUMPTIONS
     used = ("nvlink", network, "pcie")
     return [

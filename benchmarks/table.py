@@ -1,7 +1,7 @@
-"""The tables of docs/performance.md and the README, from the results files.
+"""Writes the tables of docs/performance.md and the README from the files in benchmarks/results.
 
-python -m benchmarks.table            writes them
-python -m benchmarks.table --check    compares
+python -m benchmarks.table            writes the tables between their markers
+python -m benchmarks.table --check    compares them with the pages; exit code 1 if a page is out of date
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ TARGETS = {
     "mlp200": {"loader": 8},
     "pfl_cnn": {"lean": 1.2, "pfl": 1.3},
 }
-"""case -> the contestants it is to beat, and by what factors"""
+"""case -> contestant -> targeted ratio of its time to ours"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 if a page is not up to date."""
+    """Writes or checks the tables; exit code 1 if a checked page is out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare only")
     args = parser.parse_args(argv)
     stale = {}
     for path, tables in pages(RESULTS).items():
         text = path.read_text(encoding="utf-8")
-        if (wanted := updated(text, tables)) != text:
-            stale[path] = wanted
+        if (expected := replace_tables(text, tables)) != text:
+            stale[path] = expected
     if args.check:
         names = ", ".join(path.name for path in stale)
         print(f"{names} differs: python -m benchmarks.table" if stale else "up to date")
@@ -55,24 +55,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def pages(results: Path) -> dict[Path, dict[str, str]]:
-    """page -> its tables by name: of speed the whole one in the documentation, a small one in the README."""
+    """Returns page -> name of a marker -> table: all speeds for the documentation, a short table for the README."""
     return {PERFORMANCE: {"speed": render(results)}, README: {"speed": summary(results), "demo": demo(results)}}
 
 
-def updated(text: str, tables: dict[str, str]) -> str:
-    """`text` with every table between its markers."""
+def replace_tables(text: str, tables: dict[str, str]) -> str:
+    """Returns a page with every table between its markers."""
     for name, table in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
+        _, marker, after = rest.partition(end)
+        if not marker:
             raise SystemExit(f"the page needs the lines {begin} and {end}")
         text = f"{before}{begin}\n{table}\n{end}{after}"
     return text
 
 
 def demo(results: Path) -> str:
-    """Test accuracy on the digits demonstration, and FedVG's paired differences."""
+    """Returns a table of test accuracy on the digits demonstration, with FedVG's paired differences."""
     path = results / "demo.json"
     if not path.exists():
         return "Not measured yet (`python -m benchmarks.demo`, about half an hour)."
@@ -85,8 +85,8 @@ def demo(results: Path) -> str:
     ]
     for name, runs in result["accuracy"].items():
         gap, mean = gaps.get(name), 100 * sum(runs["final"]) / len(runs["final"])
-        apart = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
-        lines.append(f"| {name} | `{result['weightings'][name]}` | {mean:.2f} % | {apart} |")
+        difference = f"{gap.mean:+.2f} ({gap.low:+.2f} to {gap.high:+.2f})" if gap else ""
+        lines.append(f"| {name} | `{result['weightings'][name]}` | {mean:.2f} % | {difference} |")
     counts = f"{settings['seeds']} seeds, {settings['partitions']} partition(s), {settings['rounds']} rounds"
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
     lines += ["", f"Means of the final round at alpha {settings['alpha']:g}: {counts}; {where}."]
@@ -94,25 +94,25 @@ def demo(results: Path) -> str:
 
 
 def render(results: Path) -> str:
-    """One table per machine, and a line for what no file tells."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    parts = ["\n".join(rounds(file)) for file in found if "cases" in file]
-    parts += ["\n".join(limits(file)) for file in found if LIMITS & set(file)]
-    parts += ["\n".join(gpu(file)) for file in found if "sections" in file and not file["smoke"]]
-    if not any("sections" in file and not file["smoke"] for file in found):
-        parts.append("GPU: not yet measured (`python -m benchmarks.gpu`, one command of 8 minutes).")
-    return "\n\n".join(parts)
+    """Returns the tables of docs/performance.md, one per machine, and a line if no GPU has been measured."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    sections = ["\n".join(rounds(file)) for file in files if "cases" in file]
+    sections += ["\n".join(limits(file)) for file in files if LIMITS & set(file)]
+    sections += ["\n".join(gpu(file)) for file in files if "sections" in file and not file["smoke"]]
+    if not any("sections" in file and not file["smoke"] for file in files):
+        sections.append("GPU: not yet measured (`python -m benchmarks.gpu`, one command of 8 minutes).")
+    return "\n\n".join(sections)
 
 
 def summary(results: Path) -> str:
-    """Seconds a round and the ratios to PyTorch, one table per machine."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    return "\n\n".join("\n".join(short_rounds(file)) for file in found if "cases" in file)
+    """Returns the README's tables: seconds of a round and ratios to PyTorch, one table per machine."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    return "\n\n".join("\n".join(short_rounds(file)) for file in files if "cases" in file)
 
 
 def short_rounds(file: dict[str, Any]) -> Iterator[str]:
-    """The columns that a first look needs."""
-    yield about(file)
+    """Yields the lines of the README's table of a results file."""
+    yield describe(file)
     yield ""
     yield "| round | ours, s | PyTorch, lean | PyTorch, DataLoader |"
     yield "|---|---|---|---|"
@@ -122,8 +122,8 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
         yield f"| {name}{busy} | {number(case['seconds']['ours']['round']['median'])} | {' | '.join(ratios)} |"
 
 
-def about(file: dict[str, Any]) -> str:
-    """The machine and the versions of a results file."""
+def describe(file: dict[str, Any]) -> str:
+    """Returns the machine and the versions of a results file."""
     machine = file["machine"]
     contestants = [about for case in file["cases"].values() for about in case["about"].values()]
     of_torch = {about["torch"] for about in contestants if "torch" in about}
@@ -137,22 +137,22 @@ def about(file: dict[str, Any]) -> str:
 
 
 def rounds(file: dict[str, Any]) -> Iterator[str]:
-    """Rounds on a CPU."""
+    """Yields the lines of the table of rounds on a CPU."""
     peak = file["sgemm GF/s"]
-    yield about(file)
+    yield describe(file)
     yield ""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
     for name, case in file["cases"].items():
         ours = case["seconds"]["ours"]["round"]
         cells = [
-            f"{name}: {cases.CASES[name].says}{'' if quiet(case) else ' (busy)'}",
+            f"{name}: {cases.CASES[name].description}{'' if quiet(case) else ' (busy)'}",
             _alpha(case),
             f"{sum(case['world']['work'].values()) // case['world']['rounds']:,}",
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
             cpu_seconds(case, "ours"),
             of_peak(case, peak["all cores"]),
-            *(beside(case, peer) for peer in _PEERS),
+            *(ratio_to_ours(case, peer) for peer in _PEERS),
             f"{case['about']['ours']['compile_seconds']:.1f}",
             verdict(name, case),
         ]
@@ -172,9 +172,9 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
-    """Measurements that are no comparison, beside their targets."""
-    machine, taken = file["machine"], file["taken"].values()
-    busy = ", busy" if any(section["busy"] for section in taken) else ""
+    """Yields the lines on the results of `benchmarks.limits`, with their targets."""
+    machine, sections = file["machine"], file["taken"].values()
+    busy = ", busy" if any(section["busy"] for section in sections) else ""
     yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
     yield ""
     if "help" in file:
@@ -203,7 +203,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Commands of these measurements:"
     yield ""
-    for command in dict.fromkeys(section["command"] for section in taken):
+    for command in dict.fromkeys(section["command"] for section in sections):
         yield f"- `{command}`"
 
 
@@ -211,7 +211,7 @@ LIMITS = {"help", "start", "schedule", "lanes", "plan"}
 
 
 def quiet(case: dict[str, Any]) -> bool:
-    """Whether the machine was idle but for us, before and after."""
+    """Returns whether the machine was idle before and after a case."""
     return all((case.get(name) or 0) <= BUSY for name in ("others_before", "others_after"))
 
 
@@ -219,7 +219,7 @@ _PEERS = ("lean", "loader", "vmap", "pfl")
 
 
 def _alpha(case: dict[str, Any]) -> str:
-    """The Dirichlet concentration, where the results have it."""
+    """Returns the Dirichlet concentration of a case as text."""
     if "alpha" not in case:
         return "*"
     return "equal" if case["alpha"] is None else f"{case['alpha']:g}"
@@ -229,14 +229,14 @@ _COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of
 _COLUMNS += ("vmap", "pfl", "compile, s", "target")
 
 
-def cpu_seconds(case: dict[str, Any], who: str) -> str:
-    """CPU seconds of a round, all threads and processes together."""
-    spent = case["seconds"][who].get("cpu")
-    return number(spent["median"]) if spent else "-"
+def cpu_seconds(case: dict[str, Any], contestant: str) -> str:
+    """Returns the CPU seconds of a round as text, summed over threads and processes."""
+    seconds = case["seconds"][contestant].get("cpu")
+    return number(seconds["median"]) if seconds else "-"
 
 
-def beside(case: dict[str, Any], peer: str) -> str:
-    """How many times as long a contestant takes, with its CPU seconds."""
+def ratio_to_ours(case: dict[str, Any], peer: str) -> str:
+    """Returns the ratio of a contestant's time to ours as text, with its CPU seconds."""
     if peer not in case["ratio"]:
         return "-"
     ratio = f"{case['ratio'][peer]:.2f} x"
@@ -244,7 +244,7 @@ def beside(case: dict[str, Any], peer: str) -> str:
 
 
 def of_peak(case: dict[str, Any], peak: float) -> str:
-    """Share of the machine's own matrix products; of a busy machine it would mean nothing."""
+    """Returns our speed as a share of the machine's peak; "-" on a busy machine, where it would be meaningless."""
     flops = case["about"]["ours"].get("flops_per_image_gradient")
     if not flops or not quiet(case):
         return "-"
@@ -252,7 +252,7 @@ def of_peak(case: dict[str, Any], peak: float) -> str:
 
 
 def verdict(name: str, case: dict[str, Any]) -> str:
-    """The targets, and whether they are reached."""
+    """Returns the targets of a case, and whether they are reached."""
     if name not in TARGETS:
         return "none"
     return "; ".join(_verdict(case, peer, factor) for peer, factor in TARGETS[name].items())
@@ -264,14 +264,14 @@ def _verdict(case: dict[str, Any], peer: str, factor: float) -> str:
         return f"{goal}: not measured"
     if not quiet(case):
         return f"{goal}: not decided"
-    # the lean loop stands for the strongest PyTorch, which another contestant may be
+    # "lean" means the fastest PyTorch loop, which can be another contestant
     peers = ("lean", "loader", "vmap") if peer == "lean" else (peer,)
     ratio = min(case["ratio"][name] for name in peers if name in case["ratio"])
     return f"{goal}: {'reached' if ratio >= factor else 'not reached'}"
 
 
 def gpu(file: dict[str, Any]) -> Iterator[str]:
-    """The whole run on a GPU, with PyTorch's round beside it."""
+    """Yields the lines on the results of `benchmarks.gpu`: a run of 200 rounds, and PyTorch's round."""
     machine, sections = file["machine"], file["sections"]
     yield f"{machine.get('accelerator', 'GPU')}, jax {machine['versions'].get('jax')}, {machine['date'][:10]}:"
     run = sections.get("run", {})
@@ -287,7 +287,7 @@ def gpu(file: dict[str, Any]) -> Iterator[str]:
 
 
 def number(seconds: float) -> str:
-    """Three figures.
+    """Returns a number with three significant digits.
 
     >>> number(0.0012345), number(12.345)
     ('0.00123', '12.3')

@@ -1,9 +1,10 @@
-"""Plans of shipped configs on hardware that this machine does not have: kernels, bytes, memory, and estimated seconds.
+"""Plans shipped configs for hardware that this machine does not have: kernels, bytes, memory and estimated seconds.
 
     python -m benchmarks.targets [--data-dir DIR] [--only NAME ...]
 
-Needs jax[cuda12], and libtpu for TPUs. Each case is what `python -m fedvg_jax.sim FLAGS --dry-run --target TARGET`
-shows, in a fresh process. What is not asked for stays as the results file has it. Seconds are estimates.
+Needs jax[cuda12], and libtpu for TPUs. Each case is the plan of `python -m fedvg_jax.sim FLAGS --dry-run --target
+TARGET`, computed in a fresh process. Writes benchmarks/results/targets.json, where other cases keep their earlier
+plans. Seconds are estimates from compiled programs, not measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RESULT = ROOT / "benchmarks" / "results" / "targets.json"
 
 
 class Case(NamedTuple):
-    """One plan."""
+    """A config to plan, and its target."""
 
     target: str
     flags: str = ""
@@ -54,8 +55,9 @@ def plan(case: Case, data_dir: Path | None) -> dict:
     flags = [*case.flags.split(), "--dry-run", "--target", case.target]
     command = f"python -m fedvg_jax.sim {' '.join(flags)}" + " --data-dir DIR" * case.needs_data
     words = [*flags, *(["--data-dir", str(data_dir)] if case.needs_data else [])]
-    done = subprocess.run([sys.executable, "-c", PLAN, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return {"command": command, "plan": json.loads(done.stdout.splitlines()[-1])}
+    process = [sys.executable, "-c", PLAN, *words]
+    completed = subprocess.run(process, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {"command": command, "plan": json.loads(completed.stdout.splitlines()[-1])}
 
 
 def main() -> None:
@@ -65,15 +67,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"plans": {}}
-    found |= {"what": "estimates from compiled programs, not measurements", "jax": jax.__version__}
+    results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"plans": {}}
+    results |= {"what": "estimates from compiled programs, not measurements", "jax": jax.__version__}
     for name in args.only:
         if CASES[name].needs_data and args.data_dir is None:
             print(f"{name}: needs --data-dir")
             continue
-        found["plans"][name] = plan(CASES[name], args.data_dir)
-        print(name, json.dumps(found["plans"][name]["plan"]["parts"]), flush=True)
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        results["plans"][name] = plan(CASES[name], args.data_dir)
+        print(name, json.dumps(results["plans"][name]["plan"]["parts"]), flush=True)
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Parameters in torch's names and layout, as recorded rounds hold them, and ours: LeNet5.
+"""Converts LeNet5's parameters between torch's names and layout, which `benchmarks.parity` reads, and ours.
 
-Convolution kernels are OIHW there and HWIO here, dense kernels [out, in] there and [in, out] here; the first dense
-layer reads the image flattened channel by channel there and pixel by pixel here.
+Convolution kernels are OIHW in torch and HWIO in ours, dense kernels [out, in] in torch and [in, out] in ours. The
+image before the first dense layer is flattened channel-major in torch and pixel-major in ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import numpy as np
 
 from fedvg_jax.core.types import Variables
 
-_CHANNELS = 16  # of the image that LeNet5 flattens
+_CHANNELS = 16
+"""Channels of the image that LeNet5 flattens."""
 
 _NAMES = {
     ("params", "kernel"): "weight",
@@ -23,28 +24,28 @@ _NAMES = {
 
 
 def to_torch(variables: Variables) -> dict[str, np.ndarray]:
-    """Our variables by torch's names."""
+    """Returns our variables in torch's layout, by torch's names."""
     ours = {"params": variables.params, "batch_stats": variables.stats}
     leaves = jax.tree.leaves_with_path(jax.device_get(ours))
     return {_name(path): _to_torch(_name(path), np.asarray(leaf)) for path, leaf in leaves}
 
 
 def from_torch(tensors: dict[str, np.ndarray], like: Variables) -> Variables:
-    """Torch's tensors in the structure of `like`."""
+    """Returns torch's tensors in the structure and layout of `like`."""
     ours = {"params": like.params, "batch_stats": like.stats}
-    found = jax.tree.map_with_path(lambda path, leaf: _to_ours(_name(path), tensors[_name(path)], leaf.shape), ours)
-    return Variables(found["params"], found["batch_stats"])
+    values = jax.tree.map_with_path(lambda path, leaf: _to_ours(_name(path), tensors[_name(path)], leaf.shape), ours)
+    return Variables(values["params"], values["batch_stats"])
 
 
 def by_name(values: dict[str, float], like: Variables) -> Variables:
-    """One number per tensor in the structure of `like`."""
+    """Returns one number per tensor, given by torch's names, in the structure of `like`."""
     ours = {"params": like.params, "batch_stats": like.stats}
-    found = jax.tree.map_with_path(lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours)
-    return Variables(found["params"], found["batch_stats"])
+    scalars = jax.tree.map_with_path(lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours)
+    return Variables(scalars["params"], scalars["batch_stats"])
 
 
 def is_trained(name: str) -> bool:
-    """Whether a tensor has a gradient."""
+    """Returns whether a tensor is a parameter, not a running statistic."""
     return "running_" not in name
 
 
@@ -71,5 +72,5 @@ def _to_ours(name: str, x: np.ndarray, shape) -> np.ndarray:
         x = x.reshape(-1, _CHANNELS, side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
     else:
         x = x.T
-    assert x.shape == shape, f"{name}: {x.shape} there, {shape} here"
+    assert x.shape == shape, f"{name}: {x.shape} in torch's file, {shape} in our model"
     return np.ascontiguousarray(x)

@@ -1,6 +1,6 @@
-"""The same networks in plain PyTorch, as functions of named tensors; and our arrays in torch's layout and back.
+"""The networks of `benchmarks.cases` in PyTorch, as functions of named tensors; conversion of arrays to torch's layout.
 
-Names are our paths, "conv1/kernel"; kernels are OIHW and dense weights [out, in], as torch has them.
+Names are our paths, e.g. "conv1/kernel"; convolution kernels are OIHW and dense weights [out, in], as in torch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ Tensors = dict[str, Tensor]
 
 
 class Groups(NamedTuple):
-    """Minibatches that pass through a network as one batch; BatchNorm takes the statistics of each."""
+    """Minibatches that go through a network as one batch; BatchNorm uses the statistics of each minibatch."""
 
     count: int = 1
     is_interleaved: bool = False
-    """whether row b count + g is row b of minibatch g, so that a contiguous image [N, C, H, W] needs no copy; otherwise
-    the minibatches follow one another"""
+    """whether row b count + g is row b of minibatch g, which needs no copy of contiguous images [N, C, H, W]; otherwise
+    the minibatches are concatenated"""
 
 
 ONE = Groups()
 
 FLATTENED = {"lenet5": 16, "cnn": 64, "pfl_cnn": 64}
-"""Channels of the image that fc1 reads: channel by channel in torch, pixel by pixel in ours."""
+"""Channels of the image that is flattened before fc1: channel-major in torch, pixel-major in ours."""
 
 PATCH, HEADS, SIZE = 16, 6, 224
-"""Of ViT-S/16."""
+"""Patch size, attention heads and image size of ViT-S/16."""
 
 
 def to_torch(model: str, name: str, x: np.ndarray) -> Tensor:
-    """Our array as torch has it."""
+    """Returns our array in torch's layout."""
     if x.ndim == 4:
         x = x.transpose(3, 2, 0, 1)
     elif name == "patch_embed/kernel":
@@ -49,7 +49,7 @@ def to_torch(model: str, name: str, x: np.ndarray) -> Tensor:
 
 
 def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
-    """And back."""
+    """Returns torch's tensor in our layout; the inverse of `to_torch`."""
     x = tensor.detach().numpy()
     if name == "patch_embed/kernel":
         return x.transpose(2, 3, 1, 0).reshape(-1, len(x))
@@ -90,13 +90,13 @@ def mlp(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> T
 
 
 def resnet18(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
-    """torchvision's."""
+    """torchvision's ResNet-18."""
 
-    def block(at: str, x: Tensor, stride: int) -> Tensor:
-        y = F.relu(norm(t, stats, f"{at}/bn1", conv(t, f"{at}/conv1", x, stride, 1), groups))
-        y = norm(t, stats, f"{at}/bn2", conv(t, f"{at}/conv2", y, 1, 1), groups)
-        if f"{at}/downsample_0/kernel" in t:
-            x = norm(t, stats, f"{at}/downsample_1", conv(t, f"{at}/downsample_0", x, stride), groups)
+    def block(name: str, x: Tensor, stride: int) -> Tensor:
+        y = F.relu(norm(t, stats, f"{name}/bn1", conv(t, f"{name}/conv1", x, stride, 1), groups))
+        y = norm(t, stats, f"{name}/bn2", conv(t, f"{name}/conv2", y, 1, 1), groups)
+        if f"{name}/downsample_0/kernel" in t:
+            x = norm(t, stats, f"{name}/downsample_1", conv(t, f"{name}/downsample_0", x, stride), groups)
         return F.relu(x + y)
 
     x = F.relu(F.max_pool2d(norm(t, stats, "bn1", conv(t, "conv1", x, 2, 3), groups), 3, 2, 1))
@@ -107,22 +107,22 @@ def resnet18(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE)
 
 
 def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
-    """timm's, with torch's fused attention."""
+    """timm's ViT-S/16, with torch's fused attention."""
 
     def layer_norm(name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], t[f"{name}/scale"], t[f"{name}/bias"], 1e-6)
 
-    def attend(at: str, x: Tensor) -> Tensor:
-        q, k, v = dense(t, f"{at}/qkv", x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return dense(t, f"{at}/proj", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    def attend(name: str, x: Tensor) -> Tensor:
+        q, k, v = dense(t, f"{name}/qkv", x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return dense(t, f"{name}/proj", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     x = F.interpolate(x, (SIZE, SIZE), mode="bilinear", antialias=True)
     x = F.conv2d(x, t["patch_embed/kernel"], t["patch_embed/bias"], PATCH).flatten(2).transpose(1, 2)
     x = torch.cat([t["cls_token"].expand(len(x), -1, -1), x], 1) + t["pos_embed"]
     depth = sum(name.endswith("qkv/kernel") for name in t)
-    for at in (f"block_{i}" for i in range(depth)):
-        x = x + attend(at, layer_norm(f"{at}/norm1", x))
-        x = x + dense(t, f"{at}/fc2", F.gelu(dense(t, f"{at}/fc1", layer_norm(f"{at}/norm2", x))))
+    for name in (f"block_{i}" for i in range(depth)):
+        x = x + attend(name, layer_norm(f"{name}/norm1", x))
+        x = x + dense(t, f"{name}/fc2", F.gelu(dense(t, f"{name}/fc1", layer_norm(f"{name}/norm2", x))))
     return dense(t, "classifier", layer_norm("norm", x[:, 0]))
 
 
@@ -134,22 +134,23 @@ NETS: dict[str, Callable[..., Tensor]] = {
     "vit_s16": vit_s16,
     **dict.fromkeys(("logistic", "mlp64", "mlp200"), mlp),
 }
-"""(parameters, running statistics to move or None, images [B, C, H, W] in 0..1, groups=ONE) -> logits; BatchNorm as in
-training. ReLU comes after max-pooling, which gives the same numbers from fewer pixels."""
+"""(parameters, running statistics to update in place or None, images [B, C, H, W] in 0..1, groups=ONE) -> logits.
+
+BatchNorm is in training mode. ReLU follows max-pooling, which gives equal results on fewer pixels."""
 
 
 def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    """With a bias where there is one."""
+    """Convolution, with a bias if the network has one."""
     return F.conv2d(x, t[f"{name}/kernel"], t.get(f"{name}/bias"), stride, padding)
 
 
 def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
-    """x W' + b."""
+    """Dense layer, x W' + b."""
     return F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"])
 
 
 def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE) -> Tensor:
-    """BatchNorm with the statistics of each minibatch; moves the running ones where there are any."""
+    """BatchNorm with the statistics of each minibatch; updates the running statistics if `stats` holds any."""
     mean, var = (stats[f"{name}/mean"], stats[f"{name}/var"]) if stats else (None, None)
     scale, bias = t[f"{name}/scale"], t[f"{name}/bias"]
     if groups.count == 1:
@@ -158,5 +159,5 @@ def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups
         scale, bias = scale.repeat(groups.count), bias.repeat(groups.count)
         joined = x.reshape(len(x) // groups.count, -1, *x.shape[2:])
         return F.batch_norm(joined, None, None, scale, bias, True, 0.1, 1e-5).view_as(x)
-    parts = [F.batch_norm(part, None, None, scale, bias, True, 0.1, 1e-5) for part in x.chunk(groups.count)]
-    return torch.cat(parts)
+    minibatches = x.chunk(groups.count)
+    return torch.cat([F.batch_norm(x, None, None, scale, bias, True, 0.1, 1e-5) for x in minibatches])

@@ -1,7 +1,7 @@
-"""A process on each core for the lean contestant: clients are trained and scored in processes of one thread.
+"""Worker processes of the lean contestant of `benchmarks.peers`: each trains and scores clients with one thread.
 
-Images, the global model and the clients' models lie in shared memory, so that nothing but a client's number and score
-passes between the processes. The largest clients come first.
+Images, the global model and the clients' models are in shared memory, so that only minibatch rows, scores and seconds
+are sent between processes. The largest clients are trained first.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from benchmarks.peers import Way, World
+    from benchmarks.peers import Variant, Workload
     from benchmarks.torch_nets import Tensors
 
 
-class Shared(NamedTuple):
-    """Processes, and the memory that they share with the one that started them."""
+class WorkerPool(NamedTuple):
+    """Worker processes and the memory that they share with the process that started them."""
 
     processes: Pool
     count: int
@@ -27,76 +27,78 @@ class Shared(NamedTuple):
     start: tuple[Tensors, Tensors]
     """the model that every client starts from"""
     ends: list[tuple[Tensors, Tensors]]
-    """the clients' models, by their place in the cohort"""
+    """the clients' models after training, by position in the cohort"""
 
 
-def start(world: World, way: Way) -> Shared:
-    """Starts the processes and waits until each can work."""
+def start(workload: Workload, variant: Variant) -> WorkerPool:
+    """Starts the processes and waits until each is ready."""
     context = torch.multiprocessing.get_context("spawn")
-    world = world._replace(x=world.x.share_memory_(), y=world.y.share_memory_())
-    size = max(map(len, world.rounds))
-    models = [_copy(world) for _ in range(size + 1)]
-    barrier = context.Barrier(way.processes + 1)
-    processes = context.Pool(way.processes, _begin, (world, way, models[0], models[1:], barrier))
+    workload = workload._replace(x=workload.x.share_memory_(), y=workload.y.share_memory_())
+    size = max(map(len, workload.rounds))
+    models = [_copy(workload) for _ in range(size + 1)]
+    barrier = context.Barrier(variant.processes + 1)
+    processes = context.Pool(variant.processes, _init_worker, (workload, variant, models[0], models[1:], barrier))
     barrier.wait(300)
-    return Shared(processes, way.processes, models[0], models[1:])
+    return WorkerPool(processes, variant.processes, models[0], models[1:])
 
 
-def stop(pool: Shared) -> None:
+def stop(pool: WorkerPool) -> None:
     """Ends the processes."""
     pool.processes.terminate()
     pool.processes.join()
 
 
-def cohort(pool: Shared, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], most: int | None):
-    """Trains and scores clients, as `peers.Lean.cohort`. The seconds of the parts are means over the processes."""
-    with torch.no_grad():
-        for mine, given in zip(pool.start, start, strict=True):
-            for name, tensor in mine.items():
-                tensor.copy_(given[name])
+def cohort(pool: WorkerPool, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], max_batches: int | None):
+    """Trains and scores clients, see `peers.Lean.cohort`. The seconds of the phases are means over the processes."""
+    _copy_into(pool.start, start)
     order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))
     scores = [0.0] * len(clients)
-    parts, worked = {"train": 0.0, "score": 0.0}, 0.0
-    jobs = [(k, [rows.numpy() for rows in clients[k]], most) for k in order]
-    for k, score, seconds, cpu in pool.processes.imap_unordered(_client, jobs):
+    phases, cpu_seconds = {"train": 0.0, "score": 0.0}, 0.0
+    jobs = [(k, [rows.numpy() for rows in clients[k]], max_batches) for k in order]
+    for k, score, seconds, cpu in pool.processes.imap_unordered(_train_and_score, jobs):
         scores[k] = score
-        worked += cpu
-        parts = {name: parts[name] + seconds[name] / pool.count for name in parts}
-    return pool.ends[: len(clients)], scores, parts, worked
+        cpu_seconds += cpu
+        phases = {name: phases[name] + seconds[name] / pool.count for name in phases}
+    return pool.ends[: len(clients)], scores, phases, cpu_seconds
 
 
 _STATE: dict[str, Any] = {}
-"""A process's own contestant, and the shared models."""
+"""In a worker process: its contestant and the shared models."""
 
 
-def _begin(world: World, way: Way, start, ends, barrier) -> None:
+def _init_worker(workload: Workload, variant: Variant, start, ends, barrier) -> None:
     from benchmarks import peers
 
     torch.set_num_threads(1)
-    peer = peers.Lean(world)
-    peer.work_as(way._replace(processes=1, threads=1))
+    peer = peers.Lean(workload)
+    peer.set_up(variant._replace(processes=1, threads=1))
     _STATE.update(peer=peer, start=start, ends=ends)
     barrier.wait(300)
 
 
-def _client(job: tuple[int, list, int | None]) -> tuple[int, float, dict[str, float], float]:
-    place, batches, most = job
-    peer, clock, worked = _STATE["peer"], [time.perf_counter()], time.process_time()
+def _train_and_score(job: tuple[int, list, int | None]) -> tuple[int, float, dict[str, float], float]:
+    position, batches, max_batches = job
+    peer, clock, cpu_start = _STATE["peer"], [time.perf_counter()], time.process_time()
     model = peer.train([torch.from_numpy(rows) for rows in batches], _STATE["start"])
     clock.append(time.perf_counter())
-    score = peer.score(model[0], most) if peer.world.known["scored"] else 1.0
+    score = peer.score(model[0], max_batches) if peer.workload.settings["scored"] else 1.0
     clock.append(time.perf_counter())
-    with torch.no_grad():
-        for mine, found in zip(_STATE["ends"][place], model, strict=True):
-            for name, tensor in mine.items():
-                tensor.copy_(found[name])
+    _copy_into(_STATE["ends"][position], model)
     seconds = {"train": clock[1] - clock[0], "score": clock[2] - clock[1]}
-    return place, score, seconds, time.process_time() - worked
+    return position, score, seconds, time.process_time() - cpu_start
 
 
-def _copy(world: World) -> tuple[Tensors, Tensors]:
-    """A model in shared memory, in the memory format of the world's."""
+@torch.no_grad()
+def _copy_into(target: tuple[Tensors, Tensors], source: tuple[Tensors, Tensors]) -> None:
+    """Copies parameters and running statistics into shared memory."""
+    for targets, sources in zip(target, source, strict=True):
+        for name, tensor in targets.items():
+            tensor.copy_(sources[name])
+
+
+def _copy(workload: Workload) -> tuple[Tensors, Tensors]:
+    """Returns a copy of the initial model in shared memory, in the same memory format."""
     params, stats = (
-        {name: t.clone().share_memory_() for name, t in part.items()} for part in (world.params, world.stats)
+        {name: t.clone().share_memory_() for name, t in part.items()} for part in (workload.params, workload.stats)
     )
     return params, stats

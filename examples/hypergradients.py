@@ -85,9 +85,9 @@ def sweep(slow, fast, hyper, points: int):
         steps = 1e-5 * grid
         losses, back, ahead, central = [], [], [], []
         for value, step in zip(grid, steps, strict=True):
-            loss, slopes = reverse(at(name, value))
+            loss, gradients = reverse(at(name, value))
             losses.append(float(loss))
-            back.append(float(slopes[name]))
+            back.append(float(gradients[name]))
             ahead.append(float(forward(at(name, value))[1][name]))
             both = [float(forward(at(name, value + s * step))[0]) for s in (1, -1)]
             central.append((both[0] - both[1]) / (2 * step))
@@ -97,7 +97,7 @@ def sweep(slow, fast, hyper, points: int):
 
 def error(found) -> float:
     """Largest error of a gradient against its central difference, relative to the largest gradient of the sweep."""
-    pairs = [(slopes, f[4]) for f in found.values() for slopes in (f[2], f[3])]
+    pairs = [(gradients, f[4]) for f in found.values() for gradients in (f[2], f[3])]
     return max(float(np.abs(s - c).max() / np.abs(c).max()) for s, c in pairs)
 
 
@@ -132,7 +132,8 @@ def picture(found, num_rounds: int, path: Path):
     axes[1, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(
         f"Hypergradients through {num_rounds} rounds of FedProx under FedVG weights (digits, alpha 0.05; red: tangents"
-        f" from reverse mode)\nlargest difference from central differences, of the largest slope: {error(found):.0e}",
+        f" from reverse mode)\nlargest difference from central differences, relative to the largest gradient:"
+        f" {error(found):.0e}",
         fontsize=11,
     )
     figure.savefig(path, dpi=130)

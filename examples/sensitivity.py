@@ -55,8 +55,8 @@ def score_sensitivity(loss, theta, clients, val):
         weights = fv.inverse_norm_weights(jax.tree.map(jnp.exp, logs), "layerwise")
         return loss(fv.aggregate(theta, clients, weights), tree.take(val, 0))
 
-    slopes = jax.jit(jax.grad(aggregated_loss))(jax.tree.map(jnp.log, norms), clients)
-    return np.stack(jax.tree.leaves(slopes), 1), tree.paths(norms)
+    gradients = jax.jit(jax.grad(aggregated_loss))(jax.tree.map(jnp.log, norms), clients)
+    return np.stack(jax.tree.leaves(gradients), 1), tree.paths(norms)
 
 
 def example_influence(loss, clients, val):

@@ -36,7 +36,7 @@ NAMES: dict[str, str] = {
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes the modules of `MODULES` when they are imported; it is asked after all other finders."""
+    """Makes the modules of `MODULES` when they are imported; the last of the import system's finders."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None):
         package, _, old = fullname.partition(".")

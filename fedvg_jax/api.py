@@ -75,7 +75,7 @@ def run(
         config: settings; defaults to the digits demonstration.
         data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
-            which are then split as the config says.
+            which are then split as the config specifies.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.

@@ -51,12 +51,12 @@ class Job(NamedTuple):
     """Training rows, [n] int."""
 
 
-def measure(config: Config, told: Callable[[Bound, int], None] = lambda bound, total: None) -> list[Bound]:
+def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda bound, total: None) -> list[Bound]:
     """Returns every bound of a run's data and model: pooled, validation, and each client alone.
 
     Args:
         config: settings of the run; those of the federation (algorithm, weights, attacks, ...) have no effect.
-        told: called with every new bound and the number of all bounds.
+        on_bound: called with every new bound and the number of all bounds.
 
     Raises:
         UsageError: as `fedvg_jax.run`.
@@ -68,7 +68,7 @@ def measure(config: Config, told: Callable[[Bound, int], None] = lambda bound, t
     bounds = []
     for job, accuracy in zip(jobs, _accuracies(federated, jobs), strict=True):
         bounds.append(Bound(job.kind, job.client, len(job.rows), accuracy))
-        told(bounds[-1], len(jobs))
+        on_bound(bounds[-1], len(jobs))
     return bounds
 
 

@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     if not argv or argv[0].startswith("-"):
         raise UsageError(
             f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER;"
-            f" {PROG} --help tells more"
+            f" see {PROG} --help"
         )
     name, *others = argv
     config = sim.parse(["--dataset", name, *(flag for flag in others if flag != "--download")])

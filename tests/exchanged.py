@@ -36,8 +36,8 @@ def main(target, clients):
 
     config = Config(rounds=2, clients=int(clients), join_ratio=1.0, alpha=1.0, min_samples=2)
     sim = target_programs.simulate_for(config, parsed)
-    found = of_round(target_programs.compile_for(sim, parsed).chunk.as_text())
-    print(json.dumps([*found, 4 * tree.size(sim.state.variables.params)]))
+    result = of_round(target_programs.compile_for(sim, parsed).chunk.as_text())
+    print(json.dumps([*result, 4 * tree.size(sim.state.variables.params)]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Helpers of the tests of readers: random pixels, files, and errors of one line."""
+"""Helpers for tests of readers: random pixels, tiny files of data sets, and expected errors."""
 
 import io
 import re
@@ -17,13 +17,13 @@ def pixels(*shape):
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def says(*parts):
+def usage_error(*parts):
     """Expects a UsageError of one line that contains `parts` in this order."""
     return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
 
 
-def twice(name, where, **options):
-    """Loads a data set twice, decoded and from the cache, and checks that both are equal."""
+def load_twice(name, where, **options):
+    """Loads a data set twice, from its files and from the cache, and checks that both results are equal."""
     first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.y, second.y)

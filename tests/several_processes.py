@@ -68,7 +68,7 @@ def results(executor, num_rounds, cohort_size=6):
     def place(tree):
         return processes.place(jax.tree.map(np.asarray, tree), executor.placement)
 
-    data, found = place(world.data()), {}
+    data, outputs = place(world.data()), {}
     for name, rules in CASES.items():
         algorithm = worlds.algorithm(name)
         weightings = [worlds.weighting(rule, algorithm, worlds.TASK, 4) for rule in rules]
@@ -84,10 +84,10 @@ def results(executor, num_rounds, cohort_size=6):
                         schedule = world.schedule(r, executor.num_lanes, **plan)
                         state, metrics = step(state, schedule, data, {n: np.asarray(v) for n, v in hyper.items()})
                     stored = client_memories.stored_form(state, len(world.train))
-                    found[f"{name} {rule} {block_size}"] = stored, metrics._replace(detail={})
+                    outputs[f"{name} {rule} {block_size}"] = stored, metrics._replace(detail={})
     measure = worlds.jit(evaluate.make_evaluate(worlds.TASK, executor), out_shardings=executor.placement)
-    found["evaluation"] = measure(place(worlds.variables()), data.pool, data.test)
-    return {case: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for case, tree in found.items()}
+    outputs["evaluation"] = measure(place(worlds.variables()), data.pool, data.test)
+    return {case: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for case, tree in outputs.items()}
 
 
 def _placed_state(world, algorithm, executor):
@@ -142,9 +142,9 @@ def main(count, index, port, file, cohort_size):
     with jax.enable_x64(is_double):
         parts = device_counts.num_parts(jax.device_count(), cohort_size)
         executor = executors.sharded(jax.device_count(), 1, num_parts=parts)
-        found = results(executor, 3 if is_double else 1, cohort_size)
+        outputs = results(executor, 3 if is_double else 1, cohort_size)
     if index == 0:
-        np.savez(file, **{f"{case}/{i}": leaf for case, leaves in found.items() for i, leaf in enumerate(leaves)})
+        np.savez(file, **{f"{case}/{i}": leaf for case, leaves in outputs.items() for i, leaf in enumerate(leaves)})
     if count > 1:
         jax.distributed.shutdown()
 

@@ -79,12 +79,12 @@ def _imports(module: str, typing_too: bool) -> Iterator[str]:
 
 def imported_modules(module: str) -> set[str]:
     """Modules of the package that a module imports, for types too."""
-    found = set()
+    modules = set()
     for name in imports(module):
         path = name.replace(".", "/").removeprefix("fedvg_jax/")
         if name.startswith("fedvg_jax."):
-            found.add(path if path in sources() else path.rpartition("/")[0])
-    return found - {module}
+            modules.add(path if path in sources() else path.rpartition("/")[0])
+    return modules - {module}
 
 
 def package_of(module: str) -> str:

@@ -30,7 +30,7 @@ def test_every_config_of_the_paper_can_be_measured():
 @every_config
 def test_header_quotes_the_measurement(name):
     known = RESULTS.get(name, {})
-    assert not known or configs.told(known) in comment(name)
+    assert not known or configs.format_measurement(known) in comment(name)
     assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
 
 
@@ -45,8 +45,8 @@ def test_incomplete_measurement_is_refused():
 
 def test_new_measurement_replaces_the_old_one_in_a_header():
     text = "# A title\n#\n# Measured at night:\n# 3 s\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
-    first = configs.with_header(text, "Measured at a reduced size " + "and " * 60)
-    again = configs.with_header(first, "Measured at noon")
+    first = configs.replace_measurement(text, "Measured at a reduced size " + "and " * 60)
+    again = configs.replace_measurement(first, "Measured at noon")
     assert again == "# A title\n#\n# Measured at noon\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
     assert max(map(len, first.splitlines())) <= 120 and len(first.splitlines()) > len(text.splitlines())
 
@@ -54,18 +54,18 @@ def test_new_measurement_replaces_the_old_one_in_a_header():
 def test_data_set_is_reduced_evenly(tmp_path):
     x = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 3, 1), np.uint8)
     arrays = Arrays("made", x, np.arange(100, dtype=np.int32) % 4, ("a", "b", "c", "d"), 100)
-    assert configs.reduce(arrays, 12, tmp_path / "small.npz") == [12, 2, 3, 1]
-    found = data.load("npz", tmp_path / "small.npz")
-    rows = found.x[:, 0, 0, 0].astype(int)
-    assert rows.tolist() == [99 * i // 11 for i in range(12)] and found.y.tolist() == (rows % 4).tolist()
-    assert found.class_names == arrays.class_names
+    assert configs.write_subset(arrays, 12, tmp_path / "small.npz") == [12, 2, 3, 1]
+    subset = data.load("npz", tmp_path / "small.npz")
+    rows = subset.x[:, 0, 0, 0].astype(int)
+    assert rows.tolist() == [99 * i // 11 for i in range(12)] and subset.y.tolist() == (rows % 4).tolist()
+    assert subset.class_names == arrays.class_names
 
 
 def test_missing_data_sets_are_reported_and_nothing_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(configs.machine, "describe", lambda command: {})  # samples the load for a second
     assert configs.main(["--data-dir", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == list(configs.REDUCED) and not (tmp_path / "out.json").exists()
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in errors] == list(configs.REDUCED) and not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.slow
@@ -78,8 +78,9 @@ def test_config_is_run_and_planned_and_its_header_written(tmp_path, monkeypatch)
     out = tmp_path / "out.json"
     flags = ["--data-dir", str(tmp_path), "--out", str(out), "--note", "cifar10=noise"]
     assert configs.main(flags) == 0
-    found = json.loads(out.read_text())["configs"]["cifar10_lenet5"]
-    assert found["images_found"] == 400 and found["note"] == "noise" and found["reduced"]["images"] == [200, 32, 32, 3]
-    assert len(found["reduced"]["val_loss"]) == 3 and 0.1 < found["reduced"]["peak_memory_gib"] < 8
-    assert re.search(r"200 images of 32 x 32, noise; .* s a round, .* GiB at most", configs.told(found))
-    assert Path(found["reduced"]["command"].split()[-1]) == Path("cifar10.npz")
+    result = json.loads(out.read_text())["configs"]["cifar10_lenet5"]
+    reduced = result["reduced"]
+    assert result["images_found"] == 400 and result["note"] == "noise" and reduced["images"] == [200, 32, 32, 3]
+    assert len(reduced["val_loss"]) == 3 and 0.1 < reduced["peak_memory_gib"] < 8
+    assert re.search(r"200 images of 32 x 32, noise; .* s a round, .* GiB at most", configs.format_measurement(result))
+    assert Path(reduced["command"].split()[-1]) == Path("cifar10.npz")

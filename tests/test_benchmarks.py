@@ -1,4 +1,4 @@
-"""The benchmarks run, refuse contestants that disagree, and write the tables of the pages. No test reads a clock."""
+"""Benchmarks run, refuse contestants that disagree, and write the tables of the documentation. No test uses timings."""
 
 import ast
 import json
@@ -29,58 +29,58 @@ from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection
 
-HOUSE = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 
 
 def torch_or_skip():
-    return pytest.importorskip("torch", reason="PyTorch, the contestant, is not installed")
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
-# --- contestants agree, or are not timed
+# --- agreement of contestants
 
 
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory):
-    """The folder of a world, and ours in it."""
+    """A folder with the workload of one round, and our contestant."""
     torch_or_skip()
-    folder, case = tmp_path_factory.mktemp("world"), cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
+    folder, case = tmp_path_factory.mktemp("workload"), cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]
-    ours.write_world(folder, case, sim, planned)
-    mine = ours.Ours(sim, planned, case.checked_steps)
-    assert mine.checked.num_steps.sum() < planned[0].num_steps.sum()
-    return folder, mine
+    ours.write_workload(folder, case, sim, planned)
+    contestant = ours.Ours(sim, planned, case.checked_steps)
+    assert contestant.checked.num_steps.sum() < planned[0].num_steps.sum()
+    return folder, contestant
 
 
 @pytest.mark.parametrize("name", ["lean", "loader"])
-def test_pytorch_ends_with_the_same_models_and_weights(logistic, name):
+def test_pytorch_loop_agrees_with_our_models_and_weights(logistic, name):
     torch_or_skip()
     from benchmarks import peers
 
-    folder, mine = logistic
-    found = disagreement(folder, mine, peers.PEERS[name](peers.read(folder)))
-    assert contest.agrees(found), found
+    folder, contestant = logistic
+    gaps = compare(folder, contestant, peers.PEERS[name](peers.read(folder)))
+    assert contest.agrees(gaps), gaps
 
 
-def test_pytorch_on_other_minibatches_does_not(logistic):
+def test_pytorch_loop_on_other_minibatches_disagrees(logistic):
     torch_or_skip()
     from benchmarks import peers
 
-    folder, mine = logistic
+    folder, contestant = logistic
     other = peers.read(folder)
     other = other._replace(rounds=[[[rows[1:] for rows in client] for client in other.rounds[0]]])
-    assert not contest.agrees(disagreement(folder, mine, peers.Lean(other)))
+    assert not contest.agrees(compare(folder, contestant, peers.Lean(other)))
 
 
-def disagreement(folder, mine, peer):
+def compare(folder, contestant, peer):
     from benchmarks import peers
 
-    with np.load(folder / "world.npz") as file:
-        return contest.disagreement(mine.check(), peers.check(peer), mine.exact(), dict(file))
+    with np.load(folder / "workload.npz") as file:
+        return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
-def test_minibatches_in_one_pass_of_pytorch_have_the_gradient_of_minibatches_one_by_one(is_interleaved):
+def test_gradient_of_several_minibatches_in_one_pytorch_pass_is_the_sum_of_their_gradients(is_interleaved):
     torch = torch_or_skip()
     from benchmarks import torch_nets
 
@@ -99,13 +99,13 @@ def test_minibatches_in_one_pass_of_pytorch_have_the_gradient_of_minibatches_one
 
     rows = (x.transpose(0, 1) if is_interleaved else x).flatten(0, 1)
     together = torch.autograd.grad(loss(rows, torch_nets.Groups(3, is_interleaved)), list(tensors.values()))
-    alone = torch.autograd.grad(sum(map(loss, x)), list(tensors.values()))
-    for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    separate = torch.autograd.grad(sum(map(loss, x)), list(tensors.values()))
+    for actual, expected in zip(together, separate, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
-def test_pytorch_in_processes_and_wide_passes_ends_with_the_same_models(tmp_path):
+def test_pytorch_loop_with_worker_processes_and_wide_passes_agrees_with_ours(tmp_path):
     torch_or_skip()
     from benchmarks import peers
 
@@ -113,17 +113,17 @@ def test_pytorch_in_processes_and_wide_passes_ends_with_the_same_models(tmp_path
     case = case._replace(settings=case.settings | {"clients": 10, "join_ratio": 0.3, "local_epochs": 1})
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]
-    ours.write_world(tmp_path, case, sim, planned)
-    mine, lean = ours.Ours(sim, planned), peers.Lean(peers.read(tmp_path))
-    for way in (peers.Way(1, 2, False, 4), peers.Way(1, 1, True, 4)):
-        lean.work_as(way)
-        found = disagreement(tmp_path, mine, lean)
+    ours.write_workload(tmp_path, case, sim, planned)
+    contestant, lean = ours.Ours(sim, planned), peers.Lean(peers.read(tmp_path))
+    for variant in (peers.Variant(1, 2, False, 4), peers.Variant(1, 1, True, 4)):
+        lean.set_up(variant)
+        gaps = compare(tmp_path, contestant, lean)
         lean.close()
-        assert contest.agrees(found), (way, found)
+        assert contest.agrees(gaps), (variant, gaps)
 
 
 @pytest.mark.slow
-def test_all_clients_at_once_in_pytorch_end_with_the_same_models(tmp_path):
+def test_vmapped_clients_of_pytorch_agree_with_ours(tmp_path):
     torch_or_skip()
     from benchmarks import peers
 
@@ -132,21 +132,19 @@ def test_all_clients_at_once_in_pytorch_end_with_the_same_models(tmp_path):
     case = case._replace(settings=settings)
     sim = ours.simulation(case)
     planned = [sim.schedule(0)]
-    ours.write_world(tmp_path, case, sim, planned)
-    found = disagreement(tmp_path, ours.Ours(sim, planned), peers.Vmap(peers.read(tmp_path)))
-    assert contest.agrees(found), found
+    ours.write_workload(tmp_path, case, sim, planned)
+    gaps = compare(tmp_path, ours.Ours(sim, planned), peers.Vmap(peers.read(tmp_path)))
+    assert contest.agrees(gaps), gaps
 
 
-def test_weights_that_differ_are_a_disagreement():
-    model = {"params/w": np.ones(3)}
-    before = {"init/params/w": np.zeros(3)}
-    mine = {f"{at}/{n}": x for at in ("step", "exact", "round") for n, x in model.items()} | {
-        "weights": np.array([0.5, 0.5])
-    }
+def test_contestant_with_other_weights_or_models_disagrees():
+    initial = {"init/params/w": np.zeros(3)}
+    results = {f"{kind}/params/w": np.ones(3) for kind in ("step", "exact", "round")}
+    results |= {"weights": np.array([0.5, 0.5])}
 
     def agree(**changes):
-        theirs = mine | {name.replace("_", "/"): value for name, value in changes.items()}
-        return contest.agrees(contest.disagreement(mine, theirs, mine, before))
+        theirs = results | {name.replace("_", "/"): value for name, value in changes.items()}
+        return contest.agrees(contest.differences(results, theirs, results, initial))
 
     assert agree()
     assert not agree(weights=np.array([0.4, 0.6]))
@@ -159,7 +157,7 @@ def test_weights_that_differ_are_a_disagreement():
     "name",
     ["mlp64", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lenet5", "cnn", "pfl_cnn", "resnet18", "vit_s16"))],
 )
-def test_pytorch_has_the_same_network(name):
+def test_network_has_the_same_loss_in_pytorch(name):
     torch = torch_or_skip()
     from benchmarks import torch_nets
 
@@ -171,13 +169,13 @@ def test_pytorch_has_the_same_network(name):
     variables = jax.tree.map(lambda x: x + rng.normal(0, 0.02, x.shape).astype(x.dtype), variables)
     x = rng.integers(0, 256, (4, *((32, 32, 3) if case.images else (8, 8, 1))), np.uint8)
     batch, mask = Batch(x, rng.integers(0, 10, 4).astype(np.int32)), np.ones(4, bool)
-    loss = jax.jit(lambda v: task.loss(*v, batch, mask, True)[0])(variables)
-    arrays = contest.by_path("init", *jax.device_get(variables))
-    params = {n: torch_nets.to_torch(name, n, a) for n, a in contest.below(arrays, "init/params").items()}
+    loss = jax.jit(lambda variables, batch: task.loss(*variables, batch, mask, True)[0])(variables, batch)
+    arrays = contest.flatten_model("init", *jax.device_get(variables))
+    params = {n: torch_nets.to_torch(name, n, a) for n, a in contest.select_prefix(arrays, "init/params").items()}
     logits = torch_nets.NETS[name](params, None, torch.tensor(x).permute(0, 3, 1, 2).float() / 255)
     theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.y).long())
     np.testing.assert_allclose(loss, theirs, rtol=2e-5)
-    for path, array in contest.below(arrays, "init/params").items():
+    for path, array in contest.select_prefix(arrays, "init/params").items():
         np.testing.assert_array_equal(torch_nets.from_torch(name, path, params[path]), array)
 
 
@@ -187,73 +185,74 @@ def named_task(case):
     return cases.task(case) or simulation.make_task(cases.config(case), cases.arrays(case, None))
 
 
-def test_rounds_are_timed_in_processes_and_written(tmp_path):
+def test_rounds_writes_timings_of_all_contestants(tmp_path):
     torch_or_skip()
-    file = tmp_path / "found.json"
+    file = tmp_path / "results.json"
     options = ["--rounds", "1", "--repeats", "1", "--peers", "lean", "pfl", "--threads", "1", "--out", str(file)]
     assert rounds.main(["--cases", "logistic", *options]) == 0
-    found = json.loads(file.read_text())
-    case = found["cases"]["logistic"]
+    results = json.loads(file.read_text())
+    case = results["cases"]["logistic"]
     assert case["seconds"].keys() == {"ours", "lean"} and "pfl" in case["skipped"]
     assert case["ratio"]["lean"] == pytest.approx(
         case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"], abs=1e-3
     )
-    assert found["machine"].keys() >= {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
+    fields = {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
+    assert results["machine"].keys() >= fields
     assert "logistic" in table.render(tmp_path)
 
 
-# --- the tables of speed
+# --- tables of speed
 
 
-def test_the_tables_of_the_pages_are_those_of_the_results():
+def test_tables_of_the_documentation_are_up_to_date():
     for path, tables in table.pages(table.RESULTS).items():
         text = path.read_text(encoding="utf-8")
-        assert table.updated(text, tables) == text, f"{path.name}: python -m benchmarks.table"
+        assert table.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
 
 
-def test_a_page_without_the_markers_is_refused():
+def test_page_without_markers_is_refused():
     with pytest.raises(SystemExit, match="speed: begin"):
-        table.updated("no markers", {"speed": "table"})
+        table.replace_tables("no markers", {"speed": "table"})
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
+    ("ratio", "verdict"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
 )
-def test_a_target_is_reached_missed_or_not_measured(ratio, said):
-    assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {said}"
+def test_verdict_compares_the_ratio_with_the_target(ratio, verdict):
+    assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {verdict}"
 
 
-def test_the_target_against_the_lean_loop_is_missed_where_another_pytorch_is_faster():
+def test_target_against_lean_is_missed_if_another_pytorch_loop_is_faster():
     assert table.verdict("resnet18", {"ratio": {"lean": 2.1, "loader": 1.9}}) == "2 x lean: not reached"
 
 
-def test_every_target_of_a_case_has_its_verdict():
-    said = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
-    assert said == "2.5 x lean: reached; 4 x DataLoader: not reached"
+def test_every_target_of_a_case_has_a_verdict():
+    verdict = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
+    assert verdict == "2.5 x lean: reached; 4 x DataLoader: not reached"
 
 
-def test_a_busy_machine_decides_no_target():
+def test_target_is_not_decided_on_a_busy_machine():
     case = {"ratio": {"lean": 3.0}, "others_before": 0.0, "others_after": 0.5}
     assert table.verdict("resnet18", case) == "2 x lean: not decided"
 
 
-def test_without_a_file_of_a_gpu_the_table_says_so(tmp_path):
+def test_tables_without_gpu_results_name_the_command(tmp_path):
     assert "not yet measured" in table.render(tmp_path)
     machine.write(tmp_path / "smoke.json", {"smoke": True, "sections": {}})
     assert "not yet measured" in table.render(tmp_path)
 
 
-# --- the other scripts
+# --- other benchmarks
 
 
-def test_a_section_of_the_gpu_script_runs_on_the_cpu_and_a_failing_one_is_recorded(tmp_path):
+def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
     args = gpu.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
-    assert gpu.section("loop", 60, args)["microseconds a turn, trip count data"] > 0
-    assert "stopped" in gpu.section("loop", 0.01, args)
+    assert gpu.run_section("loop", 60, args)["microseconds a turn, trip count data"] > 0
+    assert "stopped" in gpu.run_section("loop", 0.01, args)
 
 
 @pytest.mark.slow
-def test_the_gpu_script_runs_whole_on_the_cpu(tmp_path):
+def test_all_gpu_sections_run_on_the_cpu(tmp_path):
     out = tmp_path / "gpu.json"
     assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
     sections = json.loads(out.read_text())["sections"]
@@ -267,29 +266,29 @@ def campaign(tmp_path, *more):
 
 
 @pytest.mark.slow
-def test_the_campaign_stops_when_time_is_up_and_goes_on_later(tmp_path, capsys, monkeypatch):
+def test_accuracy_campaign_stops_at_its_time_limit_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(accuracy, "METHODS", {"FedVG": "fedvg"})
     assert not accuracy.campaign(campaign(tmp_path, "--minutes", "0"))
     assert accuracy.campaign(campaign(tmp_path))
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
     assert len(written) == 1
     assert accuracy.campaign(campaign(tmp_path))
-    assert {path: path.stat().st_mtime_ns for path in written} == written, "finished runs are not run again"
+    assert {path: path.stat().st_mtime_ns for path in written} == written, "a finished run was run again"
     assert "| FedVG | 0.05 | 1 of 1 |" in capsys.readouterr().out.split("| method |")[-1]
 
 
-def test_a_table_of_accuracy_has_means_and_deviations(tmp_path):
+def test_accuracy_table_has_means_and_deviations(tmp_path):
     args = accuracy.parse(["--out", str(tmp_path), "--seeds", "0", "1", "--alphas", "0.1"])
-    for seed, found in enumerate((0.5, 0.6)):
+    for seed, value in enumerate((0.5, 0.6)):
         names = ("test_accuracy_final", "test_accuracy_at_best_val", "test_accuracy_max")
         folder = accuracy.folder(args, "FedVG", 0.1, seed)
         folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps({"rounds": 200} | dict.fromkeys(names, found)))
+        (folder / "summary.json").write_text(json.dumps({"rounds": 200} | dict.fromkeys(names, value)))
     # the deviation of two numbers is their difference / sqrt 2: 10 / 1.414
     assert "| FedVG | 0.1 | 2 of 2 | 55.00 ± 7.07 |" in accuracy.table(args)
 
 
-def test_a_data_set_in_pieces_is_joined_in_order(tmp_path, capsys):
+def test_pieces_of_a_data_set_are_joined_in_order(tmp_path, capsys):
     pieces = [tmp_path / name for name in ("a", "b")]
     for piece, content in zip(pieces, (b"first", b"second"), strict=True):
         piece.write_bytes(content)
@@ -300,20 +299,20 @@ def test_a_data_set_in_pieces_is_joined_in_order(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_costs_are_measured_of_the_round_that_is_meant():
-    few = costs.Round(clients=4, cohort=2, epochs=1, validation=32, width=8, rows=32)
-    found = costs.measure(few, 1)
-    assert found["image_gradients"] == 2 * (32 + 32)
-    assert found["parameters"] == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
+def test_costs_count_image_gradients_and_parameters_of_a_round():
+    sizes = costs.Round(clients=4, cohort=2, epochs=1, validation=32, width=8, rows=32)
+    result = costs.measure(sizes, 1)
+    assert result["image_gradients"] == 2 * (32 + 32)
+    assert result["parameters"] == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
 
 
-def test_growth_is_the_slope_between_the_largest_two():
+def test_growth_is_the_exponent_between_the_last_two_points():
     points = [{"seconds": {"median": s}} for s in (1.0, 2.0, 8.0)]
     assert costs.growth([1, 2, 4], points) == pytest.approx(2)
 
 
-def test_the_package_does_not_know_of_the_benchmarks():
-    for path in (HOUSE / "fedvg_jax").rglob("*.py"):
+def test_package_does_not_import_benchmarks():
+    for path in (ROOT / "fedvg_jax").rglob("*.py"):
         names = [
             ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)
         ]
@@ -323,8 +322,8 @@ def test_the_package_does_not_know_of_the_benchmarks():
 # --- recorded rounds
 
 
-def recorded(**changes):
-    """A recording of one round of two clients whose model has one tensor, which never moves."""
+def recording_arrays(**changes):
+    """Returns the arrays of a recording of one round of two clients, whose model has one tensor; None removes one."""
     arrays = {
         "param_names": np.array(["w", "bn.num_batches_tracked"]),
         "val_rows": np.arange(4),
@@ -340,27 +339,27 @@ def recorded(**changes):
 
 
 def read_recording(folder, **changes):
-    np.savez(folder / "recording.npz", **recorded(**changes))
+    np.savez(folder / "recording.npz", **recording_arrays(**changes))
     return parity.read(folder / "recording.npz")
 
 
-def test_a_recording_of_global_models_alone_is_read_and_what_it_lacks_is_named(tmp_path):
-    assert parity.absent(read_recording(tmp_path)) == []
-    few = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
-    assert parity.absent(few) == ["client models of round 1", "modelwise weights of rounds 1"]
+def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_listed(tmp_path):
+    assert parity.not_compared(read_recording(tmp_path)) == []
+    partial = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
+    assert parity.not_compared(partial) == ["client models of round 1", "modelwise weights of rounds 1"]
 
 
 @pytest.mark.parametrize("key", ["val_rows", "init/w", "r0/global/w", "r0/rows/1", "part/0/train", "r0/clients"])
-def test_a_recording_that_cannot_be_replayed_is_refused(tmp_path, key):
+def test_recording_without_a_required_array_is_refused(tmp_path, key):
     with pytest.raises(UsageError, match=f"lacks {key}"):
         read_recording(tmp_path, **{key: None})
 
 
-def measured(**changes):
-    """A round that agrees, but for the changes."""
+def differences(**changes):
+    """Returns the differences of two rounds that agree, with changes to the second."""
     row = {"ratio": 2e-6, "chained": 2e-6, "weights": 1e-6, "chained_weights": 1e-6, "tensors": {}}
     clients = changes.pop("client_models", [1e-7])
-    return parity.Measured(clients, [row, row | changes], [], {})
+    return parity.Differences(clients, [row, row | changes], [], {})
 
 
 @pytest.mark.parametrize(
@@ -369,24 +368,25 @@ def measured(**changes):
      ({"ratio": 6e-3}, ["round 2"]), ({"chained": 3e-2}, ["round 2, chained"]), ({"weights": 3e-3}, ["weights"]),
      ({"chained_weights": 6e-3}, ["chained: weights"])],
 )  # fmt: skip
-def test_rounds_agree_within_their_bounds(changes, fails):
-    """Other bounds hold for client models, single rounds, chained rounds and weights."""
-    failed = [what for what, gap, bound in parity.checks("fedgrad", measured(**changes)) if gap > bound]
-    assert len(failed) == len(fails) and all(said in what for said, what in zip(fails, failed, strict=True))
+def test_difference_beyond_its_bound_fails(changes, fails):
+    """Client models, single rounds, chained rounds and weights have different bounds."""
+    failed = [name for name, gap, bound in parity.checks("fedgrad", differences(**changes)) if gap > bound]
+    assert len(failed) == len(fails)
+    assert all(expected in name for expected, name in zip(fails, failed, strict=True))
 
 
-def test_the_first_round_may_differ_by_rounding_and_its_weights_alone():
-    """Its models are compared client by client, so no decision of a ReLU has gone the other way."""
-    first = measured()._replace(rounds=[measured().rounds[0] | {"ratio": 2e-4}])
-    bounds = {what: bound for what, _, bound in parity.checks("fedgrad", first)}
+def test_bound_of_the_first_round_is_rounding_plus_the_difference_of_its_weights():
+    """Its client models are compared too, so no ReLU has flipped sign."""
+    first = differences()._replace(rounds=[differences().rounds[0] | {"ratio": 2e-4}])
+    bounds = {name: bound for name, _, bound in parity.checks("fedgrad", first)}
     assert bounds["round 1"] == pytest.approx(1e-3 + 1e-6)
     unknown = first._replace(client_models=None)
-    assert {what: bound for what, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
+    assert {name: bound for name, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
 
 
 @pytest.mark.slow
-def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
-    """The recorded model did not move, ours does: it differs, and says of what."""
+def test_recording_of_global_models_only_is_replayed(tmp_path):
+    """The recorded model after the round is the initial one plus 0.1, so that ours differs."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
@@ -401,28 +401,28 @@ def test_a_recording_of_global_models_alone_is_replayed(tmp_path):
     results = tmp_path / "results.json"
     command = ["--golden", str(tmp_path / "recording.npz"), "--data-dir", str(tmp_path), "--results", str(results)]
     assert parity.main(command) == 1
-    found = json.loads(results.read_text())["methods"]["fedvg"]
-    assert found["client_models"] is None and found["rounds"][0]["ratio"] > 0.1
-    assert found["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]
+    result = json.loads(results.read_text())["methods"]["fedvg"]
+    assert result["client_models"] is None and result["rounds"][0]["ratio"] > 0.1
+    assert result["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]
 
 
-# --- the demonstration
+# --- the digits demonstration
 
 
-def test_an_interval_is_student_s():
-    """2 +- 4.302653 / sqrt 3: t(0.975) of two degrees of freedom from any table, times the deviation of 1, 2, 3."""
+def test_interval_is_student_s_t_interval():
+    """2 +- 4.302653 / sqrt 3: t(0.975) with two degrees of freedom, times the standard error of 1, 2, 3."""
     assert demo.interval([1.0, 2.0, 3.0]) == pytest.approx((2, -0.48414, 4.48414), abs=1e-3)
     assert not np.isfinite(demo.interval([1.0])).all()
 
 
 def test_differences_are_paired_by_seed():
-    """One point apart in every seed, however far the seeds are: an interval of no width."""
+    """FedVG is one point lower in every seed, so the interval has width 0, although the seeds differ."""
     accuracy = {"FedVG": {"final": [0.5, 0.9, 0.7]}, "FedAvg": {"final": [0.51, 0.91, 0.71]}}
     assert demo.differences(accuracy)["FedAvg"] == pytest.approx((-1, -1, -1))
 
 
 @pytest.mark.slow
-def test_the_demonstration_is_measured_and_written(tmp_path, monkeypatch):
+def test_demonstration_writes_accuracies_of_all_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "WEIGHTINGS", {name: demo.WEIGHTINGS[name] for name in ("FedVG", "FedAvg")})
     out = tmp_path / "demo.json"
     assert demo.main(["--seeds", "2", "--rounds", "1", "--out", str(out)]) == 0
@@ -435,42 +435,42 @@ def test_the_demonstration_is_measured_and_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_rounds_under_given_weights_average_the_clients_with_them():
-    """A weight for one client only gives its model, at the distance of its drift from the global one."""
+def test_rounds_under_given_weights_average_the_clients_with_these_weights():
+    """Weighting a single client returns its model, whose distance from the global model is the client's drift."""
     config = fv.Config(clients=4, join_ratio=0.75, local_epochs=1, devices=1, weighting="fedvg")
     sim = fv.simulation(replace(config, record=client_values.RECORD))
     schedule = sim.schedule(0)
     weights = np.array([[1, 1, 1], [1, 0, 3], *np.eye(3)], np.float32)
     states, sums, (scores, details) = client_values.rounds_under(sim)(sim.state, schedule, weights)
     distances = np.zeros(3)
-    for before, (uniform, some, *alone) in zip(*map(jax.tree.leaves, (sim.state, states)), strict=True):
+    for before, (uniform, weighted, *clients) in zip(*map(jax.tree.leaves, (sim.state, states)), strict=True):
         if not jax.dtypes.issubdtype(before.dtype, np.floating):
             continue
-        np.testing.assert_allclose(uniform, np.mean(alone, 0), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(some, (alone[0] + 3 * alone[2]) / 4, rtol=1e-4, atol=1e-6)
-        distances += [np.square(np.asarray(client) - np.asarray(before)).sum() for client in alone]
+        np.testing.assert_allclose(uniform, np.mean(clients, 0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(weighted, (clients[0] + 3 * clients[2]) / 4, rtol=1e-4, atol=1e-6)
+        distances += [np.square(np.asarray(client) - np.asarray(before)).sum() for client in clients]
     measured = client_values.measurements(sim, schedule, scores, details)
     assert measured.keys() == client_values.MEASUREMENTS.keys()
     assert measured["samples"].tolist() == [len(sim.partition.train[k]) for k in schedule.clients]
     assert measured["drift"].tolist() == pytest.approx(np.sqrt(distances), rel=1e-4)
-    assert client_values.judged(sim, sums)[2:, 1].tolist() == pytest.approx(measured["accuracy"].tolist())
+    assert client_values.loss_and_accuracy(sim, sums)[2:, 1].tolist() == pytest.approx(measured["accuracy"].tolist())
 
 
-def test_lasting_part_of_weights_is_recovered_from_cohorts_of_other_clients():
-    """Weights that are exp(a(t) + m_k) have no changing part, and a client with weight 0 is left out."""
+def test_lasting_part_of_weights_is_recovered_from_partial_cohorts():
+    """Weights exp(a(t) + m_k) have no changing part, and a client with weight 0 is ignored."""
     stream = np.random.default_rng(0)
     lasting = stream.normal(size=6)
     clients = np.stack([stream.permutation(6)[:3] for _ in range(30)])
     raw = np.exp(lasting[clients])
     raw[0, 1] = 0  # absent in the first round
-    parts = lasting_weights.parts_of(clients, raw / raw.sum(1, keepdims=True), 7)
+    parts = lasting_weights.fit_parts(clients, raw / raw.sum(1, keepdims=True), 7)
     np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
     assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)
 
 
-def test_arms_separate_the_parts():
+def test_arms_separate_the_lasting_from_the_changing_part():
     lasting, sizes = np.array([-1.0, 0.0, 1.0]), np.array([5, 1, 3])
-    arms = lasting_weights.arms_of(lasting, sizes, np.random.default_rng(0))
+    arms = lasting_weights.make_arms(lasting, sizes, np.random.default_rng(0))
     assert arms.keys() | {"fedvg"} == lasting_weights.WEIGHTS.keys()
     np.testing.assert_allclose(arms["lasting"].factors * arms["changing"].factors, 1)
     assert sorted(arms["dealt"].factors) == sorted(arms["lasting"].factors) and arms["lasting"].power == 0
@@ -478,20 +478,20 @@ def test_arms_separate_the_parts():
 
 
 @pytest.mark.slow
-def test_arms_of_given_weights_are_the_runs_of_the_named_weightings():
+def test_arms_reproduce_the_runs_of_named_weightings():
     config = fv.Config(clients=4, rounds=2, eval_every=1, local_epochs=1, alpha=1.0, weighting="fedvg", devices="1")
     sim = fv.simulation(config)
     sizes = np.array([len(rows) for rows in sim.partition.train])
-    program, ones = lasting_weights.compiled(sim), np.ones(4)
+    program, ones = lasting_weights.make_program(sim), np.ones(4)
     arms = {
         "fedvg": lasting_weights.Arm(ones, 1), "permuted(fedvg)": lasting_weights.Arm(ones, 1, is_permuted=True),
         "samples": lasting_weights.Arm(sizes, 0), "uniform": lasting_weights.Arm(ones, 0),
     }  # fmt: skip
     for weighting, arm in arms.items():
-        trained = lasting_weights.train(sim, program, arm)
+        result = lasting_weights.train(sim, program, arm)
         history = fv.run(replace(config, weighting=weighting))
-        assert trained.accuracy.tolist() == pytest.approx([r["test_accuracy"] for r in history.records])
-        np.testing.assert_allclose(trained.weights, [r["weights"] for r in history.records], rtol=1e-5)
+        assert result.accuracy.tolist() == pytest.approx([r["test_accuracy"] for r in history.records])
+        np.testing.assert_allclose(result.weights, [r["weights"] for r in history.records], rtol=1e-5)
 
 
 def test_rank_correlation_is_spearman_s():

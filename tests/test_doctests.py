@@ -19,8 +19,8 @@ MODULES = [
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_run(module):
-    found = doctest.testmod(importlib.import_module(module))
-    assert found.attempted and not found.failed
+    results = doctest.testmod(importlib.import_module(module))
+    assert results.attempted and not results.failed
 
 
 def test_every_promised_function_shows_an_example():

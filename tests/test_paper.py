@@ -55,12 +55,12 @@ def header(dataset, model):
 @every_pair
 def test_config_header_gives_the_papers_numbers(dataset, model):
     lines = [re.findall(r"[\d.]+", line) for line in header(dataset, model) if re.match(r"#   (alpha|Fed)", line)]
-    said = [[float(number) for number in line] for line in lines]
-    wanted = [
+    printed = [[float(number) for number in line] for line in lines]
+    expected = [
         [number for alpha in ALPHAS for number in paper.accuracy(dataset, model, method, alpha)]
         for method in ("FedAvg", "FedVG")
     ]
-    assert said == [list(ALPHAS), *wanted]
+    assert printed == [list(ALPHAS), *expected]
 
 
 @every_pair

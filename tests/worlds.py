@@ -275,8 +275,8 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
     """Returns a weighting that uses the rule with number `hyper["rule"]`: one program for all rules."""
 
     def weigh(hyper, measured, returns):
-        found = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
-        return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper.get("rule", 0)], *found)
+        by_rule = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
+        return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper.get("rule", 0)], *by_rule)
 
     def scores(measured):
         return {str(i): rule.score(m) for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))}
@@ -295,8 +295,8 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
         return streaming.Term(own(term.weigh), share)
 
     streams = all(rule.terms for rule in weightings)
-    found = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
-    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=found)
+    terms = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
+    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=terms)
 
 
 def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:

@@ -1,13 +1,16 @@
-"""`python -m benchmarks.faults`: counts which faults a run folder survives.
+"""Injects faults into run folders and caches, and counts which of them are survived.
+
+    python -m benchmarks.faults [--kills 60] [--trials 500] [--rounds 60] [--out FILE.json]
 
     crash       kill -9 before, and in the middle of, every write, rename, fsync, open, mkdir and unlink of a checkpoint
-    full disk   the same operations, all of which fail from the nth on
-    kill -9     real runs, killed at random instants and resumed until they end; compared with an undisturbed run
+    full disk   the same operations, failing from the nth one on
+    kill -9     real runs, killed at random times and resumed until they end; compared with an undisturbed run
     caches      random bytes of decoded data and partitions flipped, zeroed or truncated; compiled programs truncated
     damage      the same damage to any file of a run folder
 
-Survived: the restored state is, bit for bit, the newest intact state of the run, or the refusal is one line. Lost:
-anything else. The first two need a C compiler. The newest complete result is benchmarks/results/faults.json.
+A fault is survived if the restored state equals the newest intact state of the run bit for bit, or the run is refused
+with one line; otherwise it counts as lost. The first two need a C compiler. Prints the counts and writes them to
+benchmarks/results/faults.json; exit code 1 if anything was lost.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=60, help="runs killed")
     parser.add_argument("--trials", type=int, default=500, help="damaged folders, and damaged caches")
-    parser.add_argument("--rounds", type=int, default=60, help="of the runs that are killed")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of the killed runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     options = parser.parse_args()
@@ -47,14 +50,14 @@ def main() -> int:
         importlib.import_module(name)  # so that forks start fast
     warnings.simplefilter("ignore")  # jax warns of forks; its threads start in the children only
     rng, start, counts = random.Random(options.seed), time.monotonic(), {}
-    code = provenance.code()  # before a long campaign, during which files may change
+    code = provenance.code()  # before the campaign, because files may change meanwhile
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         for name, campaign in {
             "crash": lambda folder: disk.crashes(folder, (disk.KILL, disk.TEAR)),
             "full disk": lambda folder: disk.crashes(folder, (disk.FULL,)),
             "kill -9": lambda folder: kills.kills(folder, options.kills, options.rounds, rng),
             "caches": lambda folder: damage.caches(folder, options.trials, rng),
-            # last, because it starts threads, after which no fork is safe
+            # last, because it starts threads, and forking with threads is unsafe
             "damage": lambda folder: damage.damage(folder, options.trials, rng),
         }.items():
             folder = Path(scratch, name.replace(" ", "-")).resolve()
@@ -79,7 +82,7 @@ def print_table(counts: dict[str, Counter]) -> None:
 
 
 def write_report(options: argparse.Namespace, counts: dict[str, Counter], code: dict, seconds: float) -> None:
-    """Writes the result with the command, code and machine that made it."""
+    """Writes the counts with the command, the code's version and the machine."""
     result = {
         "command": f"python -m benchmarks.faults --kills {options.kills} --trials {options.trials}"
         f" --rounds {options.rounds} --seed {options.seed}",

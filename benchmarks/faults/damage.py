@@ -1,4 +1,4 @@
-"""Flips, zeroes or truncates random bytes of run folders and caches, and counts what is survived."""
+"""Flips, zeroes or truncates random bytes of run folders and caches, and counts the survived faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.faults.kills import outcome, simulated
+from benchmarks.faults.kills import outcome, simulate
 from fedvg_jax import config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
@@ -21,7 +21,7 @@ from fedvg_jax.runs import history, resume
 
 
 def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Returns counts of trials; each damages one to three files of a folder of six rounds with checkpoints."""
+    """Returns counts of trials; each damages one to three files of a run folder of six rounds with checkpoints."""
     import jax.numpy as jnp
 
     counts, state = Counter(), SimState(jnp.int32(0), Variables({"w": jnp.zeros(300)}, {}), {"m": jnp.zeros(3)}, ())
@@ -68,9 +68,10 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
 
 
 def resume_damaged(run: Path, template: SimState, truth: list) -> tuple[str, str]:
-    """Resumes a damaged folder; returns ("survived" or "lost", what happened).
+    """Resumes a damaged folder; returns "survived" or "lost", and a description.
 
     Args:
+        run: the damaged run folder.
         template: the state before the first round.
         truth: state and record of every round.
     """
@@ -86,8 +87,8 @@ def resume_damaged(run: Path, template: SimState, truth: list) -> tuple[str, str
     except Exception as error:
         return "lost", f"{type(error).__name__}: {error}"
     done = len(start.records)
-    known = truth[done - 1][0] if done else template
-    same = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start.state, known)), strict=True))
+    expected = truth[done - 1][0] if done else template
+    same = all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start.state, expected)), strict=True))
     lost = [r["round"] for r in start.records if history.is_lost(r)]
     records = [r for r in start.records if not history.is_lost(r)]
     same = same and records == [line for _, line in truth[:done] if line["round"] not in lost]
@@ -103,27 +104,25 @@ def spoil(path: Path, rng: random.Random) -> str:
     """Damages a file at a random offset; returns the kind of damage."""
     if not path.exists():
         return "removed"
-    good = path.read_bytes()
-    at, kind = (
-        rng.randrange(len(good) + 1),
-        rng.choice(["bit flipped", "byte changed", "block zeroed", "truncated", "removed"]),
-    )
-    bad = bytearray(good)
+    data = bytearray(path.read_bytes())
+    offset = rng.randrange(len(data) + 1)
+    kind = rng.choice(["bit flipped", "byte changed", "block zeroed", "truncated", "removed"])
     if kind == "removed":
         path.unlink()
         return kind
     if kind == "truncated":
-        bad = bad[:at]
-    elif at < len(bad):
-        bad[at] = {"bit flipped": bad[at] ^ 1 << rng.randrange(8), "byte changed": rng.randrange(256)}.get(kind, 0)
+        data = data[:offset]
+    elif offset < len(data):
+        flipped = data[offset] ^ 1 << rng.randrange(8)
+        data[offset] = {"bit flipped": flipped, "byte changed": rng.randrange(256)}.get(kind, 0)
         if kind == "block zeroed":
-            bad[at : at + 512] = bytes(len(bad[at : at + 512]))
-    path.write_bytes(bad)
+            data[offset : offset + 512] = bytes(len(data[offset : offset + 512]))
+    path.write_bytes(data)
     return kind
 
 
 def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Returns counts of trials that damage and reload decoded data and a partition; then compiled programs."""
+    """Returns counts of trials that damage and reload decoded data and a partition; then those of `programs`."""
     from fedvg_jax.data import cache
     from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.data.partitions import draw
@@ -131,12 +130,12 @@ def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
     counts, source = Counter(), folder / "source"
     source.write_bytes(b"raw")
     y = np.arange(400, dtype=np.int32) % 4
-    made = Arrays("set", np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), np.uint8), y, tuple("abcd"), 400)
+    arrays = Arrays("set", np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), np.uint8), y, tuple("abcd"), 400)
 
     def load():
-        arrays = cache.cached("reader", [source], lambda: made, folder / "entries")
+        loaded = cache.cached("reader", [source], lambda: arrays, folder / "entries")
         parts = draw.draw_partition(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
-        return [arrays.x, arrays.y, *itertools.chain(*parts)]
+        return [loaded.x, loaded.y, *itertools.chain(*parts)]
 
     intact = [x.copy() for x in load()]
     for _ in range(trials):
@@ -152,14 +151,14 @@ def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
 
 
 def programs(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Returns counts of runs with truncated compiled programs, as a kill while jax writes them leaves them."""
+    """Returns counts of runs with truncated compiled programs, which a kill leaves while jax writes them."""
     counts, cache = Counter(), folder / "cache"
-    assert simulated(folder / "undisturbed", cache, 3) == 0
+    assert simulate(folder / "undisturbed", cache, 3) == 0
     for trial in range(trials):
         for path in rng.sample(sorted((cache / "xla").glob("*-cache")), 3):
             path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
         out = folder / f"run-{trial}"
-        is_right = simulated(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "undisturbed", 3)
+        is_right = simulate(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "undisturbed", 3)
         counts["survived" if is_right else "lost"] += 1
         counts["programs truncated"] += 3
     return counts

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.faults.processes import forked
+from benchmarks.faults.processes import run_forked
 from fedvg_jax.runs import checkpoint
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
@@ -36,17 +36,17 @@ def compile_disk() -> Path | None:
     return built
 
 
-def crashes(folder: Path, modes: tuple[int, ...], most: int = 10_000) -> Counter:
-    """Returns counts of processes that save round 2 after round 1, with `keep` 1, one for every operation and mode."""
+def crashes(folder: Path, modes: tuple[int, ...], max_operations: int = 10_000) -> Counter:
+    """Returns counts of processes that save round 2 after round 1, with `keep` 1: one per operation and mode."""
     counts = Counter()
     if not is_loaded():
         return Counter(skipped=1)
     disk = ctypes.CDLL(os.environ["LD_PRELOAD"])
     for mode in modes:
-        for nth in range(1, most + 1):
+        for nth in range(1, max_operations + 1):
             run = folder / f"{mode}-{nth}"
             run.mkdir()
-            code = forked(lambda run=run, mode=mode, nth=nth: save_twice(disk, run, mode, nth))
+            code = run_forked(lambda run=run, mode=mode, nth=nth: save_twice(disk, run, mode, nth))
             counts[restore_after_crash(run, mode, code)] += 1
             counts["died" if code < 0 else "full" if code == 3 else "to the end"] += 1
             shutil.rmtree(run)
@@ -74,7 +74,7 @@ def restore_after_crash(run: Path, mode: int, code: int) -> str:
         return 9 if restored is None else compare(restored, min_round=2 if code == 0 else 1)
 
     expected = {0, -signal.SIGKILL} | ({3} if mode == FULL else set())
-    return "survived" if code in expected and forked(restore) == 0 else "lost"
+    return "survived" if code in expected and run_forked(restore) == 0 else "lost"
 
 
 def compare(restored, min_round: int) -> int:

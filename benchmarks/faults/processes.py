@@ -1,4 +1,4 @@
-"""Runs work in forked processes, which may be killed. The parent must not have started threads of jax."""
+"""Runs functions in forked processes, which can be killed. The parent must not have started threads of jax."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import time
 from collections.abc import Callable
 
 
-def forked(work: Callable[[], int]) -> int:
-    """Returns the exit code of `work` in a forked process, or minus the number of the signal that ended it."""
-    return waited(start(work))
+def run_forked(work: Callable[[], int]) -> int:
+    """Runs `work` in a forked process; returns its exit code, or minus the signal that ended it."""
+    return wait_or_kill(start(work))
 
 
 def start(work: Callable[[], int]) -> int:
-    """Forks a process that only does `work`, and returns its id."""
+    """Forks a process that runs `work`, and returns its id."""
     child = os.fork()
     if not child:
         code = 7
         try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 1)
+            os.dup2(devnull, 2)
             code = work()
         finally:
             os._exit(code)
     return child
 
 
-def waited(child: int, seconds: float = float("inf"), begins: Callable[[], bool] = lambda: True) -> int:
-    """Returns the exit code of a process, which is killed `seconds` after `begins` is first true."""
+def wait_or_kill(child: int, seconds: float = float("inf"), begins: Callable[[], bool] = lambda: True) -> int:
+    """Waits for a process, and kills it `seconds` after `begins` is first true; returns its exit code."""
     start_time = None
     while start_time is None or time.monotonic() - start_time < seconds:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -235,11 +235,11 @@ def client_values() -> str:
     measured = load("client_values")
     head, spans = ["measurement of the client", *values.SPANS], values.SPANS
     correlations = [
-        [title, *(values.shown(measured["correlations"][name][span]) for span in spans)]
+        [title, *(values.format_interval(measured["correlations"][name][span]) for span in spans)]
         for name, title in values.MEASUREMENTS.items()
     ]
     rounds = [
-        [title, *(values.shown(measured["accuracy"][name][span]) for span in spans)]
+        [title, *(values.format_interval(measured["accuracy"][name][span]) for span in spans)]
         for name, title in values.WEIGHTS.items()
     ]
     settings, machine = measured["settings"], measured["machine"]
@@ -256,20 +256,20 @@ def client_values() -> str:
 def lasting_weights() -> str:
     """Final accuracies under the lasting and the changing part of FedVG's weights."""
     from benchmarks import lasting_weights as lasting
-    from benchmarks.client_values import shown
+    from benchmarks.client_values import format_interval
     from benchmarks.demo import interval
 
     measured = load("lasting_weights")
     settings, machine = measured["settings"], measured["machine"]
     mean, low, high = measured["explained"]
     finals = {name: np.array([curve[-1] for curve in runs]) for name, runs in measured["runs"].items()}
-    gap = shown(interval((finals["lasting"] - finals["dealt"]).tolist()))
-    rows_of_clients = shown(measured["correlations"]["samples"])
+    gap = format_interval(interval((finals["lasting"] - finals["dealt"]).tolist()))
+    rows_of_clients = format_interval(measured["correlations"]["samples"])
     lines = [
         f"- Share of the variance of log weights within rounds that the lasting part explains: {mean:.2f}"
         f" ({low:.2f} to {high:.2f}).",
         f"- Rank correlation of the lasting part with the clients' training rows: {rows_of_clients}.",
-        f"- Lasting part minus the same dealt to other clients: {gap} points.",
+        f"- Lasting part minus the lasting part permuted over clients: {gap} points.",
     ]
     source = (
         f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."

@@ -282,12 +282,13 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
         measured = _measured(weighting, hyper, report, few)
         weights = _weights(weighting, hyper, measured, returns)
         # terms read neither the clients' models nor the permutation
-        everyone = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
-        without_first = everyone._replace(present=jnp.arange(_CLIENTS) > 0)
+        all_present = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
+        first_absent = all_present._replace(present=jnp.arange(_CLIENTS) > 0)
         of_all, of_two = (
-            [term.weigh(hyper, measured, returns) for term in weighting.terms] for returns in (everyone, without_first)
+            [term.weigh(hyper, measured, returns) for term in weighting.terms]
+            for returns in (all_present, first_absent)
         )
-        shares = [t.share(hyper, measured, everyone) for t in weighting.terms]
+        shares = [t.share(hyper, measured, all_present) for t in weighting.terms]
         return weights, streaming.combine_terms(shares, of_all), of_all, of_two
 
     weights, total, of_all, of_two = jax.device_get(jax.jit(trial)(model))

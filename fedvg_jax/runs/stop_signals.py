@@ -206,7 +206,7 @@ def _handlers(handlers: dict[signal.Signals, Callable]) -> Iterator[None]:
 
 
 def _duplicate_filter() -> Callable[[int], bool]:
-    """Returns a function that says of each signal in turn whether an equal one came less than `MERGED` before."""
+    """Returns a function of signals: whether an equal one arrived less than `MERGED` seconds before."""
     last: dict[int, float] = {}
 
     def is_duplicate(number: int) -> bool:

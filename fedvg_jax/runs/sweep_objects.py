@@ -94,7 +94,7 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
 
 
 def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what tells given objects from others: digests of arrays, values, and the names of functions.
+    """Returns what identifies given objects: digests of arrays, values, and the names of functions.
 
     >>> describe({"hyper": {"T": 0.5}, "task": None})
     {'hyper': 'T=0.5'}

@@ -85,7 +85,7 @@ def _joint_program(sims: Sequence[simulation.Simulation], share: Sharing) -> joi
     """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay.
 
     Raises:
-        UsageError: the program needs more memory than there is, and sharing was asked for.
+        UsageError: the program needs more memory than there is, and the settings request sharing.
     """
     if len(sims) < 2:
         return None

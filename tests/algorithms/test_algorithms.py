@@ -48,15 +48,15 @@ def fedavg(rounds=3, world_name="WORLD"):
     [("fedprox", {"mu": 0.0}), ("fedavgm", {"server_momentum": 0.0, "server_lr": 1.0})],
 )
 def test_an_algorithm_with_neutral_hyperparameters_equals_fedavg(x64, name, changes):
-    found = [state.variables for state in after(worlds.algorithm(name), 3, **changes)]
-    worlds.assert_close(found, fedavg(), 1e-12)
+    actual = [state.variables for state in after(worlds.algorithm(name), 3, **changes)]
+    worlds.assert_close(actual, fedavg(), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fedavgm", "scaffold", "feddyn", "elastic", "fednova"])
 def test_an_algorithm_with_other_hyperparameters_differs_from_fedavg(x64, name):
     """Otherwise the laws of equality would hold trivially."""
-    found = after(worlds.algorithm(name), 3)[-1].variables
-    assert tree_distance(found, fedavg()[-1]) > 1e-3
+    actual = after(worlds.algorithm(name), 3)[-1].variables
+    assert tree_distance(actual, fedavg()[-1]) > 1e-3
 
 
 def tree_distance(a, b):
@@ -70,8 +70,8 @@ def test_scaffold_first_round_equals_fedavg(x64):
 
 
 def test_fednova_with_equal_steps_equals_fedavg(x64):
-    found = [state.variables for state in after(worlds.algorithm("fednova"), 3, world=EVEN)]
-    worlds.assert_close(found, fedavg(3, "EVEN"), 1e-12)
+    actual = [state.variables for state in after(worlds.algorithm("fednova"), 3, world=EVEN)]
+    worlds.assert_close(actual, fedavg(3, "EVEN"), 1e-12)
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_elastic_with_equal_sensitivities_and_tau_1_equals_fedavg(x64):
     algorithm = worlds.algorithm("elastic")._replace(
         probe=lambda hyper, probe: jax.tree.map(lambda _: hyper["mu"], probe.variables.params)
     )
-    found = [state.variables for state in after(algorithm, 3, tau=1.0)]
-    worlds.assert_close(found, fedavg(), 1e-12)
+    actual = [state.variables for state in after(algorithm, 3, tau=1.0)]
+    worlds.assert_close(actual, fedavg(), 1e-12)
 
 
 # --- Elastic
@@ -123,11 +123,11 @@ def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_o
     params = worlds.QUADRATIC.init(None).params
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
     a, b = jax.tree.map(lambda x: x[0], world.pool)
-    found = worlds.algorithm("elastic").probe(worlds.hyper(), probe_of(world, number, params))
+    actual = worlds.algorithm("elastic").probe(worlds.hyper(), probe_of(world, number, params))
     expected = jax.tree.map(
         lambda x, a, b: np.mean((2 * a * (a * np.asarray(x) - b)) ** 2) * (number > 0), params, a, b
     )
-    worlds.assert_close(found, expected, 1e-12)
+    worlds.assert_close(actual, expected, 1e-12)
 
 
 # --- adaptive servers
@@ -265,9 +265,9 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
     params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
     probe = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).probe
-    found = probe(worlds.hyper(sensitivity_decay=mu), probe_of(world, num_batches, params)).params
+    actual = probe(worlds.hyper(sensitivity_decay=mu), probe_of(world, num_batches, params)).params
     factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
-    worlds.assert_close(found, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
+    worlds.assert_close(actual, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
 
 
 def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64):
@@ -326,10 +326,10 @@ def test_fednova_follows_the_mean_of_constant_gradients_for_any_numbers_of_steps
     world = worlds.quadratics(np.zeros((5, 3)), b, sizes, 3)
     cohort = schedule_of(world, 0).clients
     start = worlds.state(world, worlds.algorithm("fednova"), worlds.QUADRATIC).variables.params
-    found = after(worlds.algorithm("fednova"), 1, world=world)[0].variables.params
+    actual = after(worlds.algorithm("fednova"), 1, world=world)[0].variables.params
     s, displacement = sizes[cohort] / sizes[cohort].sum(), 0.3 * np.array([2, 4, 1, 3, 1])[cohort]
     step = (s @ displacement) * (s @ b[cohort])
-    worlds.assert_close(found, jax.tree.map(np.add, start, {"left": {"x": step[:2]}, "right": {"x": step[2:]}}), 1e-12)
+    worlds.assert_close(actual, jax.tree.map(np.add, start, {"left": {"x": step[:2]}, "right": {"x": step[2:]}}), 1e-12)
 
 
 # --- corners
@@ -377,5 +377,5 @@ def test_gradients_of_an_algorithm_s_functions_are_finite_at_zero(name):
 
     gradients = worlds.jit(jax.value_and_grad(total, (0, 1, 2, 3)))
     for displacement in (0.0, 0.3):
-        found = gradients(hyper, zero, zero, jnp.float32(displacement))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+        actual = gradients(hyper, zero, zero, jnp.float32(displacement))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(actual))

@@ -19,38 +19,38 @@ SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local
 def measured(tmp_path_factory):
     settings = replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"), weighting="fedvg", dropout=0.5)
     calls = []
-    found = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
-    assert calls == [(bound, 5) for bound in found]
-    return settings, found
+    results = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
+    assert calls == [(bound, 5) for bound in results]
+    return settings, results
 
 
 def test_bounds_are_pooled_validation_and_every_client(measured):
-    settings, found = measured
+    settings, results = measured
     arrays = simulation.load_data(settings)
     parts = simulation.make_partition(settings, arrays)
     sizes = [sum(map(len, parts.train)), sum(map(len, parts.val)), *map(len, parts.train)]
     models = [("pooled", None), ("validation", None), ("alone", 0), ("alone", 1), ("alone", 2)]
-    assert [bound[:3] for bound in found] == [(*model, size) for model, size in zip(models, sizes, strict=True)]
+    assert [bound[:3] for bound in results] == [(*model, size) for model, size in zip(models, sizes, strict=True)]
 
 
 @pytest.mark.parametrize("which", ["pooled", 1])
 def test_bound_equals_a_federation_of_one_client(measured, which):
     """It trains for 3 rounds x 2/3, as many as a client takes part in."""
-    settings, found = measured
+    settings, results = measured
     parts = simulation.make_partition(settings, simulation.load_data(settings))
     train = [np.concatenate(parts.train)] if which == "pooled" else [parts.train[which]]
     others = ([np.concatenate(part)] for part in parts[1:])
     alone = replace(settings, clients=1, join_ratio=1.0, rounds=2, weighting="uniform", dropout=0.0, eval_every=2)
     history = fedvg_jax.run(alone, partition=(train, *others))
-    bound = next(bound for bound in found if which in (bound.kind, bound.client))
+    bound = next(bound for bound in results if which in (bound.kind, bound.client))
     assert bound.test_accuracy == history.records[-1]["test_accuracy"]
 
 
 def test_summary_has_single_models_and_statistics_over_clients():
-    found = [Bound("pooled", None, 9, 0.9), Bound("validation", None, 2, 0.5)]
-    found += [Bound("alone", k, 3, accuracy) for k, accuracy in enumerate((0.1, 0.5, 0.3))]
+    results = [Bound("pooled", None, 9, 0.9), Bound("validation", None, 2, 0.5)]
+    results += [Bound("alone", k, 3, accuracy) for k, accuracy in enumerate((0.1, 0.5, 0.3))]
     expected = {"pooled": 0.9, "validation": 0.5, "alone_mean": 0.3, "alone_min": 0.1, "alone_max": 0.5}
-    assert bounds.summary(found) == pytest.approx(expected)
+    assert bounds.summary(results) == pytest.approx(expected)
 
 
 @pytest.fixture

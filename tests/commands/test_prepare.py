@@ -41,10 +41,10 @@ def call(file, *flags):
 def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     assert call(file, "--out", str(tmp_path / "out")) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in ("made: 120 images 6 x 6 x 3, 4 classes", "3 clients, partition dirichlet, alpha 1", "to validate"):
-        assert part in said
-    rows = [line.replace("│", " ").split() for line in said.splitlines() if line.startswith("│")]
+        assert part in output
+    rows = [line.replace("│", " ").split() for line in output.splitlines() if line.startswith("│")]
     assert rows[:5] == [
         *([str(c), "30", "0", "30", "25.0%"] for c in range(3)),
         ["3", "0", "30", "30", "25.0%"],
@@ -62,10 +62,10 @@ def test_every_option_of_a_run_is_accepted(file, tmp_path, capsys):
     assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
 
 
-@pytest.mark.parametrize(("kind", "said"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
-def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, kind, said):
+@pytest.mark.parametrize(("kind", "message"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
+def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, kind, message):
     assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
-    assert f"3 clients, partition {said}" in capsys.readouterr().out
+    assert f"3 clients, partition {message}" in capsys.readouterr().out
 
 
 def test_table_of_many_classes_shows_the_largest_and_smallest():
@@ -75,8 +75,8 @@ def test_table_of_many_classes_shows_the_largest_and_smallest():
 
     console = Console(file=io.StringIO(), width=100)
     console.print(prepare.class_table(made(num_classes=200, per_class=2)))
-    said = console.file.getvalue()
-    assert "... 170 more" in said and said.count("class ") == 31 and "400" in said
+    output = console.file.getvalue()
+    assert "... 170 more" in output and output.count("class ") == 31 and "400" in output
 
 
 @pytest.mark.parametrize("num", [9_523, 100])
@@ -86,7 +86,7 @@ def test_headline_compares_the_size_with_the_paper(num):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ([], "name of a data set first"),
         (["--alpha", "1"], "name of a data set first"),
@@ -105,12 +105,12 @@ def test_headline_compares_the_size_with_the_paper(num):
         (["digits", "--out", "/proc/no/such"], "--out"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, said):
+def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, message):
     if "/proc/no/such" in args:
         pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     assert prepare.main([*args, "--cache-dir", str(tmp_path)] if args else args) == 2
     shown = capsys.readouterr().err
-    assert said in shown and shown.count("\n") == 1
+    assert message in shown and shown.count("\n") == 1
 
 
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
@@ -182,8 +182,8 @@ def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):
         for done in range(0, 4001, 500):
             clock[0] = 5 + done / 1000
             reading(done, 4000)
-    said = console.file.getvalue().splitlines()
-    assert said[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(said) == 4
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(lines) == 4
 
 
 @pytest.mark.parametrize("names", [("$x^{$", "a$b", "\\$", "猫"), ("line\nbreak", "\x00", "c", "d")], ids=ascii)

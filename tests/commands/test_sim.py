@@ -70,10 +70,10 @@ def traced(monkeypatch, cache):
 
 def test_output_names_data_model_method_and_results(traced, tmp_path, capsys):
     assert traced([*SHORT, "--out", str(tmp_path / "run")]) == 0
-    said, errors = capsys.readouterr()
+    output, errors = capsys.readouterr()
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
-        assert part in said
-    assert "digits demonstration" in said and "--config configs/cifar10_lenet5.toml" in said
+        assert part in output
+    assert "digits demonstration" in output and "--config configs/cifar10_lenet5.toml" in output
     assert errors == ""
 
 
@@ -143,8 +143,8 @@ def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, caps
     monkeypatch.setattr(loop, "run_simulation", run_and_interrupt)
     with default_signals():
         assert traced([*SHORT, "--rounds", "20", "--out", str(out)]) == 130
-    said = capsys.readouterr().out
-    assert "interrupted" in said and f"--resume {out}" in said.replace("\n", "")
+    output = capsys.readouterr().out
+    assert "interrupted" in output and f"--resume {out}" in output.replace("\n", "")
     assert [r["round"] for r in history.read(out)] == [1, 2]
     summary = json.loads((out / "summary.json").read_text())
     assert summary["interrupted"] and summary["rounds"] == 2
@@ -162,12 +162,12 @@ def hung_up(shell):
     small = ["--dataset", "iris", "--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
     arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
     command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
-    env, said = shell.environment | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
+    env, pieces = shell.environment | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
 
     def read():
         with contextlib.suppress(OSError):  # the terminal closes with the process
             while True:
-                said.append(os.read(parent, 4096))
+                pieces.append(os.read(parent, 4096))
 
     with started(command, cwd=shell.folder, env=env, stdout=child) as process:
         os.close(child)
@@ -188,7 +188,7 @@ def hung_up(shell):
             time.sleep(0.01)
         code, errors = process.wait(timeout=120), process.stderr.read()
         reader.join()
-    return out, code, b"".join(said).decode(), errors
+    return out, code, b"".join(pieces).decode(), errors
 
 
 def test_usr1_saves_and_hup_ends_the_run_after_a_checkpoint(hung_up):
@@ -203,7 +203,7 @@ def test_terminal_shows_round_accuracy_and_time_left(hung_up):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--alpha", "0"], "alpha must be > 0"),
         (["--alpha", "x"], "error: --alpha must be a number; got 'x'"),
@@ -222,14 +222,14 @@ def test_terminal_shows_round_accuracy_and_time_left(hung_up):
         (["--rounds", "9" * 400], "rounds must be below 2**32"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_two(capsys, args, said):
+def test_mistake_is_one_line_and_exit_code_two(capsys, args, message):
     assert sim.main(args) == 2
     shown = capsys.readouterr()
-    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--dataset", "cifar10"], "--data-dir"),
         (["--dataset", "cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
@@ -240,10 +240,10 @@ def test_mistake_is_one_line_and_exit_code_two(capsys, args, said):
         (["--out", "n" * 300], "name too long"),
     ],
 )
-def test_mistake_that_depends_on_the_data_is_one_line(capfd, cache, args, said):
+def test_mistake_that_depends_on_the_data_is_one_line(capfd, cache, args, message):
     assert sim.main([*args, "--cache-dir", str(cache)]) == 2
     errors = capfd.readouterr().err.splitlines()
-    assert len(errors) == 1 and said in errors[0]
+    assert len(errors) == 1 and message in errors[0]
 
 
 def test_unavailable_back_end_is_one_line(shell):
@@ -322,8 +322,8 @@ def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(shell, t
     with started(
         [sys.executable, "-c", script, *SHORT, "--out", str(tmp_path / "run")], env=shell.environment
     ) as process:
-        said = process.communicate(timeout=240)
-    assert (process.returncode, said) == (code, ("", f"stopped at once; there is no run folder {tmp_path / 'run'}\n"))
+        output = process.communicate(timeout=240)
+    assert (process.returncode, output) == (code, ("", f"stopped at once; there is no run folder {tmp_path / 'run'}\n"))
 
 
 def test_stop_signal_before_the_first_round_ends_the_process_in_one_line(shell, tmp_path):
@@ -332,8 +332,8 @@ def test_stop_signal_before_the_first_round_ends_the_process_in_one_line(shell, 
     with started([sys.executable, "-m", "fedvg_jax.sim", *arguments], env=shell.environment) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=240)[1]
-    assert process.returncode == 143 and re.fullmatch(r"stopped at once; [^\n]*\n", said)
+        output = process.communicate(timeout=240)[1]
+    assert process.returncode == 143 and re.fullmatch(r"stopped at once; [^\n]*\n", output)
 
 
 def test_commands_in_a_callers_process_leave_its_signals_alone(capsys):

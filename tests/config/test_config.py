@@ -74,7 +74,7 @@ def test_value_out_of_range_is_one_line_naming_the_setting(setting, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("alhpa = 1.0", "did you mean 'alpha'"),
         ("[fedgv]\nnorm = 'l1'", "did you mean 'fedvg.norm'"),
@@ -85,12 +85,12 @@ def test_value_out_of_range_is_one_line_naming_the_setting(setting, value):
         ("alpha = = 1", "not valid TOML"),
     ],
 )
-def test_mistake_in_a_file_names_the_file_and_the_remedy(tmp_path, text, said):
+def test_mistake_in_a_file_names_the_file_and_the_remedy(tmp_path, text, message):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as error:
         config.apply(Config(), config.read_toml(path), str(path))
-    assert said in str(error.value) and str(path) in str(error.value)
+    assert message in str(error.value) and str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "not text"])

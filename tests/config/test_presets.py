@@ -107,7 +107,7 @@ def test_method_and_fidelity_combine_and_flags_override_both():
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--method", "fedvgg"], "did you mean 'fedvg'"),
         (["--method", "nosuch"], "allowed: fedavg, fedavgm"),
@@ -115,10 +115,10 @@ def test_method_and_fidelity_combine_and_flags_override_both():
         (["--fidelity", "offical"], "did you mean 'official'"),
     ],
 )
-def test_unknown_name_is_one_line_and_exit_code_two(capsys, args, said):
+def test_unknown_name_is_one_line_and_exit_code_two(capsys, args, message):
     assert sim.main(args) == 2
     shown = capsys.readouterr()
-    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
 @pytest.mark.parametrize("value", ['"fedvgg"', "3", "true", "[]", '{ name = "fedvg" }'])

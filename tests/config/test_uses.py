@@ -83,7 +83,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ("--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
         ("--method scaffold --feddyn.alpha 1", "--feddyn.alpha is not used by --algorithm scaffold"),
@@ -97,10 +97,10 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
         ("--conv gemm", "--conv is not used by --model mlp"),
     ],
 )
-def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys, flags, said):
+def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys, flags, message):
     assert sim.main(flags.split()) == 2
     shown = capsys.readouterr()
-    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+    assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
 def test_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
@@ -150,7 +150,7 @@ def test_settings_from_python_are_converted_as_from_a_file():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"lr": "abc"}, "lr must be a float; got 'abc'"),
         ({"lr": None}, "lr must be a float"),
@@ -163,12 +163,12 @@ def test_settings_from_python_are_converted_as_from_a_file():
         ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
     ],
 )
-def test_setting_of_another_type_is_one_line_from_python(settings, said):
+def test_setting_of_another_type_is_one_line_from_python(settings, message):
     import fedvg_jax
 
     with pytest.raises(UsageError) as error:
         fedvg_jax.run(Config(**settings))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("given", [{"lr": 1.0}, "digits", 3])

@@ -1,4 +1,4 @@
-"""The table of choices that hardware calls for, asked for other machines than this one."""
+"""The choices that depend on hardware, also for hardware other than this machine's."""
 
 import ast
 import dataclasses

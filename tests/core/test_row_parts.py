@@ -37,6 +37,6 @@ def test_three_devices_measure_two_clients_like_one(x64):
 
     shared, (three, one) = (worlds.hyper(), WORLD.data()), (executors.sharded(3, 1, num_parts=3), executors.lanes(1))
     assert three.map_by_rows is not None and one.map_by_rows is None
-    found = worlds.jit(lambda *arguments: three.map_by_rows(measure, *arguments))(shared, reports)
+    actual = worlds.jit(lambda *arguments: three.map_by_rows(measure, *arguments))(shared, reports)
     expected = worlds.jit(lambda *arguments: one.map(measure, *arguments))(shared, reports)
-    worlds.assert_close(*(jax.tree.map(np.asarray, result) for result in (found, expected)), 1e-12)
+    worlds.assert_close(*(jax.tree.map(np.asarray, result) for result in (actual, expected)), 1e-12)

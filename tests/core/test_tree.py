@@ -45,9 +45,9 @@ def test_a_weighted_sum_over_devices_equals_that_of_one(cohort, num_devices, x64
         sum_of = functools.partial(tree.weighted_sum, sharding=sharding)
         return worlds.jit(lambda *x: (sum_of(*x), jax.grad(lambda w: sum_of(w, *x[1:])[0])(x[0])))
 
-    found = value_and_derivative(sharding_over(num_devices))(weights, stack, origin)
+    actual = value_and_derivative(sharding_over(num_devices))(weights, stack, origin)
     expected = value_and_derivative(None)(weights, stack, origin)
-    worlds.assert_close(jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, expected), 1e-12)
+    worlds.assert_close(jax.tree.map(np.asarray, actual), jax.tree.map(np.asarray, expected), 1e-12)
 
 
 def test_a_weighted_sum_over_devices_gathers_no_client():

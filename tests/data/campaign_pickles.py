@@ -1,4 +1,7 @@
-"""Mutated and assembled pickles: each is read as uint8 arrays or refused in one line. Takes the number of examples."""
+"""Loads mutated and assembled pickles: each must give uint8 arrays or a UsageError of one line.
+
+Run by test_pickles.py in a separate process; the argument is the number of examples.
+"""
 
 import pickle
 import sys
@@ -10,11 +13,11 @@ from hypothesis import strategies as st
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.readers import pickles
 
-GOOD = [
+VALID = [
     pickle.dumps({b"data": np.arange(24, dtype=np.uint8).reshape(2, 12), b"labels": [1, 2], b"names": [b"a"]}, p)
     for p in (2, 3, 4)
 ]
-GOOD += [pickle.dumps(np.asfortranarray(np.zeros((3, 2), d)), p) for d in ("u1", "f4", "O", "i1,f8") for p in (2, 4)]
+VALID += [pickle.dumps(np.asfortranarray(np.zeros((3, 2), d)), p) for d in ("u1", "f4", "O", "i1,f8") for p in (2, 4)]
 OPCODES = b"().0123ABCEGJKMNRTUXabehjlpqrstu]}\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x93\x94"
 CODES = [bytes([code]) for code in OPCODES]
 NAMES = [b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n"]
@@ -36,20 +39,20 @@ def check(content):
 
 @seed(0)
 @settings(max_examples=int(sys.argv[1]), deadline=None, database=None)
-@given(st.sampled_from(GOOD), st.lists(EDIT, min_size=1, max_size=4))
-def mutated(content, edits):
-    for place, cut, piece in edits:
-        at = int(place * len(content))
-        content = content[:at] + piece + content[at + cut :]
+@given(st.sampled_from(VALID), st.lists(EDIT, min_size=1, max_size=4))
+def check_mutated(content, edits):
+    for fraction, num_removed, piece in edits:
+        offset = int(fraction * len(content))
+        content = content[:offset] + piece + content[offset + num_removed :]
     check(content)
 
 
 @seed(0)
 @settings(max_examples=int(sys.argv[1]), deadline=None, database=None)
 @given(st.lists(PIECE, max_size=30))
-def assembled(pieces):
+def check_assembled(pieces):
     check(b"\x80\x02" + b"".join(pieces) + b".")
 
 
-mutated()
-assembled()
+check_mutated()
+check_assembled()

@@ -1,4 +1,4 @@
-"""Data sets in their archives: the same rows as unpacked, or an error of one line."""
+"""Data sets in their archives: equal to the unpacked folders, or refused with an error of one line."""
 
 import io
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import says, twice, write, write_folder, write_stl, write_tiny
+from files import load_twice, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -18,7 +18,7 @@ from fedvg_jax.data.readers import stl10, tinyimagenet
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
-SETS = {  # -> (folder of the set, its archive, what writes the folder, the page in every error)
+SETS = {  # -> (folder of the set, its archive, function that writes the folder, page that every error names)
     "stl10": (stl10.FOLDER, stl10.ARCHIVE, write_stl, "stanford.edu"),
     "tinyimagenet": (tinyimagenet.FOLDER, tinyimagenet.ARCHIVE, write_tiny, "cs231n.stanford.edu"),
     "covid19": ("Curated X-Rays", "any name.zip", lambda root: write_folder(root, FOUR), "10.17632/9xkhgts2s6"),
@@ -27,17 +27,17 @@ every_set = pytest.mark.parametrize("name", SETS)
 every_zip = pytest.mark.parametrize("name", ["tinyimagenet", "covid19"])
 
 
-def unpacked(root: Path, name: str) -> Path:
+def write_unpacked(root: Path, name: str) -> Path:
     """Writes the data set's folder; returns its parent."""
     folder, _, write_set, _ = SETS[name]
     write_set(root / folder)
     return root
 
 
-def pack(root: Path, name: str, into: Path, with_folders=True) -> Path:
-    """Packs the content of `root` as the data set's archive."""
-    into.mkdir(parents=True, exist_ok=True)
-    file = into / SETS[name][1]
+def pack(root: Path, name: str, target: Path, with_folders=True) -> Path:
+    """Packs the content of `root` as the data set's archive in the folder `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    file = target / SETS[name][1]
     if name == "stl10":
         with tarfile.open(file, "w:gz") as tar:
             for path in [*sorted(root.rglob("*.bin")), write(root / "unlabeled_X.bin", bytes(3_000_000))]:
@@ -51,31 +51,31 @@ def pack(root: Path, name: str, into: Path, with_folders=True) -> Path:
 
 
 @every_set
-def test_archive_equals_its_folder_and_is_not_unpacked(tmp_path, name):
-    folder = unpacked(tmp_path / "folder", name)
-    wanted, file = data.load(name, folder), pack(folder, name, tmp_path / "packed")
-    for where in (file.parent, file):
-        got = twice(name, where)
-        np.testing.assert_array_equal(got.x, wanted.x)
-        np.testing.assert_array_equal(got.y, wanted.y)
-        assert got[3:] == wanted[3:] and got.name == name
+def test_archive_equals_its_folder_and_is_not_write_unpacked(tmp_path, name):
+    folder = write_unpacked(tmp_path / "folder", name)
+    expected, file = data.load(name, folder), pack(folder, name, tmp_path / "packed")
+    for path in (file.parent, file):
+        actual = load_twice(name, path)
+        np.testing.assert_array_equal(actual.x, expected.x)
+        np.testing.assert_array_equal(actual.y, expected.y)
+        assert actual[3:] == expected[3:] and actual.name == name
     assert {path.name for path in file.parent.iterdir()} <= {file.name, "cache"}
 
 
 @every_zip
-def test_zip_needs_no_folder_members_and_desktop_files_are_ignored(tmp_path, name):
-    folder = unpacked(tmp_path / "folder", name)
-    wanted = data.load(name, folder)
+def test_zip_without_folder_members_is_read_and_desktop_files_are_ignored(tmp_path, name):
+    folder = write_unpacked(tmp_path / "folder", name)
+    expected = data.load(name, folder)
     write(folder / "__MACOSX" / "._odd", b"not read")
     write(folder / SETS[name][0] / ".DS_Store", b"not read")
-    got = data.load(name, pack(folder, name, tmp_path / "packed", with_folders=False))
-    np.testing.assert_array_equal(got.x, wanted.x)
-    assert got[3:] == wanted[3:]
+    actual = data.load(name, pack(folder, name, tmp_path / "packed", with_folders=False))
+    np.testing.assert_array_equal(actual.x, expected.x)
+    assert actual[3:] == expected[3:]
 
 
 @every_set
 def test_unpacked_folder_is_preferred_to_its_archive(tmp_path, name):
-    folder = unpacked(tmp_path, name)
+    folder = write_unpacked(tmp_path, name)
     write(folder / SETS[name][1], b"half of an archive")
     assert len(data.load(name, folder).y)
 
@@ -83,31 +83,32 @@ def test_unpacked_folder_is_preferred_to_its_archive(tmp_path, name):
 @every_set
 def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name):
     """A truncated archive is refused. A flipped bit may change an unused field, such as a date, but no pixel."""
-    folder = unpacked(tmp_path / "folder", name)
+    folder = write_unpacked(tmp_path / "folder", name)
     file = pack(folder, name, tmp_path / "packed")
-    good, wanted, refused = file.read_bytes(), data.load(name, file), 0
-    for end in (0, 9, len(good) // 2, len(good) - 10):
-        file.write_bytes(good[:end])
-        with says(str(file), SETS[name][3]):
+    intact, expected, num_refused = file.read_bytes(), data.load(name, file), 0
+    for end in (0, 9, len(intact) // 2, len(intact) - 10):
+        file.write_bytes(intact[:end])
+        with usage_error(str(file), SETS[name][3]):
             data.load(name, file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-    for at in range(0, len(good), len(good) // 60):
-        file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+    for offset in range(0, len(intact), len(intact) // 60):
+        file.write_bytes(intact[:offset] + bytes([intact[offset] ^ 4]) + intact[offset + 1 :])
+        cache = tmp_path / f"cache {offset}"
         try:
-            got = data.load(name, file, tmp_path / f"cache {at}")
+            actual = data.load(name, file, cache)
         except UsageError as error:
-            assert str(file) in str(error) and "\n" not in str(error) and not (tmp_path / f"cache {at}").exists()
-            refused += 1
+            assert str(file) in str(error) and "\n" not in str(error) and not cache.exists()
+            num_refused += 1
         else:
-            np.testing.assert_array_equal(got.x, wanted.x)
-            np.testing.assert_array_equal(got.y, wanted.y)
-    assert refused > 15
-    file.write_bytes(good)  # fetched again
-    np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, wanted.x)
+            np.testing.assert_array_equal(actual.x, expected.x)
+            np.testing.assert_array_equal(actual.y, expected.y)
+    assert num_refused > 15
+    file.write_bytes(intact)  # as after another download
+    np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, expected.x)
 
 
 @pytest.mark.parametrize(
-    ("name", "lost", "parts"),
+    ("name", "member", "parts"),
     [
         ("stl10", "stl10_binary/test_y.bin", ["does not hold test_y.bin"]),
         ("tinyimagenet", "tiny-imagenet-200/wnids.txt", ["holds no wnids.txt"]),
@@ -121,21 +122,21 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
         ("covid19", "Curated X-Rays/Normal", ["3 folders (COVID-19, Pneumonia-Bacterial, Pneumonia-Viral)"]),
     ],
 )
-def test_missing_member_of_an_archive_is_named(tmp_path, name, lost, parts):
-    folder = unpacked(tmp_path / "folder", name)
-    lost = folder / lost
-    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+def test_missing_member_of_an_archive_is_named(tmp_path, name, member, parts):
+    folder = write_unpacked(tmp_path / "folder", name)
+    path = folder / member
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     file = pack(folder, name, tmp_path / "packed")
-    with says(str(file), *parts):
+    with usage_error(str(file), *parts):
         data.load(name, file.parent, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 @every_set
 def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch, name):
-    file = pack(unpacked(tmp_path / "folder", name), name, tmp_path / "packed")
+    file = pack(write_unpacked(tmp_path / "folder", name), name, tmp_path / "packed")
     monkeypatch.setattr(archive, "MAX_MEMBER", 4)
-    with says(str(file), "claims", "bytes", SETS[name][3]):
+    with usage_error(str(file), "claims", "bytes", SETS[name][3]):
         data.load(name, file)
 
 
@@ -151,7 +152,7 @@ def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path, name
         with zipfile.ZipFile(file, "w") as packed:
             for escaping in ("../../escaped.bin", "/escaped.bin"):
                 packed.writestr(escaping, b"")
-    with says(str(file), SETS[name][3]):
+    with usage_error(str(file), SETS[name][3]):
         data.load(name, file.parent)
     assert [path.name for path in tmp_path.rglob("*")] == ["in", file.name]
 
@@ -159,25 +160,25 @@ def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path, name
 def test_folder_with_several_zips_is_refused(tmp_path):
     for name in ("a.zip", "b.zip"):
         write(tmp_path / name, b"")
-    with says(str(tmp_path), "holds 0 folders", "its only .zip"):
+    with usage_error(str(tmp_path), "holds 0 folders", "its only .zip"):
         data.load("covid19", tmp_path)
 
 
 def test_reading_an_archive_reports_progress(tmp_path):
     """Progress counts the 113,000 images of STL-10's archive, most of which are unlabelled."""
-    file, reports = pack(unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
+    file, reports = pack(write_unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
     data.load("stl10", file, progress=lambda done, total: reports.append((done, total)))
     assert reports == sorted(reports) and {total for _, total in reports} == {113_000} and 0 < reports[-1][0] <= 113_000
 
 
 def test_altered_label_in_an_archive_is_refused(tmp_path):
-    """Only the checksum of the archive reveals the change."""
-    folder = unpacked(tmp_path / "folder", "tinyimagenet")
+    """Only the archive's checksum detects the change."""
+    folder = write_unpacked(tmp_path / "folder", "tinyimagenet")
     file = tmp_path / tinyimagenet.ARCHIVE
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
         for path in folder.rglob("*.*"):
             packed.write(path, path.relative_to(folder))
     assert file.read_bytes().count(b"val_0.JPEG\tn01") == 1
     file.write_bytes(file.read_bytes().replace(b"val_0.JPEG\tn01", b"val_0.JPEG\tn02"))
-    with says(str(file), "val_annotations.txt cannot be read", "CRC"):
+    with usage_error(str(file), "val_annotations.txt cannot be read", "CRC"):
         data.load("tinyimagenet", file)

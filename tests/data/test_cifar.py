@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in all published forms, from tiny files."""
+"""CIFAR-10 and CIFAR-100 in all published formats, from tiny files."""
 
 import io
 import pickle
@@ -7,23 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import RNG, pixels, says, twice, write
+from files import RNG, load_twice, pixels, usage_error, write
 
 from fedvg_jax import data
 from fedvg_jax.data import archive
 from fedvg_jax.data.readers import cifar, pickles
 
-# --- CIFAR, in all its published forms
 
-
-def two_python_s_pickle(held: dict) -> bytes:
+def python_2_pickle(content: dict) -> bytes:
     """Pickles as Python 2 with NumPy 1 did: protocol 2, byte strings as keys, the old module of `_reconstruct`."""
-    written = pickle.dumps(held, protocol=2)
-    return written.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+    pickled = pickle.dumps(content, protocol=2)
+    return pickled.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
 
 
 def write_cifar(root: Path, name: str, form: int, rows=2):
-    """Writes the files of a form below its folder; returns their (x, y), in order."""
+    """Writes the files of a published format into its folder; returns their (x, y), in order."""
     kind, num_classes = cifar.SETS[name].forms[form], len(cifar.SETS[name].class_names)
     total = rows * len(kind.files)
     x, y = pixels(total, 32, 32, 3), RNG.integers(0, num_classes, total).astype(np.uint8)
@@ -36,8 +34,8 @@ def write_cifar(root: Path, name: str, form: int, rows=2):
             content = np.concatenate([*labels, flat], 1)[part].tobytes()
         else:
             key = b"labels" if name == "cifar10" else b"fine_labels"
-            held = {b"batch_label": b"x", key: y[part].tolist(), b"data": flat[part], b"filenames": [b"a.png"] * rows}
-            content = two_python_s_pickle(held)
+            batch = {b"batch_label": b"x", key: y[part].tolist(), b"data": flat[part], b"filenames": [b"a.png"] * rows}
+            content = python_2_pickle(batch)
         write(root / kind.folder / file, content)
     return x, y
 
@@ -55,19 +53,19 @@ every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar.SE
 
 @every_form
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
-def test_every_form_of_cifar_is_read_with_the_training_set_first(tmp_path, name, form, packed):
+def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, name, form, packed):
     x, y = write_cifar(tmp_path / "all", name, form)
-    where = tmp_path / "all"
+    folder = tmp_path / "all"
     if packed:
         (tmp_path / "archive").mkdir()
-        where = pack(where, name, form).rename(tmp_path / "archive" / cifar.SETS[name].forms[form].archive).parent
-    got = twice(name, where)
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
-    assert got.num_train == len(x) - 2 and got.class_names == cifar.SETS[name].class_names
-    if packed:  # nothing was unpacked, and the archive may be given by name
-        assert len(list(where.iterdir())) == 1
-        np.testing.assert_array_equal(data.load(name, next(where.iterdir())).x, x)
+        folder = pack(folder, name, form).rename(tmp_path / "archive" / cifar.SETS[name].forms[form].archive).parent
+    arrays = load_twice(name, folder)
+    np.testing.assert_array_equal(arrays.x, x)
+    np.testing.assert_array_equal(arrays.y, y)
+    assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar.SETS[name].class_names
+    if packed:  # nothing is unpacked, and the path of the archive is accepted too
+        assert len(list(folder.iterdir())) == 1
+        np.testing.assert_array_equal(data.load(name, next(folder.iterdir())).x, x)
 
 
 def test_cifar_100_has_100_class_names_in_alphabetical_order():
@@ -77,12 +75,12 @@ def test_cifar_100_has_100_class_names_in_alphabetical_order():
 def test_truncated_or_altered_archive_is_refused(tmp_path):
     write_cifar(tmp_path, "cifar10", 0)
     file = pack(tmp_path, "cifar10", 0)
-    good = file.read_bytes()
-    middle = len(good) // 2
-    flipped = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
-    for damaged in (good[:9], good[:middle], good[:-10], flipped):
+    intact = file.read_bytes()
+    middle = len(intact) // 2
+    flipped = intact[:middle] + bytes([intact[middle] ^ 1]) + intact[middle + 1 :]
+    for damaged in (intact[:9], intact[:middle], intact[:-10], flipped):
         file.write_bytes(damaged)
-        with says(str(file), "cs.toronto.edu"):
+        with usage_error(str(file), "cs.toronto.edu"):
             data.load("cifar10", file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -92,7 +90,7 @@ def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path):
     with tarfile.open(tmp_path / "in" / "cifar-10-binary.tar.gz", "w:gz") as tar:
         for name in ("../../escaped.bin", "/escaped.bin"):
             tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
-    with says("cifar-10-binary.tar.gz", "does not hold", "data_batch_1.bin"):
+    with usage_error("cifar-10-binary.tar.gz", "does not hold", "data_batch_1.bin"):
         data.load("cifar10", tmp_path / "in")
     assert [path.name for path in tmp_path.rglob("*")] == ["in", "cifar-10-binary.tar.gz"]
 
@@ -100,11 +98,11 @@ def test_archive_with_other_content_is_refused_and_writes_nothing(tmp_path):
 def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path, "cifar10", 0)
     monkeypatch.setattr(archive, "MAX_MEMBER", 1000)
-    with says("cifar-10-binary.tar.gz", "data_batch_1.bin claims 6,146 bytes"):
+    with usage_error("cifar-10-binary.tar.gz", "data_batch_1.bin claims 6,146 bytes"):
         data.load("cifar10", pack(tmp_path, "cifar10", 0))
 
 
-class Evil:
+class Malicious:
     def __reduce__(self):
         return print, ("this must never run",)
 
@@ -112,23 +110,23 @@ class Evil:
 @pytest.mark.parametrize(
     "content",
     [
-        pickle.dumps(Evil()),
-        pickle.dumps({b"data": Evil()}, 2),
+        pickle.dumps(Malicious()),
+        pickle.dumps({b"data": Malicious()}, 2),
         b"",
         b"no pickle",
         pickle.dumps([1, 2])[:-3],
         b"cos\nsystem\n.",
     ],
-    ids=["call", "call within", "empty", "text", "cut", "name alone"],
+    ids=["call", "nested call", "empty", "text", "truncated", "global name"],
 )
 def test_pickle_is_read_as_arrays_or_refused_and_never_executed(tmp_path, capsys, content):
-    with says("batch"):
+    with usage_error("batch"):
         pickles.loads(content, "batch")
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("held", "parts"),
+    ("content", "parts"),
     [
         ([1], ["'data'"]),
         ({b"labels": [1]}, ["'data'"]),
@@ -142,8 +140,8 @@ def test_pickle_is_read_as_arrays_or_refused_and_never_executed(tmp_path, capsys
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**63]}, ["0..9, got 9223372036854775808"]),
     ],
 )
-def test_malformed_python_file_is_named(tmp_path, held, parts):
+def test_malformed_python_file_is_named(tmp_path, content, parts):
     write_cifar(tmp_path, "cifar10", 1)
-    write(tmp_path / "cifar-10-batches-py" / "data_batch_3", two_python_s_pickle(held))
-    with says("data_batch_3", *parts):
+    write(tmp_path / "cifar-10-batches-py" / "data_batch_3", python_2_pickle(content))
+    with usage_error("data_batch_3", *parts):
         data.load("cifar10", tmp_path)

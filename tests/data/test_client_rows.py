@@ -1,4 +1,4 @@
-"""The rows of millions of clients take one array and four bytes a client for each part."""
+"""Rows of clients, packed into one array plus four bytes per client for each part of a partition."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from fedvg_jax.engine import schedule
 LISTS = [np.array([5, 3]), np.array([], int), np.array([4, 9, 1])]
 
 
-def test_packed_rows_are_those_of_the_lists():
+def test_packed_rows_equal_the_lists():
     packed = client_rows.pack(LISTS)
     assert len(packed) == 3 and [rows.tolist() for rows in packed] == [rows.tolist() for rows in LISTS]
     assert packed[-1].tolist() == [4, 9, 1] and [rows.tolist() for rows in packed[1:]] == [[], [4, 9, 1]]
@@ -26,7 +26,7 @@ def test_packed_rows_are_those_of_the_lists():
 
 
 @pytest.mark.parametrize("kind", ["iid", "shards", "quantity", "dirichlet"])
-def test_a_partition_takes_12_bytes_a_client_besides_its_rows(kind):
+def test_partition_takes_12_bytes_per_client_besides_its_rows(kind):
     parts = draw_partition(np.arange(2000) % 4, kind=kind, num_clients=40, alpha=10.0)
     assert sum(part.begin.nbytes for part in parts) == 12 * 41
     assert sum(part.rows.nbytes for part in parts) == 4 * 2000
@@ -42,13 +42,13 @@ def test_statistics_list_clients_only_up_to_a_limit(monkeypatch):
     assert statistics.describe(labels, names, parts) == {k: v for k, v in whole.items() if k not in lists}
 
 
-def test_the_table_of_a_small_cohort_of_many_clients_is_bounded_by_the_largest_client():
+def test_capacity_of_a_small_cohort_is_bounded_by_the_largest_client():
     settings = {"pool_size": 12_000_000, "cohort_size": 1000, "local_epochs": 5, "batch_size": 16}
     assert schedule.capacity(**settings) == 5 * (750_000 + 1001)
     assert schedule.capacity(**settings, largest=8) == 2**14  # 5 x 1000 = 5000 minibatches; a MiB of rows at least
     assert schedule.capacity(**settings, largest=20) == 2**14  # 10,000 minibatches
     small = {"pool_size": 60_000, "cohort_size": 10, "local_epochs": 5, "batch_size": 32}
-    assert schedule.capacity(**small, largest=2) == schedule.capacity(**small), "programs must not depend on it"
+    assert schedule.capacity(**small, largest=2) == schedule.capacity(**small), "small programs depend on `largest`"
 
 
 def resident_bytes():
@@ -56,8 +56,8 @@ def resident_bytes():
 
 
 @pytest.mark.slow
-def test_a_million_clients_are_planned_in_50_milliseconds_and_200_megabytes():
-    """CPU time of a round of 1,000 clients, 5 epochs of 8 rows each; measured: 39 ms and 100 MB on one Xeon core."""
+def test_round_of_a_million_clients_is_planned_in_50_milliseconds_and_200_megabytes():
+    """CPU time of a round of 1,000 clients with 5 epochs of 8 rows; measured: 39 ms and 100 MB on one Xeon core."""
     labels, count = np.arange(12_000_000, dtype=np.int32) % 10, 1_000_000
     before = resident_bytes()
     parts = draw_partition(labels, kind="iid", num_clients=count, alpha=1.0)

@@ -1,4 +1,4 @@
-"""Corrupt training rows: the rows that change, the effect of each kind, and dependence on the seed."""
+"""Corrupt training rows: which rows change, the effect of each kind, and dependence on the seed."""
 
 import numpy as np
 import pytest
@@ -25,27 +25,28 @@ def test_config_lists_every_kind():
 def test_corruption_changes_only_rows_of_corrupt_clients_and_copies_them(kind):
     before = X.copy(), Y.copy()
     x, y = apply(kind)
-    theirs = np.concatenate([CLIENTS[k] for k in IDS])
-    others = np.setdiff1d(np.arange(60), theirs)
+    corrupt_rows = np.concatenate([CLIENTS[k] for k in IDS])
+    others = np.setdiff1d(np.arange(60), corrupt_rows)
     np.testing.assert_array_equal(x[others], X[others])
     np.testing.assert_array_equal(y[others], Y[others])
     changed = (y != Y) if kind in corrupt.LABELS else (x != X).any((1, 2, 3))
-    assert changed[theirs].mean() > 0.9
+    assert changed[corrupt_rows].mean() > 0.9
     assert (x is X) == (kind in corrupt.LABELS) and (y is Y) == (kind in corrupt.IMAGES)
     assert x.dtype == np.uint8 and y.dtype == np.int32 and x.shape == X.shape
     np.testing.assert_array_equal(X, before[0])
     np.testing.assert_array_equal(Y, before[1])
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "label_flip"])  # a flip of all labels leaves no choice
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "label_flip"])  # which is not random
 def test_corruption_is_determined_by_seed_and_client(kind):
-    def both(seed, ids=IDS):
+    def rows_and_labels(seed, ids=IDS):
         return np.concatenate([part[CLIENTS[3]].ravel() for part in apply(kind, seed=seed, ids=ids)])
 
-    np.testing.assert_array_equal(both(0), both(0))
-    assert any(not np.array_equal(both(0), both(seed)) for seed in (1, 2, 3, 4))
-    if kind != "feature_noise":  # whose level is the client's place among the corrupt
-        np.testing.assert_array_equal(both(0), both(0, np.array([0, 3, 4])))
+    first = rows_and_labels(0)
+    np.testing.assert_array_equal(first, rows_and_labels(0))
+    assert any(not np.array_equal(first, rows_and_labels(seed)) for seed in (1, 2, 3, 4))
+    if kind != "feature_noise":  # whose level depends on the client's position among the corrupt ones
+        np.testing.assert_array_equal(first, rows_and_labels(0, np.array([0, 3, 4])))
 
 
 def test_clients_are_corrupted_independently():
@@ -55,7 +56,7 @@ def test_clients_are_corrupted_independently():
     assert not np.array_equal(result[CLIENTS[1]], result[CLIENTS[3]])
 
 
-def test_no_client_or_no_kind_changes_nothing():
+def test_corruption_without_clients_or_kind_changes_nothing():
     for kind, ids in (("none", IDS), ("label_flip", np.array([], int))):
         x, y = apply(kind, ids=ids)
         assert x is X and y is Y
@@ -66,9 +67,9 @@ def test_label_flip_mirrors_the_given_share_of_labels(share):
     _, y = apply("label_flip", share)
     for client in IDS:
         client_rows = CLIENTS[client]
-        hit = y[client_rows] != Y[client_rows]
-        assert hit.sum() == int(share * len(client_rows))  # no class of four is its own mirror image
-        np.testing.assert_array_equal(y[client_rows][hit], 3 - Y[client_rows][hit])
+        is_flipped = y[client_rows] != Y[client_rows]
+        assert is_flipped.sum() == int(share * len(client_rows))  # no class of four is its own mirror image
+        np.testing.assert_array_equal(y[client_rows][is_flipped], 3 - Y[client_rows][is_flipped])
 
 
 def test_label_noise_is_uniform_over_other_labels():
@@ -81,7 +82,7 @@ def test_label_noise_is_uniform_over_other_labels():
 def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
     x = np.full((100, 10, 10, 1), 128, np.uint8)
     error = corrupt.pixel_noise(x, 0.1, np.random.default_rng(0)).astype(float) - 128
-    n = error.size  # a deviation estimated of n has the standard error s / sqrt(2 n)
+    n = error.size  # the standard error of a deviation estimated from n values is s / sqrt(2 n)
     assert abs(error.mean()) < 4.5 * 25.5 / np.sqrt(n) and abs(error.std() - 25.5) < 4.5 * 25.5 / np.sqrt(2 * n) + 0.01
     strong = corrupt.pixel_noise(x, 1.0, np.random.default_rng(0))
     assert strong.min() == 0 and strong.max() == 255

@@ -1,4 +1,4 @@
-"""Readers of digits, CIFAR and npz, from tiny files in the real formats."""
+"""Readers of digits, CIFAR and .npz, from tiny files in the real formats."""
 
 import warnings
 import zipfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -36,21 +36,21 @@ def write_npz(file: Path, **members):
     return file
 
 
-def test_digits_are_scaled_to_bytes_and_need_no_folder():
+def test_digits_need_no_folder_and_are_scaled_to_uint8():
     digits = data.load("digits", Path("/nowhere"), None)
     assert digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
     assert digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
     assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
 
 
-@pytest.mark.parametrize("where", [".", cifar.FOLDER])
-def test_cifar_binary_files_are_pooled_with_the_training_set_first(tmp_path, where):
-    x, y = write_bins(tmp_path / where)
+@pytest.mark.parametrize("folder", [".", cifar.FOLDER])
+def test_cifar_binary_files_are_pooled_with_the_training_set_first(tmp_path, folder):
+    x, y = write_bins(tmp_path / folder)
     for _ in range(2):  # decoded, then from the cache
-        got = data.load("cifar10", tmp_path, tmp_path / "cache")
-        np.testing.assert_array_equal(got.x, x)
-        np.testing.assert_array_equal(got.y, y)
-        assert (got.name, got.num_train, got.class_names) == ("cifar10", 15, cifar.CLASS_NAMES)
+        arrays = data.load("cifar10", tmp_path, tmp_path / "cache")
+        np.testing.assert_array_equal(arrays.x, x)
+        np.testing.assert_array_equal(arrays.y, y)
+        assert (arrays.name, arrays.num_train, arrays.class_names) == ("cifar10", 15, cifar.CLASS_NAMES)
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -59,10 +59,10 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     file = write_npz(
         tmp_path / "cifar10.npz", train_images=x[:3], train_labels=y[:3], test_images=x[3:], test_labels=y[3:]
     )
-    got = data.load("cifar10", file if as_file else tmp_path)
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
-    assert (got.num_train, got.class_names) == (3, cifar.CLASS_NAMES)
+    arrays = data.load("cifar10", file if as_file else tmp_path)
+    np.testing.assert_array_equal(arrays.x, x)
+    np.testing.assert_array_equal(arrays.y, y)
+    assert (arrays.num_train, arrays.class_names) == (3, cifar.CLASS_NAMES)
 
 
 @pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
@@ -74,14 +74,14 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtyp
         part = slice(2 * i, 2 * i + 2)
         members |= {images_key: x[part], labels_key: y[part, None] if column else y[part]}
     write_npz(tmp_path / "set.npz", **members, other=np.zeros(3))
-    got = data.load("npz", tmp_path, tmp_path / "cache")
-    np.testing.assert_array_equal(got.x, x[..., None] if grey else x)
-    np.testing.assert_array_equal(got.y, y)
-    assert got.y.dtype == np.int32 and got.name == "set"
-    assert got.num_train == 2 and got.class_names == tuple(map(str, range(2 * len(pairs))))
+    arrays = data.load("npz", tmp_path, tmp_path / "cache")
+    np.testing.assert_array_equal(arrays.x, x[..., None] if grey else x)
+    np.testing.assert_array_equal(arrays.y, y)
+    assert arrays.y.dtype == np.int32 and arrays.name == "set"
+    assert arrays.num_train == 2 and arrays.class_names == tuple(map(str, range(2 * len(pairs))))
 
 
-def test_npz_with_class_names_and_training_set_only_is_read(tmp_path):
+def test_npz_with_class_names_but_no_test_set_is_read(tmp_path):
     file = write_npz(
         tmp_path / "a.npz",
         train_images=images(2, 4, 4),
@@ -91,31 +91,35 @@ def test_npz_with_class_names_and_training_set_only_is_read(tmp_path):
     assert data.load("npz", file).class_names == ("x", "y")
 
 
-def test_unknown_names_and_missing_folders_are_refused_with_a_remedy(tmp_path):
-    with says("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
+def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
+    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
-    with says("cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"):
+    with usage_error(
+        "cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"
+    ):
         data.load("cifar10")
-    with says("npz needs --data-dir DIR", "train_images"):
+    with usage_error("npz needs --data-dir DIR", "train_images"):
         data.load("npz")
     for folder in (tmp_path, tmp_path / "none"):
-        with says(str(folder), "data_batch_1.bin", "test_batch.bin", "https://www.cs.toronto.edu/~kriz/cifar.html"):
+        with usage_error(
+            str(folder), "data_batch_1.bin", "test_batch.bin", "https://www.cs.toronto.edu/~kriz/cifar.html"
+        ):
             data.load("cifar10", folder)
-        with says(str(folder), "train_images"):
+        with usage_error(str(folder), "train_images"):
             data.load("npz", folder)
 
 
 def test_missing_cifar_file_is_named(tmp_path):
     write_bins(tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
-    with says(str(tmp_path), "data_batch_4.bin missing"):
+    with usage_error(str(tmp_path), "data_batch_4.bin missing"):
         data.load("cifar10", tmp_path)
 
 
 def test_folder_of_several_npz_files_is_refused(tmp_path):
     for name in ("a", "b"):
         write_npz(tmp_path / f"{name}.npz", x=images(1, 2, 2), y=np.array([0]))
-    with says("a.npz, b.npz", "--data-dir FILE"):
+    with usage_error("a.npz, b.npz", "--data-dir FILE"):
         data.load("npz", tmp_path)
 
 
@@ -123,15 +127,15 @@ def test_folder_of_several_npz_files_is_refused(tmp_path):
 def test_truncated_cifar_file_is_refused_with_its_size(tmp_path, content):
     write_bins(tmp_path)
     (tmp_path / "data_batch_2.bin").write_bytes(content)
-    with says("data_batch_2.bin", f"{len(content)} bytes", "3073"):
+    with usage_error("data_batch_2.bin", f"{len(content)} bytes", "3073"):
         data.load("cifar10", tmp_path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
-def test_file_of_a_cifar_label_out_of_range_is_named(tmp_path):
+def test_cifar_file_with_a_label_out_of_range_is_named(tmp_path):
     write_bins(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
-    with says("test_batch.bin", "0..9", "10"):
+    with usage_error("test_batch.bin", "0..9", "10"):
         data.load("cifar10", tmp_path)
 
 
@@ -142,25 +146,26 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(file, "w", method) as target:
         for name in source.namelist():
             target.writestr(name, source.read(name))
-    good = file.read_bytes()
-    whole = data.load("npz", file)
-    cut = [good[:n] for n in (0, 1, 40, len(good) // 2, len(good) - 1)]
-    flipped = [good[:n] + bytes([good[n] ^ 0x55]) + good[n + 1 :] for n in range(0, len(good), 7)]
-    for damaged in cut + flipped:
+    intact = file.read_bytes()
+    expected = data.load("npz", file)
+    truncated = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
+    flipped = [intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 7)]
+    for damaged in truncated + flipped:
         file.write_bytes(damaged)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zipfile's, about duplicate names
-                got = data.load("npz", file)
+                actual = data.load("npz", file)
         except UsageError as error:
             assert str(file) in str(error) and "\n" not in str(error)
         else:  # the changed byte is not used, such as a time stamp
-            assert damaged in flipped and np.array_equal(got.x, whole.x) and np.array_equal(got.y, whole.y)
+            assert damaged in flipped
+            assert np.array_equal(actual.x, expected.x) and np.array_equal(actual.y, expected.y)
 
 
 def test_pickled_arrays_are_refused(tmp_path):
     file = write_npz(tmp_path / "a.npz", x=images(1, 2, 2), y=np.array([0]), class_names=np.array(["a"], object))
-    with says("a.npz", "plain arrays"):
+    with usage_error("a.npz", "plain arrays"):
         data.load("npz", file)
 
 
@@ -189,28 +194,28 @@ X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
 )
 def test_malformed_arrays_are_refused_in_one_line_with_the_file(tmp_path, members, parts):
     file = write_npz(tmp_path / "bad.npz", **members)
-    with says(str(file), *parts):
+    with usage_error(str(file), *parts):
         data.load("npz", file)
 
 
-def test_spaced_rows_keep_order_shares_of_classes_and_groups_and_the_training_set():
+def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
     rng = np.random.default_rng(0)
-    for total, most in ((10, 4), (97, 96), (100, 7), (1000, 100), (5, 1)):
+    for total, max_rows in ((10, 4), (97, 96), (100, 7), (1000, 100), (5, 1)):
         y = np.sort(rng.integers(0, 3, total)).astype(np.int32)
         groups = np.sort(rng.integers(0, 4, total)).astype(np.int32)
         whole = Arrays("rows", np.arange(total, dtype=np.float32)[:, None], y, ("a", "b", "c"), total * 4 // 5, groups)
-        some = spaced(whole, most)
-        rows = some.x[:, 0].astype(int)
-        assert len(rows) == most and (np.diff(rows) > 0).all()
-        assert len(set(np.diff(rows))) <= 2, "equal distances to within one row"
-        assert (some.y == y[rows]).all() and some.class_names == whole.class_names
-        assert abs(np.bincount(some.y, minlength=3) - np.bincount(y, minlength=3) * most / total).max() <= 1
-        assert some.num_train == (rows < whole.num_train).sum()
-        assert some.groups is not None
-        assert set(some.groups) == set(range(len(set(groups[rows])))), "groups are numbered without gaps"
-        assert len({*zip(some.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(some.groups))
+        subset = spaced(whole, max_rows)
+        rows = subset.x[:, 0].astype(int)
+        assert len(rows) == max_rows and (np.diff(rows) > 0).all()
+        assert len(set(np.diff(rows))) <= 2, "distances differ by more than one row"
+        assert (subset.y == y[rows]).all() and subset.class_names == whole.class_names
+        assert abs(np.bincount(subset.y, minlength=3) - np.bincount(y, minlength=3) * max_rows / total).max() <= 1
+        assert subset.num_train == (rows < whole.num_train).sum()
+        assert subset.groups is not None
+        assert set(subset.groups) == set(range(len(set(groups[rows])))), "numbers of groups have gaps"
+        assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(subset.groups))
 
 
-def test_all_rows_are_used_where_there_are_no_more_than_allowed():
+def test_spacing_keeps_all_rows_if_there_are_no_more_than_allowed():
     whole = Arrays("rows", np.zeros((5, 2), np.float32), np.arange(5), tuple("abcde"), 5)
-    assert all(spaced(whole, most) is whole for most in (0, 5, 6, 2**31))
+    assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6, 2**31))

@@ -1,4 +1,4 @@
-"""The cache of decoded data sets: names from content, atomic writes, damage detection."""
+"""The cache of decoded data sets: names of entries, atomic writes, detection of damage."""
 
 import io
 import json
@@ -25,7 +25,7 @@ ARRAYS = Arrays("set", np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1), np.arr
 
 
 class Decoder:
-    """Counts the decodings of the source."""
+    """Returns `ARRAYS` and counts its calls."""
 
     def __init__(self):
         self.calls = 0
@@ -48,11 +48,11 @@ def decode():
 
 
 def load(source, decode, reader="reader"):
-    got = cache.cached(reader, [source], decode, source.parent / "cache")
-    np.testing.assert_array_equal(got.x, ARRAYS.x)
-    np.testing.assert_array_equal(got.y, ARRAYS.y)
-    assert got.y.dtype == np.int32 and (got.name, got.class_names, got.num_train) == ("set", ("a", "b"), 2)
-    return got
+    arrays = cache.cached(reader, [source], decode, source.parent / "cache")
+    np.testing.assert_array_equal(arrays.x, ARRAYS.x)
+    np.testing.assert_array_equal(arrays.y, ARRAYS.y)
+    assert arrays.y.dtype == np.int32 and (arrays.name, arrays.class_names, arrays.num_train) == ("set", ("a", "b"), 2)
+    return arrays
 
 
 def entry_of(source):
@@ -62,8 +62,8 @@ def entry_of(source):
 
 def test_data_set_is_decoded_once_and_then_mapped_read_only(source, decode):
     for _ in range(3):
-        got = load(source, decode)
-        assert isinstance(got.x, np.memmap) and not got.x.flags.writeable
+        arrays = load(source, decode)
+        assert isinstance(arrays.x, np.memmap) and not arrays.x.flags.writeable
     assert decode.calls == 1
 
 
@@ -85,7 +85,7 @@ def test_entry_name_depends_on_path_content_and_reader_not_on_time(source, decod
     assert decode.calls == 4
 
 
-def test_source_that_changes_while_decoded_is_not_cached(source):
+def test_source_that_changes_during_decoding_is_not_cached(source):
     def decode():
         source.write_bytes(b"two")
         return ARRAYS
@@ -95,7 +95,7 @@ def test_source_that_changes_while_decoded_is_not_cached(source):
 
 
 def write_images(root: Path, x) -> Path:
-    """Writes two classes as uncompressed PNGs, whose size does not depend on the pixels."""
+    """Writes two classes as uncompressed PNGs, so that their sizes do not depend on the pixels."""
     for name, image in zip(("a/0.png", "b/0.png"), x, strict=True):
         file = io.BytesIO()
         Image.fromarray(image).save(file, "PNG", compress_level=0)
@@ -118,7 +118,7 @@ def write_tiny_with(root: Path, x) -> Path:
 
 
 def write_stl_archive(root: Path, x) -> Path:
-    """Writes the uncompressed archive of two images, whose size does not depend on the pixels."""
+    """Writes two images as an uncompressed archive, so that its size does not depend on the pixels."""
     root.mkdir(parents=True, exist_ok=True)
     images = b"".join(np.resize(image, (3, 96, 96)).tobytes() for image in x)
     with tarfile.open(root / "stl10_binary.tar.gz", "w") as tar:
@@ -138,53 +138,53 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("where", ["two folders", "one folder"])
+@pytest.mark.parametrize("layout", ["two folders", "one folder"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_data_sets_of_equal_names_sizes_and_times_share_no_entry(tmp_path, name, where):
-    """The law holds for two folders, and for one folder whose files are exchanged (another container or disk)."""
+def test_data_sets_with_equal_names_sizes_and_times_share_no_entry(tmp_path, name, layout):
+    """In two folders, and in one folder whose files are replaced, as in another container or on another disk."""
     digests, contents = [], [pixels(2, 8, 8, 3) for _ in range(2)]
     stats = []
     for i, x in enumerate(contents):
-        root = tmp_path / ("set" if where == "one folder" else f"{i}/set")
+        root = tmp_path / ("set" if layout == "one folder" else f"{i}/set")
         WRITERS[name](root, x)
         for file in sorted(root.rglob("*")):
             os.utime(file, (1, 1))
         stats.append([(f.relative_to(root), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(root.rglob("*"))])
         for _ in range(2):  # decoded, then from the cache
-            got = data.load(name, root, tmp_path / "cache", size=(8, 8) if name == "covid19" else None)
-            digests.append(provenance.sources(got, ([], [], []))["data"])
-        fresh = data.load(name, root, size=(8, 8) if name == "covid19" else None)
-        np.testing.assert_array_equal(got.x, fresh.x)
+            cached = data.load(name, root, tmp_path / "cache", size=(8, 8) if name == "covid19" else None)
+            digests.append(provenance.sources(cached, ([], [], []))["data"])
+        uncached = data.load(name, root, size=(8, 8) if name == "covid19" else None)
+        np.testing.assert_array_equal(cached.x, uncached.x)
     assert stats[0] == stats[1]
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
 @pytest.mark.parametrize("name", ["x.npy", "y.npy", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing"])
 def test_damaged_entry_is_rebuilt(source, decode, name, damage):
     load(source, decode)
     file = entry_of(source) / name
-    good = file.read_bytes()
+    intact = file.read_bytes()
     if damage == "missing":
         file.unlink()
     else:
-        bad = {"cut": good[:-1], "flipped": good[:-1] + b"\x55", "empty": b""}[damage]
-        file.write_bytes(bad)
+        damaged = {"truncated": intact[:-1], "flipped": intact[:-1] + b"\x55", "empty": b""}[damage]
+        file.write_bytes(damaged)
     load(source, decode)
-    assert decode.calls == 2 and (entry_of(source) / name).read_bytes() == good
+    assert decode.calls == 2 and (entry_of(source) / name).read_bytes() == intact
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "null", "3", '{"files": {}}', '{"files": {"x.npy": 1}}', '{"files": null}', "[" * 100_000]
 )
-def test_manifest_of_another_json_structure_is_not_trusted(source, decode, text):
+def test_entry_with_a_manifest_of_another_json_structure_is_rebuilt(source, decode, text):
     load(source, decode)
     (entry_of(source) / "manifest.json").write_text(text)
     load(source, decode)
     assert decode.calls == 2 and json.loads((entry_of(source) / "manifest.json").read_text())["num_train"] == 2
 
 
-def test_manifest_with_an_altered_class_name_is_not_trusted(source, decode):
+def test_entry_with_an_altered_class_name_is_rebuilt(source, decode):
     load(source, decode)
     manifest = entry_of(source) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('["a", "b"]', '["a", "c"]'))
@@ -197,20 +197,20 @@ def test_cache_folder_is_accessible_to_its_user_only(source, decode):
     assert (source.parent / "cache").stat().st_mode & 0o777 == 0o700
 
 
-def test_scratch_of_a_killed_writer_is_ignored_and_removed_after_a_day(source, decode):
+def test_scratch_folder_of_a_killed_writer_is_ignored_and_removed_after_a_day(source, decode):
     load(source, decode)
     entry = entry_of(source)
-    young, old = (entry.with_name(f".{entry.name}.{name}") for name in ("young", "old"))
-    entry.rename(entry.with_name("away"))
-    for scratch in (young, old):
+    recent, old = (entry.with_name(f".{entry.name}.{name}") for name in ("recent", "old"))
+    entry.rename(entry.with_name("renamed"))
+    for scratch in (recent, old):
         (scratch / entry.name).mkdir(parents=True)
         (scratch / entry.name / "x.npy").write_bytes(b"half")
     os.utime(old, (0, 0))
     load(source, decode)
-    assert decode.calls == 2 and young.exists() and not old.exists()
+    assert decode.calls == 2 and recent.exists() and not old.exists()
 
 
-def test_failing_writer_leaves_nothing(tmp_path):
+def test_interrupted_writer_leaves_no_file(tmp_path):
     def write(draft):
         draft.write_bytes(b"half")
         raise KeyboardInterrupt

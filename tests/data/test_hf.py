@@ -1,4 +1,4 @@
-"""Sets of Hugging Face datasets: tiny ones, saved by the library and read again."""
+"""Hugging Face data sets: tiny ones, saved by the library and read by ours."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import png, says, twice
+from files import load_twice, png, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import hf
@@ -23,7 +23,7 @@ SPLITS = {"test": range(7, 9), "train": range(5), "validation": range(5, 7)}
 
 
 def rows(numbers, x=X, **columns):
-    """Returns a set of these rows with columns image, label and writer, and others."""
+    """Returns a data set of these rows with the columns image, label, writer and `columns`."""
     features = {
         "image": library.Image(),
         "label": library.ClassLabel(names=NAMES),
@@ -35,10 +35,10 @@ def rows(numbers, x=X, **columns):
         "writer": [WRITERS[i] for i in numbers],
     }
     others = {name: [values[i] for i in numbers] for name, values in columns.items()}
-    made = library.Dataset.from_dict(content, features=library.Features(features))
+    dataset = library.Dataset.from_dict(content, features=library.Features(features))
     for name, values in others.items():
-        made = made.add_column(name, values)
-    return made
+        dataset = dataset.add_column(name, values)
+    return dataset
 
 
 def load(folder, **columns):
@@ -47,7 +47,7 @@ def load(folder, **columns):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The folder of `save_to_disk`, and that of the same set as parquet files."""
+    """A folder with the same data set by `save_to_disk` ("saved") and as parquet files ("files")."""
     folder = tmp_path_factory.mktemp("hf")
     sets = library.DatasetDict({name: rows(numbers) for name, numbers in SPLITS.items()})
     sets.save_to_disk(folder / "saved")
@@ -60,74 +60,74 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["saved", "files"])
 def test_set_is_pooled_as_train_validation_test(saved, name):
-    got = twice(f"hf:{name}", saved)
+    arrays = load_twice(f"hf:{name}", saved)
     order = [*SPLITS["train"], *SPLITS["validation"], *SPLITS["test"]]
-    np.testing.assert_array_equal(got.x, X[order])
-    assert got.y.tolist() == [i % 3 for i in order]
-    assert (got.name, got.num_train, got.class_names, got.groups) == (name, 5, tuple(NAMES), None)
+    np.testing.assert_array_equal(arrays.x, X[order])
+    assert arrays.y.tolist() == [i % 3 for i in order]
+    assert (arrays.name, arrays.num_train, arrays.class_names, arrays.groups) == (name, 5, tuple(NAMES), None)
 
 
-def test_groups_are_those_of_the_column_and_divide_the_clients(saved):
-    got = load(saved / "saved", group="writer")
+def test_group_column_divides_the_rows_among_clients(saved):
+    arrays = load(saved / "saved", group="writer")
     order = [*SPLITS["train"], *SPLITS["validation"], *SPLITS["test"]]
-    assert got.groups is not None
-    assert [sorted(set(WRITERS))[g] for g in got.groups] == [WRITERS[i] for i in order]
+    assert arrays.groups is not None
+    assert [sorted(set(WRITERS))[g] for g in arrays.groups] == [WRITERS[i] for i in order]
     settings = {"kind": "group", "num_clients": 3, "alpha": 1.0, "min_samples": 1, "val_ratio": 0.0, "test_ratio": 0.0}
-    parts = data.draw_partition(got.y, groups=got.groups, **settings)
+    parts = data.draw_partition(arrays.y, groups=arrays.groups, **settings)
     assert [{WRITERS[order[row]] for row in client_rows} for client_rows in parts.train] == [{"f01"}, {"f02"}, {"f03"}]
 
 
-def test_partitions_of_flwr_datasets_create_are_groups(tmp_path):
+def test_saved_partitions_of_flwr_datasets_are_read_as_groups(tmp_path):
     for k, numbers in enumerate([[0, 3], [1], [2, 4]]):
         rows(numbers).save_to_disk(tmp_path / f"partition_{k}")
-    got = load(tmp_path)
-    np.testing.assert_array_equal(got.x, X[[0, 3, 1, 2, 4]])
-    assert got.groups.tolist() == [0, 0, 1, 2, 2]
+    arrays = load(tmp_path)
+    np.testing.assert_array_equal(arrays.x, X[[0, 3, 1, 2, 4]])
+    assert arrays.groups.tolist() == [0, 0, 1, 2, 2]
 
 
-def test_selected_rows_of_a_saved_set_are_those_of_the_selection(tmp_path):
+def test_saved_selection_is_read_in_its_order(tmp_path):
     rows(range(9)).select([4, 2]).save_to_disk(tmp_path / "set")
     np.testing.assert_array_equal(load(tmp_path / "set").x, X[[4, 2]])
 
 
-def test_single_split_grey_images_and_texts_as_labels(tmp_path):
+def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     grey = X[..., :1]
-    made = rows(range(4), grey).remove_columns("label").add_column("target", ["b", "a", "b", "c"])
-    made.save_to_disk(tmp_path / "set")
-    got = load(tmp_path / "set")
-    np.testing.assert_array_equal(got.x, grey[:4])
-    assert (got.y.tolist(), got.class_names) == ([1, 0, 1, 2], ("a", "b", "c"))
+    dataset = rows(range(4), grey).remove_columns("label").add_column("target", ["b", "a", "b", "c"])
+    dataset.save_to_disk(tmp_path / "set")
+    arrays = load(tmp_path / "set")
+    np.testing.assert_array_equal(arrays.x, grey[:4])
+    assert (arrays.y.tolist(), arrays.class_names) == ([1, 0, 1, 2], ("a", "b", "c"))
 
 
-def test_pixels_in_a_column_are_read(tmp_path):
+def test_column_of_pixel_arrays_is_read(tmp_path):
     features = library.Features({"x": library.Array2D((8, 10), "uint8"), "y": library.Value("int64")})
     library.Dataset.from_dict({"x": X[..., 0].tolist(), "y": [5] * 9}, features).save_to_disk(tmp_path / "set")
-    got = load(tmp_path / "set")
-    np.testing.assert_array_equal(got.x, X[..., :1])
-    assert got.y.tolist() == [5] * 9 and got.class_names == tuple("012345")
+    arrays = load(tmp_path / "set")
+    np.testing.assert_array_equal(arrays.x, X[..., :1])
+    assert arrays.y.tolist() == [5] * 9 and arrays.class_names == tuple("012345")
 
 
-def test_parquet_files_of_other_writers_are_read(tmp_path):
+def test_parquet_files_of_other_libraries_are_read(tmp_path):
     content = {"img": [{"bytes": png(x), "path": "a.png"} for x in X], "fine": list(range(9))}
     content["label"] = [i % 2 for i in range(9)]
     pyarrow.parquet.write_table(pyarrow.table(content), tmp_path / "train.parquet")
-    got = load(tmp_path)
-    np.testing.assert_array_equal(got.x, X)
-    assert got.y.tolist() == [i % 2 for i in range(9)]
+    arrays = load(tmp_path)
+    np.testing.assert_array_equal(arrays.x, X)
+    assert arrays.y.tolist() == [i % 2 for i in range(9)]
     assert load(tmp_path, label="fine").y.tolist() == list(range(9))
 
 
-def broken(tmp_path: Path, kind: str) -> Path:
+def write_unreadable(tmp_path: Path, kind: str) -> Path:
     folder = tmp_path / "set"
     if kind == "two labels":
-        made = rows(range(3)).rename_column("label", "fine").add_column("coarse", [0, 1, 0])
-        made.cast_column("coarse", library.ClassLabel(names=["a", "b"])).save_to_disk(folder)
+        dataset = rows(range(3)).rename_column("label", "fine").add_column("coarse", [0, 1, 0])
+        dataset.cast_column("coarse", library.ClassLabel(names=["a", "b"])).save_to_disk(folder)
     elif kind == "no bytes":
         features = library.Features({"image": library.Image(decode=False), "label": library.Value("int64")})
         image = {"bytes": None, "path": "http://x/y.png"}
-        made = library.Dataset.from_dict({"image": [image], "label": [0]}, features)
+        dataset = library.Dataset.from_dict({"image": [image], "label": [0]}, features)
         folder.mkdir()
-        pyarrow.parquet.write_table(made.data.table, folder / "train.parquet")
+        pyarrow.parquet.write_table(dataset.data.table, folder / "train.parquet")
     elif kind == "missing label":
         library.Dataset.from_dict({"x": [[[1]]] * 2, "y": [0, None]}).save_to_disk(folder)
     elif kind == "empty":
@@ -141,7 +141,7 @@ def broken(tmp_path: Path, kind: str) -> Path:
             rows(range(2)).to_parquet(folder / name / "train-0.parquet")
     elif kind == "other columns":
         library.DatasetDict({"train": rows(range(2)), "test": rows(range(2), n=[1, 2])}).save_to_disk(folder)
-    elif kind == "cut short":
+    elif kind == "truncated":
         rows(range(9)).save_to_disk(folder)
         file = next(folder.glob("*.arrow"))
         file.write_bytes(file.read_bytes()[:500])
@@ -160,41 +160,41 @@ def broken(tmp_path: Path, kind: str) -> Path:
         ("no rows", ["holds no row"]),
         ("two configurations", ["several configurations (a, b)"]),
         ("other columns", ["split test has other columns than train"]),
-        ("cut short", ["not a complete set"]),
+        ("truncated", ["not a complete set"]),
         ("no image", ["train row 0", "not a complete image"]),
         ("missing", ["no such folder", "--download"]),
     ],
 )
-def test_set_that_cannot_be_read_is_refused_in_one_line(tmp_path, kind, parts):
-    with says(*parts):
-        load(broken(tmp_path, kind))
+def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind, parts):
+    with usage_error(*parts):
+        load(write_unreadable(tmp_path, kind))
 
 
-def test_unknown_column_is_refused_with_the_columns(saved):
+def test_error_of_an_unknown_column_lists_the_columns(saved):
     for option in ("image", "label", "group"):
-        with says("no column 'nosuch'", "label, writer"):
+        with usage_error("no column 'nosuch'", "label, writer"):
             load(saved / "saved", **{option: "nosuch"})
 
 
-def test_without_the_library_one_line_says_what_to_install(saved, monkeypatch):
+def test_error_without_the_library_names_the_extra_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with says("hf:FOLDER needs datasets: pip install 'fedvg_jax[hf]'"):
+    with usage_error("hf:FOLDER needs datasets: pip install 'fedvg_jax[hf]'"):
         load(saved / "saved")
 
 
-def test_download_saves_what_the_reader_reads(saved, tmp_path, monkeypatch):
+def test_downloaded_data_set_can_be_loaded(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(library, "load_dataset", lambda name, part: rows(range(4)) if part is None else None)
     folder = hf.download("owner/set", tmp_path)
     assert folder == tmp_path / "owner" / "set"
     np.testing.assert_array_equal(data.load("hf:owner/set", tmp_path).x, X[:4])
-    with says("exists"):
+    with usage_error("exists"):
         hf.download("owner/set", tmp_path)
-    with says("hf:../x"):
+    with usage_error("hf:../x"):
         hf.download("../x", tmp_path)
 
 
 @pytest.mark.slow
-def test_neither_network_nor_jax_is_used(saved):
+def test_loading_uses_neither_network_nor_jax(saved):
     code = f"""
 import socket, sys
 def refuse(*args, **kwargs): raise SystemExit("the network was used")
@@ -205,5 +205,5 @@ assert len(data.load("hf:saved", Path({str(saved)!r})).y) == 9
 assert len(data.load("hf:files", Path({str(saved)!r})).y) == 9
 sys.exit("jax" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr

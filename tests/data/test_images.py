@@ -1,11 +1,11 @@
-"""A user's images: folders, and files of encoded images."""
+"""A user's own images: folders of image files, and .npz files of encoded images."""
 
 import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from files import pixels, png, says, twice, write, write_folder
+from files import load_twice, pixels, png, usage_error, write, write_folder
 
 from fedvg_jax import data
 from fedvg_jax.data import images
@@ -18,9 +18,9 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     x, y = write_folder(tmp_path / "set", {"ant": 3, "bee": 2})
-    for junk in (".DS_Store", "Thumbs.db"):
-        write(tmp_path / "set" / "bee" / junk, b"left by a desktop")
-    write(tmp_path / "set" / "notes.txt", b"beside the classes")
+    for name in (".DS_Store", "Thumbs.db"):
+        write(tmp_path / "set" / "bee" / name, b"written by a file manager")
+    write(tmp_path / "set" / "notes.txt", b"not in a folder of a class")
     reports = []
     got = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
     np.testing.assert_array_equal(got.x, x)
@@ -32,14 +32,14 @@ def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
 
 def test_changed_folder_is_decoded_again(tmp_path):
     write_folder(tmp_path / "set", {"a": 1, "b": 1})
-    before = twice("folder", tmp_path / "set")
+    before = load_twice("folder", tmp_path / "set")
     write(tmp_path / "set" / "b" / "9.png", png(pixels(6, 6, 3)))
-    assert len(before.y) == 2 and len(twice("folder", tmp_path / "set").y) == 3
+    assert len(before.y) == 2 and len(load_twice("folder", tmp_path / "set").y) == 3
     (tmp_path / "set" / "a" / "00.png").write_bytes(png(before.x[1]))
-    np.testing.assert_array_equal(twice("folder", tmp_path / "set").x[0], before.x[1])
+    np.testing.assert_array_equal(load_twice("folder", tmp_path / "set").x[0], before.x[1])
 
 
-def test_images_of_many_formats_become_bytes_of_one_size(tmp_path):
+def test_images_of_many_formats_are_resized_to_uint8_of_one_size(tmp_path):
     for name, mode in {
         "grey.png": "L",
         "colour.jpg": "RGB",
@@ -51,7 +51,7 @@ def test_images_of_many_formats_become_bytes_of_one_size(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, (10, 7), 1).save(file)
     write(tmp_path / "set" / "b" / "x.png", png(np.full((9, 20, 3), 77, np.uint8)))
-    with says("x.png", "9 x 20", "7 x 10", "--image-size HxW"):
+    with usage_error("x.png", "9 x 20", "7 x 10", "--image-size HxW"):
         data.load("folder", tmp_path / "set")
     got = data.load("folder", tmp_path / "set", size=(4, 5))
     assert got.x.shape == (6, 4, 5, 3) and (got.x[-1] == 77).all()
@@ -68,10 +68,10 @@ def test_images_of_many_formats_become_bytes_of_one_size(tmp_path):
         ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
     ],
 )
-def test_file_that_is_no_image_is_named(tmp_path, name, content, parts):
+def test_file_that_is_not_an_image_is_named(tmp_path, name, content, parts):
     write_folder(tmp_path / "set", {"a": 2, "b": 1})
     write(tmp_path / "set" / "b" / name, content)
-    with says(*parts):
+    with usage_error(*parts):
         data.load("folder", tmp_path / "set", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -80,34 +80,34 @@ def test_truncated_image_is_named(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1}, side=64)
     file = tmp_path / "b" / "00.png"
     file.write_bytes(file.read_bytes()[:-2000])
-    with says(str(file), "not a complete image"):
+    with usage_error(str(file), "not a complete image"):
         data.load("folder", tmp_path)
 
 
 def test_oversized_image_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 99)
-    with says("bomb.png", "10 x 10", "at most 99"):
-        images.decode(png(pixels(10, 10, 3)), "bomb.png")
+    with usage_error("bomb.png", "10 x 10", "at most 99"):
+        images.decode(png(pixels(10, 10, 3)), "bomb.png")  # a decompression bomb
 
 
 def test_sixteen_bit_images_are_refused():
     file = io.BytesIO()
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
-    with says("deep.png", "8 bits"):
+    with usage_error("deep.png", "8 bits"):
         images.decode(file.getvalue(), "deep.png")
 
 
-def test_first_bad_image_is_named_and_waiting_tasks_are_cancelled():
-    """Of a thousand tasks, only a few have begun when the first one fails."""
-    good, begun = png(pixels(2, 2, 3)), []
+def test_first_damaged_image_is_named_and_waiting_tasks_are_cancelled():
+    """Of a thousand tasks, only a few have started when the first one fails."""
+    intact, started = png(pixels(2, 2, 3)), []
 
     def read(i):
-        begun.append(i)
-        return (b"bad" if i in (70, 5_000) else good), f"image {i}"
+        started.append(i)
+        return (b"damaged" if i in (70, 5_000) else intact), f"image {i}"
 
-    with says("image 70:"):
+    with usage_error("image 70:"):
         images.stack(1000 * 64, read)
-    assert len(begun) < 500 * 64
+    assert len(started) < 500 * 64
 
 
 def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
@@ -116,28 +116,28 @@ def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     for name in ("folder", "covid19"):
-        with says(str(tmp_path), "Permission denied", "check its permissions"):
+        with usage_error(str(tmp_path), "Permission denied", "check its permissions"):
             data.load(name, tmp_path)
 
 
 def test_array_larger_than_memory_is_refused_before_allocation(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
-    with says("GiB", "--image-size"):
+    with usage_error("GiB", "--image-size"):
         images.stack(10**12, lambda i: (png(pixels(9, 9, 3)), "x.png"))
 
 
-def test_empty_class_or_single_class_is_refused(tmp_path):
+def test_folder_with_an_empty_class_or_a_single_class_is_refused(tmp_path):
     write_folder(tmp_path / "set", {"a": 1})
-    with says(str(tmp_path / "set"), "1 sub-folders"):
+    with usage_error(str(tmp_path / "set"), "1 sub-folders"):
         data.load("folder", tmp_path / "set")
     (tmp_path / "set" / "b").mkdir()
-    with says(str(tmp_path / "set" / "b"), "holds no image"):
+    with usage_error(str(tmp_path / "set" / "b"), "holds no image"):
         data.load("folder", tmp_path / "set")
 
 
-def test_missing_pillow_is_reported_in_one_line_with_the_package(monkeypatch):
+def test_error_without_pillow_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with says("fedvg_jax[images]"):
+    with usage_error("fedvg_jax[images]"):
         images.decode(b"", "x.png")
 
 
@@ -145,6 +145,7 @@ def test_missing_pillow_is_reported_in_one_line_with_the_package(monkeypatch):
 
 
 def encoded(key="jpeg", **changed):
+    """Returns images and the arrays of their encoded file; `changed` replaces some."""
     x, members = [], {}
     for split, count in (("train", 3), ("test", 2)):
         new = [pixels(5, 6, 3) for _ in range(count)]
@@ -159,10 +160,10 @@ def encoded(key="jpeg", **changed):
 
 
 @pytest.mark.parametrize("key", ["jpeg", "png", "encoded"])
-def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
+def test_encoded_images_are_decoded_in_the_order_of_the_splits(tmp_path, key):
     x, members = encoded(key=key, class_names=np.array(["a", "b", "c"]), wnids=np.array(["n1"]))
     np.savez(tmp_path / "set.npz", **members)
-    got = twice("encoded", tmp_path / "set.npz")
+    got = load_twice("encoded", tmp_path / "set.npz")
     np.testing.assert_array_equal(got.x, x)
     assert got.y.tolist() == [0, 1, 2, 0, 1] and (got.name, got.num_train) == ("set", 3)
     assert got.class_names == ("a", "b", "c")
@@ -186,11 +187,11 @@ def test_encoded_images_are_decoded_split_after_split(tmp_path, key):
 def test_inconsistent_encoded_images_are_refused(tmp_path, changed, parts):
     _, members = encoded(**changed)
     np.savez(tmp_path / "bad.npz", **members)
-    with says("bad.npz", *parts):
+    with usage_error("bad.npz", *parts):
         data.load("encoded", tmp_path)
 
 
 def test_file_without_encoded_images_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", train_labels=np.array([0]))
-    with says("a.npz", "train_jpeg", "got train_labels"):
+    with usage_error("a.npz", "train_jpeg", "got train_labels"):
         data.load("encoded", tmp_path)

@@ -1,4 +1,4 @@
-"""Data files at the limits of their dtypes, of other types, or damaged: read correctly, or refused in one line."""
+"""Data files with values at the limits of dtypes, of wrong types, or damaged: read or refused in one line."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, png, says, write, write_folder, write_tiny
+from files import pixels, png, usage_error, write, write_folder, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.config import Config
@@ -19,41 +19,41 @@ from fedvg_jax.runs import history, recorder, resume
 
 LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
 UNSIGNED = [2**32, 2**63, 2**64 - 1]
-EVERY = [*((np.int64, value) for value in LIMITS), *((np.uint64, value) for value in UNSIGNED)]
-every_limit = pytest.mark.parametrize(("dtype", "value"), EVERY)
+ALL = [*((np.int64, value) for value in LIMITS), *((np.uint64, value) for value in UNSIGNED)]
+every_limit = pytest.mark.parametrize(("dtype", "value"), ALL)
 
 
-# --- numbers that no int32 holds
+# --- integers beyond int32
 
 
 @every_limit
 def test_label_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     y = np.array([0, value, 1], dtype)
-    with says("integers of y must be below 2**31", str(abs(value))):
+    with usage_error("integers of y must be below 2**31", str(abs(value))):
         user_data.as_arrays((np.ones((3, 2)), y))
-    with says("integers of y must be below 2**31"):
+    with usage_error("integers of y must be below 2**31"):
         user_data.as_arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
-    with says("labels 0..2147483647", str(value)):
+    with usage_error("labels 0..2147483647", str(value)):
         draw.draw_partition(y, num_clients=1, alpha=1.0, min_samples=1)
     np.savez(tmp_path / "set.npz", x=pixels(3, 2, 2), y=y, class_names=np.array(["a", "b"]))
-    with says("set.npz", "0..1", str(value)):
+    with usage_error("set.npz", "0..1", str(value)):
         data.load("npz", tmp_path)
 
 
 @every_limit
 def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     row = np.array([1, value], dtype)
-    said = ("rows must be 0..9", str(value))
-    with says("given", *said):
+    message = ("rows must be 0..9", str(value))
+    with usage_error("given", *message):
         from_rows.check([row], num_samples=10, num_clients=1, source="given")
-    with says("given", *said):
+    with usage_error("given", *message):
         from_rows.check(([row], [[2]], [[3]]), num_samples=10, num_clients=1, source="given")
     np.savez(tmp_path / "rows.npz", **{part: row if part == "test" else row[:1] for part in ("train", "val", "test")},
              train_sizes=[1], val_sizes=[1], test_sizes=[2])  # fmt: skip
-    with says("file", *said):
+    with usage_error("file", *message):
         from_rows.check(from_rows.read(tmp_path / "rows.npz"), num_samples=10, num_clients=1, source="file")
     (tmp_path / "rows.json").write_text(json.dumps([[value]]))
-    with says("file", "rows must be 0..9", str(value)):
+    with usage_error("file", "rows must be 0..9", str(value)):
         from_rows.check(from_rows.read(tmp_path / "rows.json"), num_samples=10, num_clients=1, source="file")
 
 
@@ -81,9 +81,9 @@ def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
         np.array([b"0", b"1"]),
     ],
 )
-def test_clients_that_are_no_ids_are_refused(tmp_path, client):
+def test_client_array_without_valid_ids_is_refused(tmp_path, client):
     np.savez(tmp_path / "rows.npz", client=client)
-    with says("rows.npz", "client is", "ids [T]"):
+    with usage_error("rows.npz", "client is", "ids [T]"):
         from_rows.read(tmp_path / "rows.npz")
 
 
@@ -91,12 +91,12 @@ def test_clients_that_are_no_ids_are_refused(tmp_path, client):
 def test_client_array_of_another_length_is_refused(tmp_path, length):
     np.savez(tmp_path / "rows.npz", client=np.arange(length) % 2)
     assert len(from_rows.read(tmp_path / "rows.npz", length)) == 2
-    with says("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
+    with usage_error("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
         from_rows.read(tmp_path / "rows.npz", 4)
 
 
 def test_client_array_is_read_in_linear_time(tmp_path):
-    """Comparing each row with each client would take 4e10 comparisons."""
+    """Comparing each row with each client would need 4e10 comparisons."""
     np.savez(tmp_path / "rows.npz", client=np.arange(200_000)[::-1])
     result = from_rows.read(tmp_path / "rows.npz")
     assert len(result) == 200_000 and result[0].tolist() == [199_999]
@@ -108,17 +108,17 @@ def test_client_array_is_read_in_linear_time(tmp_path):
 )
 def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
     np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])
-    with says("rows.npz", "not a partition"):
+    with usage_error("rows.npz", "not a partition"):
         from_rows.read(tmp_path / "rows.npz")
 
 
 def test_more_shards_than_rows_are_refused():
     labels = np.zeros(100, int)
-    made = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
-    assert all(len(np.concatenate(client_rows)) == 25 for client_rows in zip(*made, strict=True))
-    with says("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
+    parts = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
+    assert all(len(np.concatenate(client_rows)) == 25 for client_rows in zip(*parts, strict=True))
+    with usage_error("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
         draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
-    with says("shards_per_client must be at most 22", "90 rows"):
+    with usage_error("shards_per_client must be at most 22", "90 rows"):
         draw.draw_partition(
             labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, held_out="global", test_ratio=0.0
         )
@@ -129,25 +129,25 @@ def test_offsets_whose_differences_overflow_are_refused(tmp_path, offsets):
     np.savez(
         tmp_path / "a.npz", train_jpeg=np.zeros(20, np.uint8), train_offsets=offsets, train_labels=np.zeros(3, int)
     )
-    with says("a.npz", "train_offsets must increase"):
+    with usage_error("a.npz", "train_offsets must increase"):
         data.load("encoded", tmp_path)
 
 
 @pytest.mark.parametrize("label", [1e300, -1e300, np.inf, 2.0**31, 0.5])
-def test_labels_as_floats_are_whole_and_within_range(tmp_path, label):
+def test_float_label_that_is_not_whole_or_out_of_range_is_refused(tmp_path, label):
     np.save(tmp_path / "xdata.npy", pixels(2, 3, 3, 3))
     np.save(tmp_path / "ydata.npy", np.array([0, label]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with says("ydata.npy", "whole numbers"):
+        with usage_error("ydata.npy", "whole numbers"):
             data.load("covid19", tmp_path)
 
 
-# --- texts that are none
+# --- invalid texts
 
 
 def write_npz(file, **members):
-    """Writes a zip archive with these members, valid or not."""
+    """Writes a zip archive with these members, which need not be valid arrays."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -167,19 +167,19 @@ def npy(array) -> bytes:
         np.array([b"a", b"\xc3"]),
         np.frombuffer(b"\x7f\xff\xff\xff\0\0\0a" * 2, ">U2"),
     ],
-    ids=["bytes", "no character", "cut", "no character, big-endian"],
+    ids=["bytes", "no character", "truncated", "no character, big-endian"],
 )
-def test_class_names_that_are_no_text_are_refused(tmp_path, names):
+def test_class_names_that_are_not_text_are_refused(tmp_path, names):
     np.savez(tmp_path / "set.npz", x=pixels(2, 3, 3), y=np.array([0, 1]), class_names=names)
-    with says("set.npz", "class_names must be texts in UTF-8"):
+    with usage_error("set.npz", "class_names must be texts in UTF-8"):
         data.load("npz", tmp_path)
     members = {"train_png": np.frombuffer(png(pixels(3, 3, 3)), np.uint8), "train_labels": np.array([0])}
     np.savez(tmp_path / "set.npz", train_offsets=[0, len(members["train_png"])], **members, class_names=names)
-    with says("set.npz", "class_names must be texts in UTF-8"):
+    with usage_error("set.npz", "class_names must be texts in UTF-8"):
         data.load("encoded", tmp_path)
 
 
-def test_names_of_folders_of_any_bytes_are_printable(tmp_path):
+def test_class_names_from_folders_with_any_bytes_are_printable(tmp_path):
     root = tmp_path / os.fsdecode(b"s\xff")
     write_folder(root, {os.fsdecode(b"a\xfe"): 1, "b\nc": 1, "d\u00e9": 1})
     got = data.load("folder", root, tmp_path / "cache")
@@ -190,39 +190,39 @@ def test_names_of_folders_of_any_bytes_are_printable(tmp_path):
 def test_prepared_data_sets_below_a_non_utf_8_path_are_refused(tmp_path):
     root = tmp_path / os.fsdecode(b"\xff")
     write(root / "tiny" / "1.0.0" / "dataset_info.json", b"{}")
-    with says("--data-dir", "\\udcff", "is not UTF-8", "rename"):
+    with usage_error("--data-dir", "\\udcff", "is not UTF-8", "rename"):
         data.load("tfds:tiny", root)
 
 
-# --- files within files
+# --- members of archives
 
 
 @pytest.mark.parametrize("member", ["x.npy", "y", "class_names.npy", "groups.npy"])
 @pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY", b"\x93NUMPY\x09\x00"])
-def test_member_that_is_no_array_is_refused(tmp_path, member, content):
-    good = {"x.npy": npy(pixels(2, 3, 3)), "y.npy": npy(np.array([0, 1]))}
-    good.pop(f"{member.removesuffix('.npy')}.npy", None)
-    write_npz(tmp_path / "set.npz", **good, **{member: content})
-    with says("set.npz", "plain arrays"):
+def test_member_that_is_not_an_array_is_refused(tmp_path, member, content):
+    valid = {"x.npy": npy(pixels(2, 3, 3)), "y.npy": npy(np.array([0, 1]))}
+    valid.pop(f"{member.removesuffix('.npy')}.npy", None)
+    write_npz(tmp_path / "set.npz", **valid, **{member: content})
+    with usage_error("set.npz", "plain arrays"):
         data.load("npz", tmp_path)
 
 
 @pytest.mark.parametrize("member", ["client", "client.npy", "train.npy", "train_sizes.npy"])
-def test_partition_member_that_is_no_array_is_refused(tmp_path, member):
+def test_partition_member_that_is_not_an_array_is_refused(tmp_path, member):
     write_npz(tmp_path / "rows.npz", **{member: b"no array"})
-    with says("rows.npz", "it must hold"):
+    with usage_error("rows.npz", "it must hold"):
         from_rows.read(tmp_path / "rows.npz")
 
 
 def test_partition_that_unpacks_beyond_memory_is_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", client=np.zeros(2_000_000, int))
-    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
-    with says("bomb.npz", "GiB"):
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
+    with usage_error("bomb.npz", "GiB"):
         from_rows.read(tmp_path / "bomb.npz")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"[" * 100_000, "nested too deeply"),
         (b'{"train":' * 100_000, "nested too deeply"),
@@ -237,9 +237,9 @@ def test_partition_that_unpacks_beyond_memory_is_refused(tmp_path, monkeypatch):
         (b'{"train": [0], "train_sizes": {"a": 1}, "val": [[0]], "test": [[1]]}', "not a partition"),
     ],
 )
-def test_json_that_is_no_partition_is_refused_in_one_line(tmp_path, content, said):
+def test_json_that_is_not_a_partition_is_refused_in_one_line(tmp_path, content, message):
     file = write(tmp_path / "rows.json", content)
-    with says("rows.json", said):
+    with usage_error("rows.json", message):
         from_rows.check(from_rows.read(file), num_samples=10, num_clients=1, source=file)
 
 
@@ -259,8 +259,8 @@ def test_file_larger_than_memory_is_refused_before_reading(tmp_path, monkeypatch
     write(tmp_path / "train_X.bin", bytes(2_000_000))
     for name in ("train_y.bin", "test_X.bin", "test_y.bin"):
         write(tmp_path / name, b"\1")
-    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
-    with says("train_X.bin", "GiB"):
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
+    with usage_error("train_X.bin", "GiB"):
         data.load("stl10", tmp_path)
 
 
@@ -273,10 +273,10 @@ NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 @pytest.mark.parametrize(
     "content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", b'{"lr": {}}', NESTED, None]
 )
-def test_run_settings_that_are_no_json_object_are_refused_in_one_line(tmp_path, content):
+def test_run_settings_that_are_not_a_json_object_are_refused_in_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)
-    with says("config.json"):
+    with usage_error("config.json"):
         history.read_config(tmp_path)
 
 
@@ -292,30 +292,30 @@ def test_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content):
 
 def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
     write(tmp_path / "history.jsonl", DEEP + b"\n")
-    with says("history.jsonl", "damaged"):
+    with usage_error("history.jsonl", "damaged"):
         history.read(tmp_path)
 
 
-def test_trust_cache_may_change_on_resume():
+def test_trust_cache_can_change_on_resume():
     assert "trust_cache" in resume.RESUMABLE_CHANGES and not Config().trust_cache
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 @pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
-def test_special_file_is_refused_at_once(tmp_path, make, name):
-    """Reading a pipe would wait, and /dev/zero has no end."""
+def test_special_file_is_refused_without_reading(tmp_path, make, name):
+    """Reading a pipe would block, and reading /dev/zero would never end."""
     if name == "val_annotations.txt":
         write_tiny(tmp_path)
         (tmp_path / "val" / name).unlink()
         make(tmp_path / "val" / name)
-        with says(name, "regular file"):
+        with usage_error(name, "regular file"):
             data.load("tinyimagenet", tmp_path)
     elif name == "set.npz":
         make(tmp_path / name)
         for cache_dir in (None, tmp_path / "cache"):
-            with says(name, "regular file"):
+            with usage_error(name, "regular file"):
                 data.load("npz", tmp_path, cache_dir)
     else:
         make(tmp_path / name)
-        with says(name, "regular file"):
+        with usage_error(name, "regular file"):
             from_rows.read(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Partitions: laws, the published stream with its recorded sizes, errors, and the cache."""
+"""Partitions: invariants, the recorded sizes of the published random stream, errors, and the cache."""
 
 import re
 
@@ -69,7 +69,7 @@ def test_official_stream_gives_recorded_sizes(alpha, attempts, first, extremes, 
 
 
 def published(labels, num_clients, alpha, seed, minimum=10):
-    """Applies the published rule, as described in words, to NumPy's global stream: (train, val, test) per client."""
+    """Draws a partition with NumPy's global stream by the rule that the paper describes: (train, val, test) rows."""
     np.random.seed(seed)
     members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     smallest = 0
@@ -78,24 +78,24 @@ def published(labels, num_clients, alpha, seed, minimum=10):
         for rows in members:
             np.random.shuffle(rows)
             shares = np.random.dirichlet([alpha] * num_clients)
-            cuts = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
-            for client, piece in zip(clients, np.split(rows, cuts), strict=True):
+            ends = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
+            for client, piece in zip(clients, np.split(rows, ends), strict=True):
                 client.extend(piece.tolist())
         smallest = min(map(len, clients))
     parts = []
     for rows in clients:
         np.random.shuffle(rows)
-        te, va = int(0.25 * len(rows)), int(0.1 * len(rows))
-        parts.append((rows[te + va :], rows[te : te + va], rows[:te]))
+        num_test, num_val = int(0.25 * len(rows)), int(0.1 * len(rows))
+        parts.append((rows[num_test + num_val :], rows[num_test : num_test + num_val], rows[:num_test]))
     return tuple(zip(*parts, strict=True))
 
 
 @pytest.mark.parametrize(("num_clients", "alpha", "seed"), [(8, 0.5, 42), (8, 0.2, 0), (20, 5.0, 1)])
 def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
     state = np.random.get_state()
-    want = published(LABELS, num_clients, alpha, seed)
+    expected = published(LABELS, num_clients, alpha, seed)
     np.random.set_state(state)
-    assert same(want, make(kind="official", num_clients=num_clients, alpha=alpha, seed=seed))
+    assert same(expected, make(kind="official", num_clients=num_clients, alpha=alpha, seed=seed))
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_zero_validation_ratio_gives_no_validation_rows():
 def test_partition_is_cached_and_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
     first = make(cache_dir=tmp_path)
     (entry,) = tmp_path.iterdir()
-    good = entry.read_bytes()
+    intact = entry.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(draw, "_draw", None)
         assert same(first, make(cache_dir=tmp_path))
-    for damaged in (b"", good[: len(good) // 2], good[:300] + b"\x55" + good[301:]):
+    for damaged in (b"", intact[: len(intact) // 2], intact[:300] + b"\x55" + intact[301:]):
         entry.write_bytes(damaged)
-        assert same(first, make(cache_dir=tmp_path)) and len(entry.read_bytes()) == len(good)
+        assert same(first, make(cache_dir=tmp_path)) and len(entry.read_bytes()) == len(intact)
     np.savez(entry, sizes=np.ones((3, 8), int), train=np.arange(8), val=np.arange(8), test=np.arange(8))
     assert same(first, make(cache_dir=tmp_path))
     for change in ({"seed": 1}, {"alpha": 0.4}, {"kind": "official"}, {"labels": np.sort(LABELS)}, {"val_ratio": 0.2}):

@@ -1,10 +1,10 @@
-"""Partitions in files that other frameworks read and write."""
+"""Partition files in the formats of other frameworks."""
 
 import json
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import from_rows, to_rows
@@ -32,13 +32,13 @@ def as_lists(partition: Partition):
 def test_written_parts_are_read_as_the_same_partition(tmp_path, suffix, held_out):
     file, partition = tmp_path / f"rows{suffix}", drawn(held_out=held_out)
     to_rows.write(file, partition)
-    back = read(file)
-    assert as_lists(back) == as_lists(partition)
-    assert {rows.dtype for part in back for rows in part} == {np.dtype(np.int32)}
+    actual = read(file)
+    assert as_lists(actual) == as_lists(partition)
+    assert {rows.dtype for part in actual for rows in part} == {np.dtype(np.int32)}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
-def test_written_clients_hold_all_their_rows_and_are_written_again_alike(tmp_path, suffix):
+def test_rows_by_client_survive_writing_and_reading_twice(tmp_path, suffix):
     partition, files = drawn(), [tmp_path / f"{name}{suffix}" for name in "ab"]
     to_rows.write(files[0], partition, "clients")
     of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
@@ -47,15 +47,15 @@ def test_written_clients_hold_all_their_rows_and_are_written_again_alike(tmp_pat
     assert [rows.tolist() for rows in from_rows.read(files[1])] == of_client
 
 
-def test_rows_by_number_of_the_client_are_read_in_the_order_of_the_numbers(tmp_path):
-    many = {str(k): [k] for k in reversed(range(11))}
-    (tmp_path / "flwr.json").write_text(json.dumps(many))
-    np.savez(tmp_path / "fedlab.npz", **{name: np.array(rows) for name, rows in many.items()})
+def test_rows_by_client_number_are_read_in_the_order_of_the_numbers(tmp_path):
+    by_client = {str(k): [k] for k in reversed(range(11))}
+    (tmp_path / "flwr.json").write_text(json.dumps(by_client))
+    np.savez(tmp_path / "fedlab.npz", **{name: np.array(rows) for name, rows in by_client.items()})
     for name in ("flwr.json", "fedlab.npz"):
         assert [rows.tolist() for rows in from_rows.read(tmp_path / name)] == [[k] for k in range(11)]
 
 
-def test_parts_may_hold_rows_by_number_of_the_client(tmp_path):
+def test_parts_with_rows_by_client_number_are_read(tmp_path):
     parts = {name: {str(k): [3 * k + i] for k in range(3)} for i, name in enumerate(Partition._fields)}
     (tmp_path / "a.json").write_text(json.dumps(parts))
     assert as_lists(read(tmp_path / "a.json")) == [[[3 * k + i] for k in range(3)] for i in range(3)]
@@ -75,39 +75,39 @@ def test_parts_may_hold_rows_by_number_of_the_client(tmp_path):
 )
 def test_damaged_file_is_refused_in_one_line(tmp_path, text, parts):
     (tmp_path / "a.json").write_text(text)
-    with says(str(tmp_path / "a.json"), *parts, "must hold"):
+    with usage_error(str(tmp_path / "a.json"), *parts, "must hold"):
         from_rows.read(tmp_path / "a.json")
 
 
-def test_file_whose_clients_share_a_row_is_refused_with_row_and_clients(tmp_path):
+def test_error_of_a_row_in_two_clients_names_row_and_clients(tmp_path):
     np.savez(tmp_path / "a.npz", **{"0": np.array([0, 1]), "1": np.array([1, 2]), "2": np.array([3])})
-    with says(str(tmp_path / "a.npz"), "row 1", "in clients 0 and 1"):
+    with usage_error(str(tmp_path / "a.npz"), "row 1", "in clients 0 and 1"):
         read(tmp_path / "a.npz")
 
 
 def test_npz_member_of_pickled_rows_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **{"0": np.array([[1], [2, 3]], object)})
-    with says("a.npz", "Object arrays cannot be loaded"):
+    with usage_error("a.npz", "Object arrays cannot be loaded"):
         from_rows.read(tmp_path / "a.npz")
 
 
-def test_rows_held_out_of_all_clients_have_no_form_by_client(tmp_path):
-    with says("held out", "use parts"):
+def test_partition_with_global_held_out_rows_cannot_be_written_by_client(tmp_path):
+    with usage_error("held out", "use parts"):
         to_rows.write(tmp_path / "a.json", drawn(held_out="global"), "clients")
 
 
-def test_file_that_cannot_be_written_is_one_line(tmp_path):
-    with says("export_partition", "no such folder"):
+def test_writing_to_a_missing_folder_is_refused_in_one_line(tmp_path):
+    with usage_error("export_partition", "no such folder"):
         to_rows.write(tmp_path / "none" / "a.json", drawn())
 
 
 @pytest.mark.slow
-def test_partition_of_flwr_datasets_is_read_as_that_framework_divides_the_rows(tmp_path):
+def test_partition_of_flwr_datasets_equals_that_of_the_framework(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs the hf extra")
     partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="needs flwr-datasets")
     partitioner = partitioners.DirichletPartitioner(num_partitions=3, partition_by="label", alpha=1.0, seed=1)
     partitioner.dataset = datasets.Dataset.from_dict({"label": LABELS.tolist(), "row": list(range(len(LABELS)))})
     of_client = {str(k): partitioner.load_partition(k)["row"][:] for k in range(3)}
     (tmp_path / "flwr.json").write_text(json.dumps(of_client))
-    back = read(tmp_path / "flwr.json")
-    assert [sorted(np.concatenate(rows)) for rows in zip(*back, strict=True)] == [sorted(r) for r in of_client.values()]
+    actual = [sorted(np.concatenate(rows)) for rows in zip(*read(tmp_path / "flwr.json"), strict=True)]
+    assert actual == [sorted(rows) for rows in of_client.values()]

@@ -1,4 +1,4 @@
-"""Every kind of partition: common laws, laws of each kind, files and arrays of rows, and statistics."""
+"""Every kind of partition: common invariants, those of each kind, files and arrays of rows, and statistics."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from cases import naming
-from files import says
+from files import usage_error
 
 from fedvg_jax import config
 from fedvg_jax.data.partitions import draw, equal_size, from_rows, label_limits, quantity, statistics
@@ -22,7 +22,7 @@ def make(labels=LABELS, **changes):
     return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
 
 
-def held(parts):
+def rows_by_client(parts):
     """Returns all rows of every client."""
     return [np.concatenate(client_rows) for client_rows in zip(*parts, strict=True)]
 
@@ -31,7 +31,7 @@ def same(a, b):
     return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
 
 
-# --- laws of every kind
+# --- invariants of every kind
 
 
 @pytest.mark.parametrize("kind", draw.KINDS)
@@ -47,7 +47,7 @@ def assert_disjoint_cover(kind, num_clients, held_out):
     assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
     assert len(parts.train) == num_clients
     if held_out == "client":
-        assert min(map(len, held(parts))) >= 10
+        assert min(map(len, rows_by_client(parts))) >= 10
     else:
         assert min(map(len, parts.train)) >= 10
         assert [len(part) for part in parts[1:]] == [1, 1]
@@ -59,10 +59,10 @@ def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
     first = make(kind=kind)
     assert same(first, make(kind=kind))
     assert not same(first, make(kind=kind, seed=43))
-    kept = make(kind=kind, cache_dir=tmp_path)
+    written = make(kind=kind, cache_dir=tmp_path)
     (entry,) = tmp_path.iterdir()
     before = entry.stat().st_mtime_ns
-    assert same(first, kept) and same(first, make(kind=kind, cache_dir=tmp_path))
+    assert same(first, written) and same(first, make(kind=kind, cache_dir=tmp_path))
     assert entry.stat().st_mtime_ns == before
 
 
@@ -100,22 +100,20 @@ def test_config_lists_every_kind():
     assert set(config.PARTITIONS) == {*draw.KINDS, "file"}
 
 
-# --- what each kind promises
+# --- invariants of each kind
 
 
 @pytest.mark.parametrize("kind", EQUAL)
 def test_equal_sizes_differ_by_at_most_one(kind):
     for case in itertools.product([2, 8, 9, 13, 70], [1e-6, 0.05, 100.0]):
         num_clients, alpha = case
-        sizes = list(map(len, held(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))))
+        sizes = list(map(len, rows_by_client(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))))
         with naming(case):
             assert max(sizes) - min(sizes) <= 1
 
 
 def test_skew_of_equal_clients_follows_alpha():
-    """At alpha 1e-6 a client draws a single class, and most of ten clients of a class's size hold nearly one class.
-
-    At alpha 1e6 all clients hold the pool's proportions."""
+    """At alpha 1e-6 most of ten clients hold nearly one class; at alpha 1e6 all hold the pool's proportions."""
 
     def effective(alpha):
         result = equal_size.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
@@ -128,7 +126,7 @@ def test_skew_of_equal_clients_follows_alpha():
 def test_class_with_one_likely_client_belongs_to_that_client():
     """With two classes, two clients and a tiny alpha, each class has one likely client.
 
-    If they differ, each holds its class alone. If one client is likely for both, the other gets the remaining rows."""
+    If the clients differ, each holds one class. If they are the same client, the other gets the remaining rows."""
     labels = np.repeat([0, 1], 50)
     pure = 0
     for seed in range(20):
@@ -153,7 +151,7 @@ def test_balanced_client_holds_equally_many_rows_of_every_class():
     result = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
     assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
-    with says("balanced client of 350 rows", "of class 3", "80", "more clients"):
+    with usage_error("balanced client of 350 rows", "of class 3", "80", "more clients"):
         equal_size.balanced_client(LABELS, 2, 0.05, _stream(1))
 
 
@@ -203,13 +201,13 @@ def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
         assert np.ptp(of_class[of_class > 0]) <= 1
 
 
-def test_groups_stay_whole_and_are_dealt_evenly():
-    result = held(make(kind="group"))
+def test_groups_are_not_divided_and_spread_evenly():
+    result = rows_by_client(make(kind="group"))
     members = [set(GROUPS[client_rows]) for client_rows in result]
     assert sum(map(len, members)) == 40 == len(set.union(*members))
     assert {len(client_rows) for client_rows in members} == {5}
-    assert members != [set(GROUPS[client_rows]) for client_rows in held(make(kind="group", seed=43))]
-    ids = held(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
+    assert members != [set(GROUPS[client_rows]) for client_rows in rows_by_client(make(kind="group", seed=43))]
+    ids = rows_by_client(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
     assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))  # client i is group i
 
 
@@ -229,7 +227,7 @@ def test_groups_stay_whole_and_are_dealt_evenly():
     ],
 )
 def test_impossible_partition_is_refused_in_one_line(changes, parts):
-    with says(*parts):
+    with usage_error(*parts):
         make(**changes)
 
 
@@ -254,7 +252,7 @@ def test_every_layout_of_a_partition_file_is_read(tmp_path, layout):
     assert [len(client_rows) for client_rows in parts.test] == [2, 1] and [
         len(client_rows) for client_rows in parts.val
     ] == [1, 1]
-    assert [sorted(client_rows.tolist()) for client_rows in held(parts)] == GIVEN
+    assert [sorted(client_rows.tolist()) for client_rows in rows_by_client(parts)] == GIVEN
     owner = np.full(12, -1)
     for client, client_rows in enumerate(GIVEN):
         owner[client_rows] = client
@@ -292,12 +290,12 @@ def test_validation_and_test_rows_may_belong_to_no_client():
     ],
 )
 def test_malformed_partition_is_refused_in_one_line(given, parts):
-    with says(*parts):
+    with usage_error(*parts):
         check(given)
 
 
 def test_given_client_below_the_minimum_is_refused():
-    with says("here", "client 1 has 4", "--min-samples is 5"):
+    with usage_error("here", "client 1 has 4", "--min-samples is 5"):
         check(GIVEN, min_samples=5)
 
 
@@ -320,7 +318,7 @@ def test_file_without_a_partition_is_named_with_the_layout(tmp_path, name, conte
     file = tmp_path / name
     if content is not None:
         file.write_bytes(content)
-    with says(str(file), "must hold", "`client` [T]"):
+    with usage_error(str(file), "must hold", "`client` [T]"):
         from_rows.read(file)
 
 
@@ -336,7 +334,7 @@ def test_file_without_a_partition_is_named_with_the_layout(tmp_path, name, conte
 )
 def test_npz_without_a_partition_is_named_with_the_layout(tmp_path, members):
     np.savez(tmp_path / "a.npz", **members)
-    with says("a.npz", "must hold"):
+    with usage_error("a.npz", "must hold"):
         from_rows.read(tmp_path / "a.npz")
 
 

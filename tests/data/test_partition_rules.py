@@ -1,10 +1,10 @@
-"""Dirichlet partitions: bulk draws against the published ones, extreme alphas, topping up, bounds."""
+"""Dirichlet partitions: bulk draws compared with published ones, extreme alphas, topping up, and bounds."""
 
 import warnings
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet, draw, split
@@ -32,15 +32,15 @@ def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha,
     assert np.all(np.abs(bulk.mean(0) - official.mean(0)) < 4.5 * error)
 
 
-def test_bulk_draws_fail_as_often_as_published_ones():
+def test_bulk_draws_succeed_as_often_as_published_ones():
     """Attempts are geometric: the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
     labels, n = np.repeat(np.arange(3), 40), 300
-    tries = [
+    attempts = [
         [rule(labels, 8, 0.5, split.random_stream(kind, seed), 5).attempts for seed in range(n)]
         for kind, rule in (("dirichlet", dirichlet.bulk), ("official", dirichlet.official))
     ]
-    a, b = np.mean(tries, 1)
-    assert min(a, b) > 2 and abs(a - b) < 4.5 * np.hypot(a, b) / np.sqrt(n)
+    bulk, official = np.mean(attempts, 1)
+    assert min(bulk, official) > 2 and abs(bulk - official) < 4.5 * np.hypot(bulk, official) / np.sqrt(n)
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-30, 1e-7, 1e-3, 1e8])
@@ -57,7 +57,7 @@ def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_clients_get_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(kind, rule):
+def test_clients_get_random_rows_of_a_label_in_one_attempt(kind, rule):
     drawn = rule(np.zeros(1000, int), 4, 100.0, split.random_stream(kind, 0))
     assert drawn.attempts == 1
     for rows in drawn.rows:  # standard error of the mean of n of 0..999: at most 1000 / sqrt(12 n)
@@ -67,10 +67,10 @@ def test_clients_get_random_rows_of_a_label_and_an_easy_draw_succeeds_at_once(ki
 def test_top_up_takes_from_the_largest_client_only():
     stream = np.random.default_rng(0)
     rows = np.split(np.arange(40), [2, 10, 15])  # sizes 2, 8, 5, 25
-    got = dirichlet.top_up(rows, 6, stream)
-    assert [len(client_rows) for client_rows in got] == [6, 8, 6, 20]
-    assert set(rows[0]) <= set(got[0]) and set(rows[1]) == set(got[1])
-    assert np.array_equal(np.sort(np.concatenate(got)), np.arange(40))
+    result = dirichlet.top_up(rows, 6, stream)
+    assert [len(client_rows) for client_rows in result] == [6, 8, 6, 20]
+    assert set(rows[0]) <= set(result[0]) and set(rows[1]) == set(result[1])
+    assert np.array_equal(np.sort(np.concatenate(result)), np.arange(40))
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
@@ -80,14 +80,15 @@ def test_error_of_an_unmet_minimum_names_every_remedy(kind, rule):
 
 
 def test_progress_ends_at_the_maximum_of_draws():
-    seen = []
+    reports = []
+    stream = split.random_stream("dirichlet", 0)
     with pytest.raises(UsageError):
-        dirichlet.bulk(LABELS, 60, 0.05, split.random_stream("dirichlet", 0), 10, 5000, lambda *args: seen.append(args))
-    assert seen[-1] == (5000, 5000) and seen == sorted(seen)
+        dirichlet.bulk(LABELS, 60, 0.05, stream, 10, 5000, lambda *args: reports.append(args))
+    assert reports[-1] == (5000, 5000) and reports == sorted(reports)
 
 
-def test_chance_bound_exceeds_the_frequency_of_success():
-    """For few and many clients per class, of small to large alpha; minimum 1."""
+def test_success_bound_exceeds_the_frequency_of_success():
+    """For few and many clients per class and small to large alphas; minimum 1."""
     stream, draws = np.random.default_rng(0), 4000
     for classes, num_clients in ((3, 3), (3, 5), (2, 8), (6, 4)):
         counts = np.full(classes, 30)
@@ -100,7 +101,7 @@ def test_chance_bound_exceeds_the_frequency_of_success():
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
 def test_alpha_too_small_for_the_number_of_clients_is_refused_without_a_draw(kind, rule):
     stream = split.random_stream(kind, 0)
-    with says("Dirichlet alpha 1e-300", "20 clients", "larger alpha", "top_up"):
+    with usage_error("Dirichlet alpha 1e-300", "20 clients", "larger alpha", "top_up"):
         rule(LABELS, 20, 1e-300, stream)
     assert stream.random() == split.random_stream(kind, 0).random()
     assert draw.draw_partition(LABELS, num_clients=8, alpha=1e-300, rule="top_up").train

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax.data.readers import pickles
 
-HELD = {
+CONTENT = {
     "data": np.arange(12, dtype=np.uint8).reshape(3, 4),
     "order": np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)),
     b"labels": [0, 1, 2**40, -1, True, None, 0.5, (1,), (1, 2, 3, 4)],
@@ -22,12 +22,12 @@ HELD = {
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_arrays_text_numbers_and_containers_equal_those_of_pickle(protocol):
-    result = pickles.loads(pickle.dumps(HELD, protocol), "file")
-    assert list(result) == list(HELD)
+    result = pickles.loads(pickle.dumps(CONTENT, protocol), "file")
+    assert list(result) == list(CONTENT)
     for name in ("data", "order"):
         assert result[name].dtype == np.uint8
-        np.testing.assert_array_equal(result[name], HELD[name])
-    assert result[b"labels"] == HELD[b"labels"] and result[b"names"] == HELD[b"names"]
+        np.testing.assert_array_equal(result[name], CONTENT[name])
+    assert result[b"labels"] == CONTENT[b"labels"] and result[b"names"] == CONTENT[b"names"]
 
 
 def test_array_referenced_twice_is_one_array():
@@ -49,7 +49,7 @@ def forged(shape, dtype="u1", state="N", content="U\x04abcd") -> bytes:
 SHAPE = "K\x02K\x02\x86"
 
 
-def test_unmodified_hand_written_pickle_is_read():
+def test_pickle_without_forged_parts_is_read():
     assert pickles.loads(forged(SHAPE), "file").tobytes() == b"abcd"
 
 
@@ -92,7 +92,7 @@ def test_unmodified_hand_written_pickle_is_read():
     ],
 )
 def test_forged_pickle_is_refused_in_one_line(content, parts):
-    with says("file: ", *parts, "fetch it again"):
+    with usage_error("file: ", *parts, "fetch it again"):
         pickles.loads(content, "file")
 
 
@@ -114,17 +114,17 @@ def test_sparse_memo_index_takes_no_memory():
 def test_repeated_encoding_of_text_is_bounded():
     once = b"X\x10\x27\x00\x00" + b"a" * 10_000 + b"q\x00"
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
-    with says("more text than bytes"):
+    with usage_error("more text than bytes"):
         pickles.loads(b"\x80\x02](" + once + again * 1000 + b"e.", "file")
 
 
 def test_pickle_beyond_a_limit_is_refused(monkeypatch):
     content = pickle.dumps(list(range(100)), 2)
     monkeypatch.setattr(pickles, "MAX_OPCODES", 99)
-    with says("more than 99 opcodes"):
+    with usage_error("more than 99 opcodes"):
         pickles.loads(content, "file")
     monkeypatch.setattr(pickles, "MAX_BYTES", 99)
-    with says(f"{len(content)} bytes", "at most 99"):
+    with usage_error(f"{len(content)} bytes", "at most 99"):
         pickles.loads(content, "file")
 
 
@@ -132,8 +132,8 @@ def campaign(examples: int) -> None:
     """Runs in a separate process, so that a crash fails the test."""
     environment = {"PYTHONPATH": str(Path(pickles.__file__).parents[3]), "PATH": "", "HOME": "/nonexistent"}
     command = [sys.executable, Path(__file__).with_name("campaign_pickles.py"), str(examples)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert completed.returncode == 0, completed.stderr[-2000:]
 
 
 def test_mutated_pickles_are_read_or_refused():

@@ -1,10 +1,10 @@
-"""Readers of the paper's data sets, from tiny files in the real formats, and laws for all readers."""
+"""Readers of the paper's data sets, from tiny files in the real formats, and invariants of all readers."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from files import RNG, pixels, says, twice, write, write_folder, write_stl, write_tiny
+from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
@@ -15,10 +15,10 @@ Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 # --- STL-10
 
 
-@pytest.mark.parametrize("where", [".", stl10.FOLDER])
-def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, where):
-    x, y = write_stl(tmp_path / where)
-    got = twice("stl10", tmp_path)
+@pytest.mark.parametrize("folder", [".", stl10.FOLDER])
+def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, folder):
+    x, y = write_stl(tmp_path / folder)
+    got = load_twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
     assert got.num_train == 3 and got.class_names[8] == "ship"
@@ -37,7 +37,7 @@ def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, where):
 def test_damaged_stl_file_is_named(tmp_path, file, content, parts):
     write_stl(tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
-    with says(*parts):
+    with usage_error(*parts):
         data.load("stl10", tmp_path)
 
 
@@ -59,7 +59,7 @@ def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
     for name, side, depth in (("organamnist", 28, ()), ("dermamnist", 224, (3,))):
         arrays = write_medmnist(tmp_path / medmnist.file_name(name, side), side, depth)
         write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, depth)
-        got = twice(name, tmp_path)
+        got = load_twice(name, tmp_path)
         assert got.x.shape == (9, side, side, *(depth or (1,))) and got.num_train == 4
         assert got.y.tolist() == [int(v) for s in ("train", "val", "test") for v in arrays[f"{s}_labels"][:, 0]]
         assert len(got.class_names) == {"organamnist": 11, "dermamnist": 7}[name]
@@ -69,22 +69,22 @@ def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
 
 def test_official_pool_lacks_the_validation_split(tmp_path):
     arrays = write_medmnist(tmp_path / "dermamnist_224.npz", 2, (3,))
-    for _ in range(2):  # the two pools have cache entries of their own
+    for _ in range(2):  # the two pools have separate cache entries
         whole, official = (data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official"))
         assert (len(whole.y), len(official.y), official.num_train) == (9, 7, 4)
     np.testing.assert_array_equal(official.x[4:], arrays["test_images"])
 
 
 def test_missing_medmnist_file_or_size_is_refused(tmp_path):
-    with says(str(tmp_path), "dermamnist_224.npz", "medmnist.com"):
+    with usage_error(str(tmp_path), "dermamnist_224.npz", "medmnist.com"):
         data.load("dermamnist", tmp_path)
     write_medmnist(tmp_path / "dermamnist.npz", 28, (3,))
-    with says("dermamnist_224.npz", "holds dermamnist.npz", "--image-size"):
+    with usage_error("dermamnist_224.npz", "holds dermamnist.npz", "--image-size"):
         data.load("dermamnist", tmp_path)
-    with says("28, 64, 128, 224", "(30, 30)"):
+    with usage_error("28, 64, 128, 224", "(30, 30)"):
         data.load("dermamnist", tmp_path, size=(30, 30))
     (tmp_path / "dermamnist.npz").rename(tmp_path / "dermamnist_64.npz")
-    with says("dermamnist_64.npz", "28 x 28", "64 x 64"):
+    with usage_error("dermamnist_64.npz", "28 x 28", "64 x 64"):
         data.load("dermamnist", tmp_path, size=(64, 64))
 
 
@@ -94,20 +94,20 @@ def test_missing_medmnist_file_or_size_is_refused(tmp_path):
 FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 
 
-@pytest.mark.parametrize("around", [".", "Curated X-Ray Dataset"])
+@pytest.mark.parametrize("outer", [".", "Curated X-Ray Dataset"])
 @pytest.mark.parametrize("inner", ["", "images"])
-def test_x_rays_are_four_folders_resized_to_the_published_size(tmp_path, around, inner):
-    _, y = write_folder(tmp_path / "in" / around, FOUR, inner=inner)
-    if inner:  # lung masks beside the images, as in the Radiography Database
-        write(tmp_path / "in" / around / "Normal" / "masks" / "0.png", b"not read")
-    got = twice("covid19", tmp_path / "in")
+def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, outer, inner):
+    _, y = write_folder(tmp_path / "in" / outer, FOUR, inner=inner)
+    if inner:  # with folders of lung masks, as in the Radiography Database
+        write(tmp_path / "in" / outer / "Normal" / "masks" / "0.png", b"not read")
+    got = load_twice("covid19", tmp_path / "in")
     assert got.x.shape == (6, 244, 224, 3) and got.class_names == tuple(FOUR) and got.y.tolist() == y.tolist()
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
 
 
-def test_another_number_of_folders_is_refused_with_their_names(tmp_path):
+def test_error_of_a_wrong_number_of_folders_names_them(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1, "c": 1})
-    with says(str(tmp_path), "3 folders (a, b, c)", "10.17632/9xkhgts2s6"):
+    with usage_error(str(tmp_path), "3 folders (a, b, c)", "10.17632/9xkhgts2s6"):
         data.load("covid19", tmp_path)
 
 
@@ -116,11 +116,11 @@ def test_another_number_of_folders_is_refused_with_their_names(tmp_path):
 def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     x, y = pixels(300, 5, 4, 3), np.arange(300) % 4
     x[0, 0, 0] = 255
-    held = {"bytes": x, "numbers 0..255": x.astype(np.float32), "numbers 0..1": (x / 255).astype(np.float32)}[kind]
+    array = {"bytes": x, "numbers 0..255": x.astype(np.float32), "numbers 0..1": (x / 255).astype(np.float32)}[kind]
     (tmp_path / "in").mkdir()
-    np.save(tmp_path / "in" / "xdata.npy", held.transpose(0, 3, 1, 2) if first else held)
+    np.save(tmp_path / "in" / "xdata.npy", array.transpose(0, 3, 1, 2) if first else array)
     np.save(tmp_path / "in" / "ydata.npy", y.astype(np.float64)[:, None] if first else y)
-    got = twice("covid19", tmp_path / "in")
+    got = load_twice("covid19", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
 
@@ -155,24 +155,24 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
     np.save(tmp_path / "xdata.npy", x, allow_pickle=True)
     if y is not None:
         np.save(tmp_path / "ydata.npy", np.array(y))
-    with says(*parts):
+    with usage_error(*parts):
         data.load("covid19", tmp_path)
 
 
 def test_truncated_npy_file_is_refused(tmp_path):
     for name in ("xdata.npy", "ydata.npy"):
         write(tmp_path / name, b"\x93NUMPY\x01\x00")
-    with says("xdata.npy", "not a complete .npy"):
+    with usage_error("xdata.npy", "not a complete .npy"):
         data.load("covid19", tmp_path)
 
 
 # --- Tiny ImageNet
 
 
-@pytest.mark.parametrize("where", [".", tinyimagenet.FOLDER])
-def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path, where):
-    x, y = write_tiny(tmp_path / "in" / where)
-    got = twice("tinyimagenet", tmp_path / "in")
+@pytest.mark.parametrize("folder", [".", tinyimagenet.FOLDER])
+def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path, folder):
+    x, y = write_tiny(tmp_path / "in" / folder)
+    got = load_twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
@@ -203,24 +203,24 @@ def test_classes_with_the_same_word_get_distinct_names(tmp_path):
 def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):
     write_tiny(tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
-    with says(*parts):
+    with usage_error(*parts):
         data.load("tinyimagenet", tmp_path)
 
 
-# --- all of them
+# --- all readers
 
 
 FROM_FILES = list(data.SOURCES)
 
 
 @pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
-def test_missing_data_are_reported_with_the_expected_layout(tmp_path, name):
-    with says(f"dataset {name} needs --data-dir DIR"):
+def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
+    with usage_error(f"dataset {name} needs --data-dir DIR"):
         data.load(name)
-    file = write(tmp_path / "a file", b"not it")
-    for where in (tmp_path / "none", tmp_path, file):
-        with says(str(where)):
-            data.load(name, where, tmp_path / "cache")
+    file = write(tmp_path / "a file", b"not a data set")
+    for path in (tmp_path / "none", tmp_path, file):
+        with usage_error(str(path)):
+            data.load(name, path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -238,23 +238,23 @@ PAGES = {
 @pytest.mark.parametrize("name", PAGES)
 def test_error_of_a_public_data_set_names_its_source(tmp_path, name):
     assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder", "text"}
-    for where in (None, tmp_path / "none", tmp_path):
-        with says(PAGES[name]):
-            data.load(name, where)
+    for path in (None, tmp_path / "none", tmp_path):
+        with usage_error(PAGES[name]):
+            data.load(name, path)
 
 
 @pytest.mark.parametrize("name", data.NAMES)
-def test_option_that_a_data_set_lacks_is_refused(tmp_path, name):
+def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name):
     options = {"size": (8, 8), "splits": "official"}
-    lacking = set(options) - set(data.SOURCES[name].takes if name in data.SOURCES else ())
-    assert lacking or name == "dermamnist"
-    for option in lacking:
-        with says(f"dataset {name} has no --", "leave it out"):
+    unsupported = set(options) - set(data.SOURCES[name].takes if name in data.SOURCES else ())
+    assert unsupported or name == "dermamnist"
+    for option in unsupported:
+        with usage_error(f"dataset {name} has no --", "leave it out"):
             data.load(name, tmp_path, **{option: options[option]})
 
 
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
-    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine of a million bytes
-    with says("bomb.npz", "GiB"):
+    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
+    with usage_error("bomb.npz", "GiB"):
         data.load("npz", tmp_path)

@@ -1,8 +1,8 @@
-"""Texts, cut into rows of characters, and tables that come with scikit-learn."""
+"""Texts, divided into rows of characters, and the tables of scikit-learn."""
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import scikit_learn, tables, text
@@ -41,12 +41,12 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     (tmp_path / "notes.md").write_text("not a text")
     arrays = data.load("text", tmp_path)
     assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [99 // 64, 271 // 64]
-    shown = [arrays.class_names[c] for c in arrays.x[0, :6]]
-    assert shown == ["c", "a", "f", "é", "\\n", "c"]
+    characters = [arrays.class_names[c] for c in arrays.x[0, :6]]
+    assert characters == ["c", "a", "f", "é", "\\n", "c"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "parts"),
     [
         (None, ["holds no .txt file", "one .txt file in UTF-8 for each author"]),
         (b"short", ["a.txt has 5 characters", "at least 65"]),
@@ -54,14 +54,14 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
         ("".join(map(chr, range(256, 1400))).encode(), ["1,144 different characters", "1,024"]),
     ],
 )
-def test_unusable_text_is_one_line(tmp_path, content, said):
+def test_unusable_text_is_refused_in_one_line(tmp_path, content, parts):
     if content is not None:
         (tmp_path / "a.txt").write_bytes(content)
-    with says(*said):
+    with usage_error(*parts):
         data.load("text", tmp_path)
 
 
-def test_tables_are_scikit_learn_s_with_and_without_its_import(monkeypatch, tmp_path):
+def test_tables_equal_those_of_scikit_learn_with_and_without_importing_it(monkeypatch, tmp_path):
     from sklearn import datasets as sklearn_datasets
 
     for name in scikit_learn.FILES:

@@ -1,4 +1,4 @@
-"""Data and partitions from Python: any rank and dtype is accepted, unusable ones are refused in one line."""
+"""Data and partitions passed as arrays: any rank and dtype is accepted, unusable arrays are refused in one line."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def test_labels_are_widened_to_int32():
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (FLOATS, "pair .* got ndarray"),
         ((FLOATS,), "got a tuple of 1"),
@@ -47,14 +47,14 @@ def test_labels_are_widened_to_int32():
         (Arrays("mine", FLOATS, TARGETS, ("a", "b"), 6), "leave class_names empty"),
     ],
 )
-def test_unusable_data_are_refused_in_one_line(data, said):
-    with pytest.raises(UsageError, match=said) as error:
+def test_unusable_data_are_refused_in_one_line(data, message):
+    with pytest.raises(UsageError, match=message) as error:
         user_data.as_arrays(data)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "settings", "said"),
+    ("data", "settings", "message"),
     [
         ((FLOATS, TARGETS), {}, "model mlp needs class labels.*linen_task"),
         ((FLOATS, LABELS), {"model": "resnet18"}, r"takes images \[T, H, W, D\], x is float64 \[6, 3\]; use mlp"),
@@ -64,9 +64,9 @@ def test_unusable_data_are_refused_in_one_line(data, said):
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, data, settings, said):
+def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, data, settings, message):
     settings = {"clients": 2, "join_ratio": 1.0, "cache_dir": tmp_path} | settings
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=message) as error:
         simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
     assert "\n" not in str(error.value)
 
@@ -93,12 +93,12 @@ def test_run_without_accuracy_is_summarised_by_its_loss():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "message"),
     [({"accuracy": 1.0}, "must give loss, whatever else; got accuracy"), ({}, "got nothing"),
      ({"loss": 1.0, "each": np.ones(3)}, r"must give numbers, shape \[\]; got \[3\] for each")],
 )  # fmt: skip
-def test_metrics_that_are_no_scalars_are_refused_in_one_line(metrics, said):
-    with pytest.raises(UsageError, match=said):
+def test_metrics_that_are_not_scalars_are_refused_in_one_line(metrics, message):
+    with pytest.raises(UsageError, match=message):
         history.evaluation("val", metrics)
 
 
@@ -120,21 +120,21 @@ def test_run_without_accuracy_plots_its_loss(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}
 
 
-def test_labels_below_zero_are_named():
+def test_labels_below_zero_are_refused():
     with pytest.raises(UsageError, match=r"integers \[T\] from 0; y of data is int64 \[6\] with values from -1; use"):
         user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_a_row_that_is_not_finite_is_named(name, bad):
+def test_row_with_a_non_finite_value_is_named(name, value):
     x, y = FLOATS.copy(), TARGETS.copy()
-    (x if name == "x" else y)[4] = bad
+    (x if name == "x" else y)[4] = value
     with pytest.raises(UsageError, match=f"data: row 4 of {name} is not finite; correct or remove it"):
         user_data.as_arrays((x, y))
 
 
-def test_the_start_of_a_run_names_what_the_caller_gave():
+def test_display_describes_data_and_method_passed_by_the_caller():
     arrays = user_data.as_arrays((FLOATS, TARGETS))
     assert display.data_text(arrays) == "6 rows of float64 [3], targets float64 []"
     assert display.method_text(Config(), {"algorithm", "weighting"}) == "given, weights given"

@@ -1,8 +1,8 @@
-"""The shared validation set: clients' rows, external sets and their maps, subsets, imbalance, noise."""
+"""The shared validation set D_val: clients' rows, external sets and their class maps, subsets, imbalance, noise."""
 
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays
@@ -19,12 +19,12 @@ def shared(share=1.0, seed=42):
     return validation.from_clients(ARRAYS, PARTS, share, 0.1, seed)
 
 
-def everything(rows):
+def shared_rows(rows):
     """Returns a D_val of these rows."""
     return validation.Shared(ARRAYS.x, ARRAYS.y, np.asarray(rows, np.int32), len(rows), None)
 
 
-# --- whose rows
+# --- clients' rows
 
 
 def test_validation_set_is_the_clients_rows_in_client_order():
@@ -44,9 +44,9 @@ def test_share_of_clients_is_chosen_by_seed():
 def test_clients_without_validation_rows_are_refused():
     none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
     for share, owners in ((1.0, "the partition"), (0.3, "clients")):
-        with says(owners, "no validation row", "--val-ratio"):
+        with usage_error(owners, "no validation row", "--val-ratio"):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
-    with says("validation.clients must be 1", "no client"):
+    with usage_error("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
 
 
@@ -80,12 +80,12 @@ NINE = {"airplane": 0, "car": 1, "bird": 2, "cat": 3, "deer": 4, "dog": 5, "hors
 """Labels of CIFAR-10: automobile is 1, cat 3, dog 5."""
 
 
-def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
+def replace_external(monkeypatch, names, size=4, channels=3, test_rows=5):
     """Replaces the reader by an external set of three training images per class and some test images."""
     y = np.repeat(np.arange(len(names), dtype=np.int32), 3)
     x = RNG.integers(0, 256, (len(y) + test_rows, size, size, channels), np.uint8)
-    result = Arrays("outside", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
-    monkeypatch.setattr(external.datasets, "load", lambda *asked: result)
+    result = Arrays("external", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
+    monkeypatch.setattr(external.datasets, "load", lambda *arguments: result)
     return result
 
 
@@ -100,8 +100,8 @@ def outside(monkeypatch, names, size=4, channels=3, test_rows=5):
     ],
     ids=["cifar100", "cifar100 all", "stl10", "by name", "by number"],
 )
-def test_classes_are_mapped_by_name_and_others_left_out(monkeypatch, source, names, classes, expected):
-    result = outside(monkeypatch, names)
+def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(monkeypatch, source, names, classes, expected):
+    result = replace_external(monkeypatch, names)
     x, y = external.load(source, "dir", ARRAYS, classes)
     kept = [i for i in range(result.num_train) if names[result.y[i]] in expected]
     np.testing.assert_array_equal(y, [expected[names[result.y[i]]] for i in kept])
@@ -110,19 +110,19 @@ def test_classes_are_mapped_by_name_and_others_left_out(monkeypatch, source, nam
 
 def test_external_set_without_common_classes_is_refused(monkeypatch):
     digits = ARRAYS._replace(name="digits", class_names=tuple("0123456789"))
-    outside(monkeypatch, FINE)
-    with says("validation.source cifar100", "automobile", "digits has 0"):
+    replace_external(monkeypatch, FINE)
+    with usage_error("validation.source cifar100", "automobile", "digits has 0"):
         external.load("cifar100", "dir", digits)
-    with says("validation.source npz", "bus", "ten has airplane"):
+    with usage_error("validation.source npz", "bus", "ten has airplane"):
         external.load("npz", "dir", ARRAYS)
-    outside(monkeypatch, tuple(map(str, range(11))))
-    with says("validation.source npz", "10", "ten has airplane"):
+    replace_external(monkeypatch, tuple(map(str, range(11))))
+    with usage_error("validation.source npz", "10", "ten has airplane"):
         external.load("npz", "dir", ARRAYS)
 
 
 def test_external_set_without_a_mapped_image_is_refused(monkeypatch):
-    outside(monkeypatch, ("tractor", "rose"))
-    with says("dir", "no training image of", "bus"):
+    replace_external(monkeypatch, ("tractor", "rose"))
+    with usage_error("dir", "no training image of", "bus"):
         external.load("cifar100", "dir", ARRAYS)
 
 
@@ -130,7 +130,7 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
     """Pillow's bilinear filter is a triangle two target pixels wide.
 
     It does not change constant images, and preserves the mean of a ramp's interior."""
-    result = outside(monkeypatch, STL, size=12, channels=1)
+    result = replace_external(monkeypatch, STL, size=12, channels=1)
     result.x[:] = np.arange(len(result.x), dtype=np.uint8)[:, None, None, None]
     x, y = external.load("stl10", "dir", ARRAYS)
     assert x.shape == (27, 4, 4, 3) and len(y) == 27
@@ -142,7 +142,7 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
 
 
 def test_colour_images_for_grey_data_are_refused():
-    with says("here", "3 channels", "have 1"):
+    with usage_error("here", "3 channels", "have 1"):
         external.resized(np.zeros((1, 4, 4, 3), np.uint8), (4, 4, 1), "here")
 
 
@@ -160,21 +160,21 @@ def test_external_images_follow_the_pool_for_every_seed():
 
 
 def test_subset_is_random_ordered_and_part_of_every_larger_one():
-    whole = everything(RNG.permutation(600))
-    last = set()
+    whole = shared_rows(RNG.permutation(600))
+    smaller = set()
     for size in (2, 10, 100, 600):
         result = validation.subset(whole, size, 1.0, 42).rows
-        assert len(result) == size and last <= set(result)
-        place = {row: i for i, row in enumerate(whole.rows)}
-        assert np.all(np.diff([place[row] for row in result]) > 0)
-        last = set(result)
+        assert len(result) == size and smaller <= set(result)
+        position = {row: i for i, row in enumerate(whole.rows)}
+        assert np.all(np.diff([position[row] for row in result]) > 0)
+        smaller = set(result)
     assert len(validation.subset(whole, 0, 0.1, 42).rows) == 60
     assert set(validation.subset(whole, 100, 1.0, 1).rows) != set(validation.subset(whole, 100, 1.0, 42).rows)
 
 
 def test_subset_larger_than_the_set_is_refused():
-    with says("validation.size", "at most 600", "601"):
-        validation.subset(everything(np.arange(600)), 601, 1.0, 0)
+    with usage_error("validation.size", "at most 600", "601"):
+        validation.subset(shared_rows(np.arange(600)), 601, 1.0, 0)
 
 
 # --- imbalance
@@ -187,27 +187,27 @@ def test_imbalanced_set_has_the_published_totals(rho, total):
     whole = validation.Shared(np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None)
     result = validation.imbalanced(whole, rho, 10, 0)
     assert len(result.rows) == total == len(np.unique(result.rows))
-    wanted = np.floor(rho ** np.arange(10) / (rho ** np.arange(10)).sum() * 2978).astype(int)
+    expected = np.floor(rho ** np.arange(10) / (rho ** np.arange(10)).sum() * 2978).astype(int)
     np.testing.assert_array_equal(
-        np.bincount(labels[result.rows], minlength=10), np.minimum(wanted, np.bincount(labels))
+        np.bincount(labels[result.rows], minlength=10), np.minimum(expected, np.bincount(labels))
     )
 
 
 def test_imbalanced_set_keeps_its_order_or_is_sorted_in_full_batches():
-    whole = everything(RNG.permutation(600))
+    whole = shared_rows(RNG.permutation(600))
     kept = validation.imbalanced(whole, 0.5, 10, 0).rows
-    place = {row: i for i, row in enumerate(whole.rows)}
-    assert np.all(np.diff([place[row] for row in kept]) > 0)
+    position = {row: i for i, row in enumerate(whole.rows)}
+    assert np.all(np.diff([position[row] for row in kept]) > 0)
     official = validation.imbalanced(whole, 0.5, 10, 0, batch_size=32).rows
     assert len(official) == len(kept) // 32 * 32 and set(official) <= set(kept)
     assert np.all(np.diff(ARRAYS.y[official]) >= 0)
 
 
-def test_imbalance_needs_every_class_and_two_images():
-    with says("validation.rho", "every class", "none of 0, 9", "rho 0"):
-        validation.imbalanced(everything(np.arange(60, 540)), 0.5, 10, 0)
-    with says("validation.rho 0.9", "leaves", "of 10"):
-        validation.imbalanced(everything(np.arange(0, 600, 60)), 0.9, 10, 0)
+def test_imbalanced_set_needs_every_class_and_two_images():
+    with usage_error("validation.rho", "every class", "none of 0, 9", "rho 0"):
+        validation.imbalanced(shared_rows(np.arange(60, 540)), 0.5, 10, 0)
+    with usage_error("validation.rho 0.9", "leaves", "of 10"):
+        validation.imbalanced(shared_rows(np.arange(0, 600, 60)), 0.9, 10, 0)
 
 
 # --- noise

@@ -144,26 +144,26 @@ def after(seed=0, scale=1.0, **hooks):
     return step(start, WORLD.schedule(0, 2, seed=seed), WORLD.data(), hyper)
 
 
-EVERYONE = np.arange(len(WORLD.train))
+ALL_CLIENTS = np.arange(len(WORLD.train))
 
 
 def test_if_all_clients_flip_signs_the_model_moves_in_the_opposite_direction(x64):
     start = worlds.variables(task=worlds.QUADRATIC).params
-    honest, turned = after(), after(disturb=attacks.by(attacks.sign_flip, EVERYONE, len(EVERYONE)))
-    forth, back = (jax.tree.map(jnp.subtract, state.variables.params, start) for state, _ in (honest, turned))
+    honest, flipped = after(), after(disturb=attacks.by(attacks.sign_flip, ALL_CLIENTS, len(ALL_CLIENTS)))
+    forth, back = (jax.tree.map(jnp.subtract, state.variables.params, start) for state, _ in (honest, flipped))
     assert max(np.abs(x).max() for x in jax.tree.leaves(forth)) > 0.01
     worlds.assert_close(back, jax.tree.map(jnp.negative, forth), 1e-12)
 
 
 @pytest.mark.parametrize(
-    "hooks", [{"disturb": attacks.none}, {"disturb": attacks.by(attacks.noise, [], len(EVERYONE))}]
+    "hooks", [{"disturb": attacks.none}, {"disturb": attacks.by(attacks.noise, [], len(ALL_CLIENTS))}]
 )
 def test_a_round_without_corrupt_clients_is_bit_identical(hooks):
     jax.tree.map(np.testing.assert_array_equal, after(), after(**hooks))
 
 
 def test_noise_is_reproduced_by_the_same_seed_only():
-    hooks = {"disturb": attacks.by(attacks.noise, EVERYONE, len(EVERYONE))}
+    hooks = {"disturb": attacks.by(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))}
     first, again, other = (after(seed, **hooks) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(*(s.variables.params["left"]["x"] for s, _ in (first, other)))
@@ -171,8 +171,8 @@ def test_noise_is_reproduced_by_the_same_seed_only():
 
 def test_a_client_whose_attack_overflows_counts_as_diverged():
     schedule = WORLD.schedule(0)
-    bad = schedule.num_steps.argmax()
-    disturb = attacks.by(attacks.scaling, schedule.clients[[bad]], len(EVERYONE))
+    attacker = schedule.num_steps.argmax()
+    disturb = attacks.by(attacks.scaling, schedule.clients[[attacker]], len(ALL_CLIENTS))
     state, metrics = after(scale=math.inf, disturb=disturb)
-    assert np.flatnonzero(~metrics.finite).tolist() == [bad] and metrics.weights[bad] == 0
+    assert np.flatnonzero(~metrics.finite).tolist() == [attacker] and metrics.weights[attacker] == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))

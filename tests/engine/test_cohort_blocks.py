@@ -42,17 +42,17 @@ def schedule_of(number, size=None, num_lanes=2):
 
 
 def falls(count):
-    """Norms of which the right group is above the floor until the client of 8 rows is seen."""
+    """Norms whose right group is above the floor until the client of 8 rows."""
     return {"left": {"x": jnp.where(count == 8, 1e9, count)}, "right": {"x": 1 / (1 + count)}}
 
 
 def rises(count):
-    """Norms of which the right group is above the floor from then on."""
+    """Norms whose right group is above the floor from the client of 8 rows on."""
     return {"left": {"x": count}, "right": {"x": jnp.where(count == 8, 5.0, 1e-7 * (1 + count))}}
 
 
 def crossing(norms_of):
-    """FedVG by tensor, of which a group changes sides between blocks."""
+    """Layerwise FedVG, of which a group crosses the floor between cohort blocks."""
 
     def signal(hyper, report, data):
         return norms_of(report.num_samples.astype(float))
@@ -234,8 +234,8 @@ def of_terms(*terms):
     return basic.samples()._replace(terms=terms)
 
 
-def unlike(hyper, count, returns):
-    """The weights of all, whoever is there."""
+def ignore_absence(hyper, count, returns):
+    """Weights that do not depend on which clients are present."""
     return basic.broadcast_weights(count / count.sum(), returns)
 
 
@@ -243,7 +243,7 @@ WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
-    "the absent": ((WHOLE._replace(weigh=unlike),), "expected the same ratios, and 0 for the absent client"),
+    "the absent": ((WHOLE._replace(weigh=ignore_absence),), "expected the same ratios, and 0 for the absent client"),
 }
 
 
@@ -272,7 +272,7 @@ def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
 
 
 def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
-    """Its records name the cohort and nobody else, with the weights n_k / n."""
+    """Its records list exactly the clients of the cohort, with the weights n_k / n."""
     settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
     settings = replace(settings, hold=2, lanes="1", cache_dir=tmp_path / "cache", out=tmp_path / "run")
     fedvg_jax.run(settings, data=worlds.images(120))

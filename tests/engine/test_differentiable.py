@@ -1,4 +1,4 @@
-"""Slopes of whole rounds are those of finite differences, for every algorithm, and the rounds are the fast ones."""
+"""Gradients of whole rounds equal finite differences for every algorithm, and the rounds equal the fast executor's."""
 
 import functools
 
@@ -24,7 +24,7 @@ def predict(params, stats, batch):
 
 
 def loss(params, stats, batch, mask, train):
-    """Of logistic regression, which is smooth, and has but two tensors to compile for."""
+    """The loss of logistic regression, which is smooth and has only two tensors to compile for."""
     losses = -jnp.take_along_axis(jax.nn.log_softmax(predict(params, stats, batch)), batch.y[:, None], 1)[:, 0]
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1).astype(losses.dtype), stats
 
@@ -58,7 +58,7 @@ def round_step(name, executor, weighting="fedvg", optimiser=local_training.sgd):
 
 
 def with_number(step):
-    """A round that tells one number of its model."""
+    """Returns a round whose output is one number computed from its model."""
 
     def numbered(state, *rest):
         state, _ = step(state, *rest)
@@ -87,7 +87,7 @@ def unrolled(**options):
 
 
 def chosen(f):
-    """Value and gradients of the mean of f's numbers with the given weights, compiled once for all of them."""
+    """Returns a function for value and gradients of a weighted sum of the numbers of f, compiled once."""
 
     def run(at, which):
         with jax.numpy_dtype_promotion("standard"):  # optax mixes its own counters in
@@ -116,11 +116,11 @@ def test_gradients_through_rounds_equal_finite_differences(x64, name):
     rows, and the rounds equal the fast executor's."""
     at = jax.tree.map(np.asarray, (worlds.hyper(), model()))
     f, d, step = chosen(numbers(name, unrolled(epochs=2))), direction(at), 1e-5
-    there, back = (jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d) for sign in (1, -1))
+    above, below = (jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d) for sign in (1, -1))
     for which in (np.array([1.0, 0, 0]), np.array([0, 0, 1.0])):
         _, gradients = f(at, which)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-        expected = (f(there, which)[0] - f(back, which)[0]) / (2 * step)
+        expected = (f(above, which)[0] - f(below, which)[0]) / (2 * step)
         np.testing.assert_allclose(along(gradients, d), expected, rtol=1e-6, atol=1e-8)
 
 

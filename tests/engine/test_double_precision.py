@@ -47,5 +47,5 @@ def test_double_precision_on_devices_at_once_equals_one_device_in_every_call(x64
     expected = [np.stack(w) for w in zip(*(alone(params, x[i]) for i in range(count)), strict=True)]
     assert expected[0].dtype == np.float64
     for call in range(CALLS):
-        for found, of_one in zip(together(params, x), expected, strict=True):
-            np.testing.assert_allclose(found, of_one, rtol=0, atol=1e-12, err_msg=f"call {call}")
+        for actual, of_one in zip(together(params, x), expected, strict=True):
+            np.testing.assert_allclose(actual, of_one, rtol=0, atol=1e-12, err_msg=f"call {call}")

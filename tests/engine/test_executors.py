@@ -148,8 +148,8 @@ def test_four_devices_give_the_rounds_of_one_to_two_clients(x64):
     algorithm = worlds.full_algorithm()
     rule = worlds.weighting("samples+fedvg", algorithm, granularity="layerwise")
     four, one = executors.sharded(4, 1, num_parts=2), executors.lanes(1)
-    found, expected = (rounds_of_two_clients(executor, algorithm, rule) for executor in (four, one))
-    worlds.assert_close(found, expected, 1e-9)
+    actual, expected = (rounds_of_two_clients(executor, algorithm, rule) for executor in (four, one))
+    worlds.assert_close(actual, expected, 1e-9)
 
 
 def test_a_device_trains_until_its_last_client_is_done():
@@ -157,8 +157,8 @@ def test_a_device_trains_until_its_last_client_is_done():
     plan = lane_plan.plan_lanes(np.array([3, 1]), 4)
     per_lane = ("client", "step", "reset", "finish")
     plans = [plan._replace(**{name: getattr(plan, name)[:, lane : lane + 1] for name in per_lane}) for lane in range(4)]
-    found = [executors._until_last_client(jax.tree.map(jnp.asarray, plan)).num_segments for plan in plans]
-    assert [int(count) for count in found] == [2, 1, 0, 0] and int(plan.num_segments) == 2
+    actual = [executors._until_last_client(jax.tree.map(jnp.asarray, plan)).num_segments for plan in plans]
+    assert [int(count) for count in actual] == [2, 1, 0, 0] and int(plan.num_segments) == 2
 
 
 SCORED = {

@@ -104,8 +104,8 @@ def test_runs_in_one_program_equal_the_runs_alone(x64, kind):
 @pytest.mark.slow
 def test_round_of_runs_in_single_precision_equals_those_alone():
     algorithm = worlds.full_algorithm()
-    found = together("network", EXECUTORS["4 lanes"], algorithm, "samples+fedvg", 1)
-    worlds.assert_close(found, alone("network", algorithm, "samples+fedvg", np.float32, 1), 1e-5)
+    actual = together("network", EXECUTORS["4 lanes"], algorithm, "samples+fedvg", 1)
+    worlds.assert_close(actual, alone("network", algorithm, "samples+fedvg", np.float32, 1), 1e-5)
 
 
 @pytest.mark.slow

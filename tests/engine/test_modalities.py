@@ -91,15 +91,15 @@ def test_metrics_of_sequences_are_those_of_their_characters():
 
     variables, rows = worlds.variables(task=BIGRAM), np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32)
     pool = jax.tree.map(jnp.asarray, SEQUENCES.pool)
-    found = BIGRAM.metrics(jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows)))
+    actual = BIGRAM.metrics(jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows)))
     batch = Batch(pool.x[:6], pool.y[:6])
     logits = np.asarray(worlds.jit(BIGRAM.predict)(*variables, batch), np.float64).reshape(-1, C)
     true, predicted = np.asarray(batch.y).ravel(), logits.argmax(1)
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    np.testing.assert_allclose(found["loss"], -log_p[np.arange(6 * L), true].mean(), rtol=1e-5)
-    assert found["accuracy"] == pytest.approx(np.mean(true == predicted))
-    assert found["balanced_accuracy"] == pytest.approx(sklearn_metrics.balanced_accuracy_score(true, predicted))
-    assert found["macro_f1"] == pytest.approx(sklearn_metrics.f1_score(true, predicted, average="macro"))
+    np.testing.assert_allclose(actual["loss"], -log_p[np.arange(6 * L), true].mean(), rtol=1e-5)
+    assert actual["accuracy"] == pytest.approx(np.mean(true == predicted))
+    assert actual["balanced_accuracy"] == pytest.approx(sklearn_metrics.balanced_accuracy_score(true, predicted))
+    assert actual["macro_f1"] == pytest.approx(sklearn_metrics.f1_score(true, predicted, average="macro"))
 
 
 def test_loss_of_sequences_ignores_padded_rows_and_refuses_another_length():

@@ -74,7 +74,7 @@ def menu(rules):
 
 
 def once(signal):
-    """`signal`, traced once however often it is asked of one report."""
+    """Returns `signal` with the result for the last report cached, so that it is traced once."""
     last = []
 
     def measured(*report):

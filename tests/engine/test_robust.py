@@ -174,10 +174,10 @@ def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     assert all(2 * robust._cuts(math.nextafter(0.5, 0), 100)[n] < n for n in range(1, 101))
 
 
-def test_keeping_all_is_the_plain_mean_and_keeping_one_is_a_client(x64):
+def test_krum_that_keeps_all_is_the_mean_and_that_keeps_one_is_a_client(x64):
     model, clients = returns()
-    everyone = joined(robust.krum(0, K), model, clients, weights_of(model))
-    worlds.assert_close(everyone, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
+    mean = joined(robust.krum(0, K), model, clients, weights_of(model))
+    worlds.assert_close(mean, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
     one = joined(robust.krum(NUM_BAD), model, clients, weights_of(model))
     chosen = np.abs(np.asarray(clients.params["b"]) - np.asarray(one.params["b"])).max(1).argmin()
     worlds.assert_close(one, jax.tree.map(lambda c: c[chosen], clients), 1e-12)
@@ -285,9 +285,9 @@ def test_settings_reach_the_round():
     hooks, hyper = registry.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
-    everyone, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
+    ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
-    disturbed = hooks["disturb"](hyper, KEY, everyone, Variables(model, {}), clients).params["w"]
+    disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]
     assert (
         np.flatnonzero(disturbed == 3).tolist() == simulation.corrupt_clients(settings).tolist()
         and (disturbed == 1).sum() == 16

@@ -1,4 +1,4 @@
-"""A client that takes no local step is absent: it has weight 0 under every algorithm, weighting and rule."""
+"""Clients without a local step are absent: they have weight 0 under every algorithm, weighting and robust rule."""
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +29,18 @@ def schedule_of(number):
     return WORLD.schedule(number, 2, probe_ratio=0.5, clients=np.array(COHORTS[number], np.int32))
 
 
-def everyone():
+def full_schedule():
+    """Returns a round of all clients."""
     return WORLD._replace(cohort_size=5).schedule(0, 2, probe_ratio=0.5)
 
 
 def without_untrained(schedule):
-    """`schedule` in which the clients without a step drop out."""
+    """Returns a schedule in which the clients without a step drop out."""
     return schedule._replace(heard=schedule.heard & (schedule.num_steps > 0))
 
 
 def start(algorithm):
-    """A state in which no momentum is 0."""
+    """Returns a state with non-zero momenta."""
     state = worlds.shared_state(WORLD, algorithm)
     return state._replace(optimisers=jax.tree.map(jnp.ones_like, state.optimisers))
 
@@ -56,11 +57,11 @@ def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-# --- weight 0, in every bit as one that dropped out
+# --- weight 0, bit for bit as a client that dropped out
 
 
 @every_algorithm
-def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
+def test_untrained_client_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
@@ -70,8 +71,8 @@ def test_a_client_without_a_step_equals_one_that_drops_out(x64, name):
     assert [(metrics.weights == 0).tolist() for metrics in results[1]] == [[False, True, False], [True, False, False]]
 
 
-def test_a_client_without_a_step_has_weight_0_under_every_weighting(x64):
-    algorithm, schedule = worlds.algorithm("fedavg"), everyone()
+def test_untrained_client_has_weight_0_under_every_weighting(x64):
+    algorithm, schedule = worlds.algorithm("fedavg"), full_schedule()
     variants = [
         ("fedvg", {"norm": "delta"}),
         *((rule, {"granularity": "layerwise"}) for rule in ("fedvg", "generalised")),
@@ -97,8 +98,8 @@ def any_robust_rule(hyper, *arguments):
     return jax.tree.map(lambda *models: jnp.stack(models)[hyper["robust"]], *models)
 
 
-def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64):
-    algorithm, schedule = worlds.algorithm("fedavg"), everyone()
+def test_untrained_client_is_left_out_of_every_robust_rule(x64):
+    algorithm, schedule = worlds.algorithm("fedavg"), full_schedule()
     step = worlds.make_round(WORLD, algorithm, "uniform", aggregate=any_robust_rule)
     models = []
     for number in range(len(ROBUST)):
@@ -112,7 +113,7 @@ def test_a_client_without_a_step_is_left_out_of_every_robust_rule(x64):
     assert len(set(models)) == len(ROBUST)
 
 
-# --- where nobody is left
+# --- rounds without a present client
 
 ABSENT = {
     "dropped out": {"heard": np.zeros(3, bool)},
@@ -124,26 +125,26 @@ ABSENT = {
 
 
 @every_algorithm
-def test_a_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
-    """Also where the server has a memory: momentum and duals are of updates, and there is none."""
+def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
+    """The server's momentum and duals stay too, because there is no update."""
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)], hyper)
-    for why, changes in ABSENT.items():
+    for reason, changes in ABSENT.items():
         after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)
         assert_same(after._replace(round=before.round), before)
-        assert after.round == before.round + 1 and not metrics.weights.any(), why
+        assert after.round == before.round + 1 and not metrics.weights.any(), reason
 
 
-# --- as published
+# --- the published behaviour
 
 
-def test_the_published_code_weighs_clients_without_a_step(x64):
-    """Uniform weights are 1/K, and the average holds theta_g once."""
+def test_untrained_clients_have_weights_under_the_published_behaviour(x64):
+    """Uniform weights are 1/K, and the average includes theta_g once."""
     algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
-    step, as_published = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
+    step, published_step = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
     state = worlds.shared_state(WORLD, algorithm)
-    published, (metrics,) = rounds(as_published, state, [schedule_of(0)], hyper)
+    published, (metrics,) = rounds(published_step, state, [schedule_of(0)], hyper)
     np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)
     trained, _ = rounds(step, state, [schedule_of(0)], hyper)
     expected = jax.tree.map(lambda old, new: old + 2 / 3 * (new - old), state.variables, trained.variables)
@@ -151,24 +152,24 @@ def test_the_published_code_weighs_clients_without_a_step(x64):
 
 
 @pytest.mark.slow
-def test_three_rounds_as_published_equal_the_oracle(x64):
+def test_three_rounds_with_the_published_behaviour_equal_the_oracle(x64):
     world, algorithm = worlds.small(), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, "samples+fedvg", worlds.TASK, weigh_untrained=True)
     state, hyper = worlds.state(world, algorithm), worlds.hyper()
-    plain, mine = {name: float(value) for name, value in hyper.items()}, oracle.ALGORITHMS["fedavg"]
-    expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(world.train))
-    how = "samples+fedvg", oracle.Scoring("l1", "modelwise", "train")
+    plain, fedavg = {name: float(value) for name, value in hyper.items()}, oracle.ALGORITHMS["fedavg"]
+    expected = oracle.init(fedavg, plain, *map(worlds.by_path, state.variables), len(world.train))
+    weighting = "samples+fedvg", oracle.Scoring("l1", "modelwise", "train")
     for number in range(3):
         schedule = world.schedule(number, 2)
         assert not schedule.num_steps.all()
         state, metrics = step(state, schedule, world.data(), hyper)
-        arguments = schedule, world.pool, world.scoring, plain, mine, *how
+        arguments = schedule, world.pool, world.scoring, plain, fedavg, *weighting
         expected, expected_metrics = oracle.round_step(expected, *arguments, weigh_untrained=True)
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
         worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
 
 
-def test_fidelity_official_weighs_clients_without_a_step():
+def test_fidelity_official_weighs_untrained_clients():
     assert config.Config().untrained == "absent" and presets.FIDELITY["official"]["untrained"] == "weighed"
 
 
@@ -182,27 +183,27 @@ def metrics_of(loss, finite=None):
     return Metrics(ones, ones, loss, finite, {})
 
 
-def test_a_record_s_train_loss_is_the_mean_over_clients_that_trained():
-    """Clients of 2, 4, 0, 3 and 0 steps, in sampling order; a loss of 0 stands for no step, NaN for divergence."""
-    schedule = everyone()
+def test_train_loss_of_a_record_is_the_mean_over_trained_clients():
+    """Clients with 2, 4, 0, 3 and 0 steps, in sampling order; the loss is 0 without a step and NaN after divergence."""
+    schedule = full_schedule()
     loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
     assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
     loss[schedule.num_steps == 4] = np.nan
     assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 3.5
-    nobody = schedule._replace(num_steps=np.zeros(5, np.int32))
-    assert history.record(1, nobody, metrics_of(np.zeros(5)), 0.0)["train_loss"] is None
+    untrained = schedule._replace(num_steps=np.zeros(5, np.int32))
+    assert history.record(1, untrained, metrics_of(np.zeros(5)), 0.0)["train_loss"] is None
 
 
-def test_a_record_names_the_clients_without_a_step():
-    schedule = everyone()
+def test_record_lists_untrained_clients():
+    schedule = full_schedule()
     record = history.record(1, schedule, metrics_of(np.ones(5)), 0.0)
     assert sorted(record["untrained"]) == [2, 4] and "dropped" not in record
     assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
 
 
 @pytest.mark.parametrize("untrained", [pytest.param("absent", marks=pytest.mark.slow), "weighed"])
-def test_a_run_applies_the_setting(tmp_path, untrained):
-    """Three clients of 20 rows, one of a single row and one of none; FedVG gives either a weight if it is asked to."""
+def test_run_applies_the_setting_untrained(tmp_path, untrained):
+    """Three clients have 20 rows, one has a single row and one has none; "weighed" gives the last two a weight."""
     import fedvg_jax
 
     train = np.split(np.arange(61), [20, 40, 60, 61])

@@ -82,14 +82,14 @@ def test_validation_gradient_equals_that_of_the_jax_model(nets, minibatches, tra
     data = named_arrays.validation_data(Batch(x, y), 10, 4)
     report = named_arrays.Report(variables_of(nets[0]), None, None)
     expected = signals.validation_gradient(worlds.TASK, train, 1)({}, report, data)
-    found = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches, train=train)
+    actual = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches, train=train)
     expected = named_as_in_torch(jax.tree.map(np.asarray, expected))
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         np.testing.assert_allclose(gradient.numpy(), expected[name].T, atol=1e-5, err_msg=name)
     state = {name: tensor.numpy() for name, tensor in nets[0].state_dict().items()}
     arrays = {name: array for name, array in state.items() if array.dtype == np.float32}
     of_arrays = fedvg_torch.validation_gradient(Net(), LOSS, minibatches, train=train)(arrays)
-    worlds.assert_close(of_arrays, {name: gradient.numpy() for name, gradient in found.items()}, 1e-7)
+    worlds.assert_close(of_arrays, {name: gradient.numpy() for name, gradient in actual.items()}, 1e-7)
 
 
 def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
@@ -147,9 +147,9 @@ def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granular
 
 def test_blocks_are_named_by_torch_names(nets, minibatches):
     gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
-    state, seen = nets[0].state_dict(), []
-    weights = fedvg_torch.inverse_norm_weights(gradients, state, "blockwise", block_of=seen.append)
-    assert set(seen) == set(weights) and "num_batches_tracked" not in "".join(weights)
+    state, names = nets[0].state_dict(), []
+    weights = fedvg_torch.inverse_norm_weights(gradients, state, "blockwise", block_of=names.append)
+    assert set(names) == set(weights) and "num_batches_tracked" not in "".join(weights)
     assert torch.equal(weights["fc1.weight"], weights["classifier.bias"])
 
 

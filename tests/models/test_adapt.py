@@ -72,8 +72,8 @@ def test_loss_is_the_mean_over_the_real_rows(x64, library):
     variables = worlds.variables(task=task)
     run = worlds.jit(lambda variables: {train: task.loss(*variables, BATCH, MASK, train) for train in (True, False)})
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        found = run(variables)
-    for train, (loss, stats) in found.items():
+        actual = run(variables)
+    for train, (loss, stats) in actual.items():
         outputs, updated = by_hand(variables, train)
         np.testing.assert_allclose(loss, np.square(outputs - Y[:4]).mean(), rtol=1e-9)
         worlds.assert_close(stats, updated, 1e-9)

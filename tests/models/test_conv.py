@@ -76,9 +76,9 @@ def assert_equals_lax(case, args, transform):
         "taps": lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, explicit_pads(case)),
     }
     run = {name: transform(value_and_pullback(f, stride, padding)) for name, f in conv_fns.items()}
-    found = worlds.jit(lambda *args: {name: f(*args) for name, f in run.items()})(*args)
+    actual = worlds.jit(lambda *args: {name: f(*args) for name, f in run.items()})(*args)
     for name in ("gemm", "taps"):
-        worlds.assert_close(found[name], found["lax"], 1e-9)
+        worlds.assert_close(actual[name], actual["lax"], 1e-9)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -179,8 +179,8 @@ def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes,
         padding=case["padding"],
         dimension_numbers=DIMENSIONS,
     )
-    found = channel_products(conv_fn, (x, w), case["channels"])
-    assert found == 2 * case["channels"] * case["features"] * products
+    actual = channel_products(conv_fn, (x, w), case["channels"])
+    assert actual == 2 * case["channels"] * case["features"] * products
     expected = functools.partial(
         lax.conv_general_dilated, window_strides=(case["stride"],) * 2, padding=case["padding"],
         dimension_numbers=DIMENSIONS,
@@ -202,8 +202,8 @@ def test_every_named_convolution_equals_lax(x64):
     named = [selection.convolution(name) for name in config.CONVS if name != "planes"]
     run = [value_and_pullback(f, stride, padding) for f in (lax.conv_general_dilated, *named)]
     expected, *others = worlds.jit(lambda *args: [f(*args) for f in run])(*args)
-    for found in others:
-        worlds.assert_close(found, expected, 1e-9)
+    for actual in others:
+        worlds.assert_close(actual, expected, 1e-9)
 
 
 @pytest.mark.parametrize("case", ["5x5", "3x3 padded", "even kernel padded", "3x3 on one pixel: 8 dead taps"])
@@ -213,12 +213,12 @@ def test_convolution_of_images_last_equals_lax_in_value_and_gradients(x64, case)
     x, w, dy = (a[0] for a in arrays(case))
     last = layout.images_last()
 
-    def found(x, w, dy):
+    def actual(x, w, dy):
         y, pullback = jax.vjp(lambda x, w: last.convolve(last.from_nhwc(x), w, padding), x, w)
         return jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(last.from_nhwc(dy))
 
     expected = value_and_pullback(lax.conv_general_dilated, (1, 1), padding)
-    worlds.assert_close(*worlds.jit(lambda *args: (found(*args), expected(*args)))(x, w, dy), 1e-9)
+    worlds.assert_close(*worlds.jit(lambda *args: (actual(*args), expected(*args)))(x, w, dy), 1e-9)
 
 
 @pytest.mark.parametrize(

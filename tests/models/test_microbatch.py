@@ -35,8 +35,8 @@ def by_microbatches(max_rows):
 def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, real):
     """4 does not divide 6, so microbatches have 3 rows; with 3 real rows some are partly or wholly padding."""
     mask = jnp.arange(6) < real
-    found, expected = (value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), found, expected)
+    actual, expected = (value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected)
 
 
 def test_microbatch_of_padding_is_skipped():
@@ -77,8 +77,8 @@ def test_loss_is_differentiable_in_forward_mode(model):
     def derivative(task, params):
         return jax.jvp(lambda p: task.loss(p, {}, BATCH, jnp.arange(6) < 5, True)[0], (params,), (direction,))
 
-    found, expected = worlds.jit(lambda p: [derivative(task, p) for task in (by_microbatches(2), WHOLE)])(model.params)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    actual, expected = worlds.jit(lambda p: [derivative(task, p) for task in (by_microbatches(2), WHOLE)])(model.params)
+    np.testing.assert_allclose(actual, expected, rtol=1e-11)
 
 
 def test_vmapped_clients_have_their_own_gradients(model):
@@ -88,8 +88,8 @@ def test_vmapped_clients_have_their_own_gradients(model):
     def gradients(task, stacked):
         return jax.vmap(jax.grad(lambda p: task.loss(p, {}, BATCH, mask, True)[0]))(stacked)
 
-    found, expected = worlds.jit(lambda p: [gradients(task, p) for task in (by_microbatches(2), WHOLE)])(stacked)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), found, expected)
+    actual, expected = worlds.jit(lambda p: [gradients(task, p) for task in (by_microbatches(2), WHOLE)])(stacked)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected)
 
 
 def test_float_images_keep_their_gradient(model):

@@ -147,8 +147,8 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
     task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
     x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
-    found = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
-    np.testing.assert_allclose(found, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
+    actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
+    np.testing.assert_allclose(actual, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
 
 
 # --- metrics
@@ -164,7 +164,7 @@ def test_metrics_equal_those_of_scikit_learn(present, seed):
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
     confusion = np.zeros((4, 4), int)
     np.add.at(confusion, (true, predicted), 1)
-    found = tasks.metrics({"loss": np.float32(90), "confusion": confusion.reshape(-1)})
+    actual = tasks.metrics({"loss": np.float32(90), "confusion": confusion.reshape(-1)})
     expected = {
         "loss": 1.5,
         "accuracy": sklearn_metrics.accuracy_score(true, predicted),
@@ -172,9 +172,9 @@ def test_metrics_equal_those_of_scikit_learn(present, seed):
         "macro_f1": sklearn_metrics.f1_score(true, predicted, average="macro"),
         "majority_accuracy": np.bincount(true).max() / 60,
     }
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_perfect_model_has_metrics_of_one():
-    found = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
-    assert found == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}
+    actual = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
+    assert actual == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}

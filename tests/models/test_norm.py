@@ -82,8 +82,8 @@ def test_evaluation_uses_the_running_statistics_and_keeps_them(x64, shape):
 @pytest.mark.parametrize("filling", [0.0, 1e3])
 def test_padded_rows_change_neither_values_nor_gradients_nor_statistics(x64, shape, filling):
     (total, outputs), (by_params, by_x) = values_and_gradients(variables(), rows(5, shape), jnp.ones(5, bool))
-    found = values_and_gradients(variables(), *padded(rows(5, shape), 3, filling))
-    (total_p, (y, new)), (by_params_p, by_x_p) = found
+    actual = values_and_gradients(variables(), *padded(rows(5, shape), 3, filling))
+    (total_p, (y, new)), (by_params_p, by_x_p) = actual
     outputs_p = y[:5], new
     worlds.assert_close((total_p, outputs_p, by_params_p, by_x_p[:5]), (total, outputs, by_params, by_x), 1e-9)
     assert not by_x_p[5:].any()

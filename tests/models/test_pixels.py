@@ -188,6 +188,6 @@ def test_task_normalises_its_images(x64):
     rng = np.random.default_rng(0)
     kernel, x = rng.normal(size=(12, 2)), rng.integers(0, 256, (3, 2, 2, 1), np.uint8)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(2)}}
-    found = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(3, jnp.int32)))
+    actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(3, jnp.int32)))
     normalised = (x / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
-    np.testing.assert_allclose(found, normalised.reshape(3, -1) @ kernel, rtol=1e-9)
+    np.testing.assert_allclose(actual, normalised.reshape(3, -1) @ kernel, rtol=1e-9)

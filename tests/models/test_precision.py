@@ -28,7 +28,7 @@ def trained(name):
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     return {name: jax.tree.map(np.asarray, trained(name)) for name in precision.NAMES}
 
 
@@ -37,21 +37,21 @@ def test_allowed_settings_are_the_names_of_the_module():
 
 
 @pytest.mark.parametrize("name", precision.NAMES)
-def test_results_have_the_shapes_and_dtypes_of_float32(found, name):
+def test_results_have_the_shapes_and_dtypes_of_float32(results, name):
     def shape_and_dtype(leaf):
         return leaf.shape, leaf.dtype
 
-    assert jax.tree.map(shape_and_dtype, found[name]) == jax.tree.map(shape_and_dtype, found["default"])
+    assert jax.tree.map(shape_and_dtype, results[name]) == jax.tree.map(shape_and_dtype, results["default"])
 
 
-def test_default_equals_highest_on_a_cpu(found):
-    jax.tree.map(np.testing.assert_array_equal, found["highest"], found["default"])
+def test_default_equals_highest_on_a_cpu(results):
+    jax.tree.map(np.testing.assert_array_equal, results["highest"], results["default"])
 
 
-def test_bfloat16_changes_results_within_its_rounding(found):
+def test_bfloat16_changes_results_within_its_rounding(results):
     """A number is rounded by 2^-9 of itself; a few operations in a row stay within 2^-4 of the largest entry."""
-    for exact, rough in zip(jax.tree.leaves(found["default"]), jax.tree.leaves(found["bfloat16"]), strict=True):
+    for exact, rough in zip(jax.tree.leaves(results["default"]), jax.tree.leaves(results["bfloat16"]), strict=True):
         if exact.dtype == np.float32:
             assert np.abs(exact - rough).max() <= 2**-4 * max(1, np.abs(exact).max())
-    differences = jax.tree.map(lambda a, b: bool((a != b).any()), found["default"], found["bfloat16"])
+    differences = jax.tree.map(lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"])
     assert any(jax.tree.leaves(differences))

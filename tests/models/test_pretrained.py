@@ -331,7 +331,7 @@ def test_files_of_the_safetensors_package_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "change", "said"),
+    ("case", "change", "message"),
     [
         ("basic", {"layer1.0.conv1.weight": None}, r"no tensor layer1.0.conv1.weight, \[4, 4, 3, 3\] in resnet18"),
         ("basic", {"layer1.0.bn2.running_var": None}, r"no tensor layer1.0.bn2.running_var, \[4\] in resnet18"),
@@ -347,11 +347,11 @@ def test_files_of_the_safetensors_package_are_read(tmp_path):
          r"encoder_layer_1.self_attention.in_proj_weight is \[24, 9\], resnet18 needs \[24, 8\]"),
     ],
 )  # fmt: skip
-def test_first_tensor_that_does_not_fit_is_named(tmp_path, case, change, said):
+def test_first_tensor_that_does_not_fit_is_named(tmp_path, case, change, message):
     changed = {name: shape and np.zeros(shape, np.float32) for name, shape in change.items()}
     values = {name: value for name, value in {**tensors(case), **changed}.items() if value is not None}
     architecture = "resnet18" if CASES[case][0] == "resnet" else "vit_s16"
-    with pytest.raises(UsageError, match=said.replace("resnet18", architecture)) as error:
+    with pytest.raises(UsageError, match=message.replace("resnet18", architecture)) as error:
         pretrained.load(write(tmp_path / "model.safetensors", values), abstract(case), architecture)
     assert "\n" not in str(error.value) and "model.safetensors" in str(error.value)
 
@@ -400,14 +400,14 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
 
 
 @pytest.mark.parametrize(
-    ("params", "where", "said"),
+    ("params", "where", "message"),
     [
         ({"a": {"kernel": jnp.ones(2), "scale": jnp.ones(2)}}, "saved.safetensors", "two tensors of own.*one name"),
         ({"a": jnp.ones(2)}, "no/such/folder.safetensors", r"export .*no such folder; make it"),
     ],
 )
-def test_failed_save_is_one_line_and_leaves_no_file(tmp_path, params, where, said):
-    with pytest.raises(UsageError, match=said):
+def test_failed_save_is_one_line_and_leaves_no_file(tmp_path, params, where, message):
+    with pytest.raises(UsageError, match=message):
         pretrained.save(tmp_path / where, Variables(params, {}), "own")
     assert not list(tmp_path.iterdir())
 
@@ -426,7 +426,7 @@ LENGTH = len(HEADER).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "cannot read .*no such file.*export"),
         (b"", "not a complete safetensors file: .*export"),
@@ -449,11 +449,11 @@ LENGTH = len(HEADER).to_bytes(8, "little")
         ((2**63 - 1).to_bytes(8, "little") + b"{}", "not a complete safetensors file"),
     ],
 )
-def test_unreadable_weights_file_is_named(tmp_path, content, said):
+def test_unreadable_weights_file_is_named(tmp_path, content, message):
     path = tmp_path / "model.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=message) as error:
         pretrained.read(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 

@@ -74,8 +74,8 @@ def paths(model, classes=10, image=(32, 32, 3)):
 )
 def test_parameters_are_torchvision_s(model, classes, tensors, statistics, scalars):
     """The reference code's counts; ResNet-34's is torchvision's 21,797,672 at 1,000 classes minus 990 x 513."""
-    found, variables = paths(model, classes)
-    assert (len(found), tree.size(variables.params)) == (tensors, scalars)
+    actual, variables = paths(model, classes)
+    assert (len(actual), tree.size(variables.params)) == (tensors, scalars)
     assert len(jax.tree.leaves(variables.stats)) == statistics
 
 
@@ -99,8 +99,8 @@ def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
 
 def test_resnet18_has_six_stages_and_ten_blocks():
     """The reference code's six, and the paper's eight residual blocks with stem and head."""
-    found, variables = paths(resnet.resnet18)
-    stages, blocks = ({name(path) for path in found} for name in (resnet.blocks_stage, resnet.blocks_residual))
+    actual, variables = paths(resnet.resnet18)
+    stages, blocks = ({name(path) for path in actual} for name in (resnet.blocks_stage, resnet.blocks_residual))
     assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
     assert blocks == {"stem", "classifier"} | {f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)}
     assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {"classifier"}
@@ -146,9 +146,9 @@ def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(kind):
     image = (9, 12, 3)
     task, rows, mask = make(image, **SMALL[kind]), batch(image), jnp.arange(6) < 4
     other, run = Batch(rows.x.at[4:].set(255), rows.y.at[4:].set(2)), trainer(task)
-    found = run(rows, mask)
-    jax.tree.map(np.testing.assert_array_equal, run(other, mask), found)
-    (_, stats), grads = found
+    actual = run(rows, mask)
+    jax.tree.map(np.testing.assert_array_equal, run(other, mask), actual)
+    (_, stats), grads = actual
     assert all(leaf.any() for leaf in jax.tree.leaves(grads))
     assert (stats == {}) == (SMALL[kind].get("norm") == "group")
 
@@ -167,8 +167,8 @@ def test_loss_is_the_same_with_every_convolution(x64):
     lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in ("lax", "gemm", "winograd"))
     variables, rows = random_variables(lax), batch(image)
 
-    expected, *found = worlds.jit(lambda: [task.loss(*variables, rows, mask, True) for task in (lax, *others)])()
-    for of_conv in found:
+    expected, *actual = worlds.jit(lambda: [task.loss(*variables, rows, mask, True) for task in (lax, *others)])()
+    for of_conv in actual:
         worlds.assert_close(of_conv, expected, 1e-9)
 
 
@@ -208,8 +208,8 @@ def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
     x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)
     params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}
-    found = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(params, jnp.asarray(x))
+    actual = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(params, jnp.asarray(x))
     parts = np.stack(np.split(x, groups, -1))
     mean, var = parts.mean((2, 3, 4), keepdims=True), parts.var((2, 3, 4), keepdims=True)
     expected = np.concatenate((parts - mean) / np.sqrt(var + 1e-5), -1) * scale + bias
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)

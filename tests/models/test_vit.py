@@ -110,10 +110,10 @@ def test_resizing_is_bilinear_with_half_pixel_centres_and_antialiasing():
 
 def test_patches_go_row_by_row_with_channels_last():
     x = jnp.arange(4 * 6 * 2).reshape(1, 4, 6, 2)
-    found = vit.patches(x, 2)
-    assert found.shape == (1, 6, 8)
+    actual = vit.patches(x, 2)
+    assert actual.shape == (1, 6, 8)
     for n, (i, j) in enumerate((i, j) for i in (0, 2) for j in (0, 2, 4)):
-        np.testing.assert_array_equal(found[0, n], x[0, i : i + 2, j : j + 2].reshape(-1))
+        np.testing.assert_array_equal(actual[0, n], x[0, i : i + 2, j : j + 2].reshape(-1))
 
 
 def test_attention_equals_its_equation():

@@ -35,9 +35,9 @@ def save(folder, number, **about):
     checkpoint.save(folder, number, marked, about, keep=2)
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for f, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert (f.shape, f.dtype, f.tobytes()) == (e.shape, e.dtype, e.tobytes())
 
 
@@ -121,8 +121,8 @@ def test_missing_file_is_damage_and_missing_seal_is_half_written(run):
     newest, older = reversed(checkpoint.checkpoint_folders(run))
     next(path for path in (newest / "state").rglob("*") if path.is_file()).unlink()
     (older / "seal.json").unlink()
-    found, logged = restored(run)
-    assert found is None and "damaged" in logged[0] and "round 3 skipped: half-written" in logged[1]
+    actual, logged = restored(run)
+    assert actual is None and "damaged" in logged[0] and "round 3 skipped: half-written" in logged[1]
 
 
 def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
@@ -137,8 +137,8 @@ def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
 
 def test_checkpoint_of_other_shapes_is_skipped_by_name(run):
     other = {**STATE, "model": {**STATE["model"], "kernel": np.zeros((3, 5), np.float32)}}
-    found, logged = restored(run, lambda about: other)
-    assert found is None and "model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')" in logged[0]
+    actual, logged = restored(run, lambda about: other)
+    assert actual is None and "model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')" in logged[0]
 
 
 def test_refused_checkpoint_is_skipped_with_the_reason(run):

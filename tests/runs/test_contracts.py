@@ -67,10 +67,10 @@ MODELS = {
 
 @pytest.mark.parametrize("mistake", MODELS)
 def test_an_error_in_a_model_is_reported(mistake):
-    changes, said = MODELS[mistake]
-    with pytest.raises(UsageError) as found:
+    changes, message = MODELS[mistake]
+    with pytest.raises(UsageError) as error:
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def by(weigh=None, **changes):
@@ -155,10 +155,10 @@ RULES = {
 
 @pytest.mark.parametrize("mistake", RULES)
 def test_an_error_in_a_weighting_is_reported(mistake):
-    rule, said = RULES[mistake]
-    with pytest.raises(UsageError) as found:
+    rule, message = RULES[mistake]
+    with pytest.raises(UsageError) as error:
         check_weighting(rule)
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_weights_of_a_fixed_number_of_clients_are_refused_for_a_larger_cohort():
@@ -215,8 +215,8 @@ def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
     value = np.asarray(DETAILS[shape](jnp.ones(3)))
     metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), {"own": value})
     schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
-    found = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))["own"]
-    assert found == (3 * [None] if shape == "not finite" else value.tolist())
+    actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))["own"]
+    assert actual == (3 * [None] if shape == "not finite" else value.tolist())
 
 
 def test_a_run_records_a_detail_of_one_number_per_client(tmp_path, small, monkeypatch):
@@ -268,9 +268,9 @@ def evaluated(metric):
 
 
 def test_a_metric_receives_the_model_and_the_data_at_every_evaluation():
-    found = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
+    actual = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
     size = jax.tree.leaves(worlds.variables())[0].size
-    assert found["mine"] == size + 100 * len(WORLD.pool.y) and found["test_accuracy"] == 1
+    assert actual["mine"] == size + 100 * len(WORLD.pool.y) and actual["test_accuracy"] == 1
 
 
 def test_a_metric_that_returns_no_number_is_reported():
@@ -287,13 +287,13 @@ RECORDS = [
 
 def test_a_history_is_two_tables():
     pytest.importorskip("pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs")
-    found = history.History(RECORDS, {}, None, None)
-    rounds, clients = found.to_pandas(), found.to_pandas("client")
+    run_history = history.History(RECORDS, {}, None, None)
+    rounds, clients = run_history.to_pandas(), run_history.to_pandas("client")
     assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["loss", "test_loss"]
     assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
     assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
     with pytest.raises(UsageError, match="per must be round or client; got layer"):
-        found.to_pandas("layer")
+        run_history.to_pandas("layer")
 
 
 def test_an_error_without_pandas_names_the_package_to_install(monkeypatch):

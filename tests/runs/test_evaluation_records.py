@@ -77,10 +77,10 @@ def test_details_place_every_row_and_bin_by_its_confidence(executor):
     task = Task(None, None, predict, measure, None, None)  # pyright: ignore[reportArgumentType]
     batch = Batch(jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.array([1, 1, 0, 1]))
     rows = jnp.array([[3, 2], [1, 0], [0, -1], [-1, -1]])
-    found = evaluate.make_evaluate(task, executor, is_detailed=True)(Variables({}, {}), batch, rows)
-    assert found.sums["rows"] == 5
-    assert found.correct.tolist() == [[1, 0], [0, 1], [1, 0], [0, 0]]
-    used = {int(i): found.bins[:, i].tolist() for i in np.flatnonzero(found.bins[0])}
+    actual = evaluate.make_evaluate(task, executor, is_detailed=True)(Variables({}, {}), batch, rows)
+    assert actual.sums["rows"] == 5
+    assert actual.correct.tolist() == [[1, 0], [0, 1], [1, 0], [0, 0]]
+    used = {int(i): actual.bins[:, i].tolist() for i in np.flatnonzero(actual.bins[0])}
     assert used == {7: [1, 0.5, 0], 11: [4, pytest.approx(3.0), 3]}
 
 

@@ -95,16 +95,16 @@ def test_equal_signals_at_once_count_once(monkeypatch):
 
 
 def test_outside_the_main_thread_no_signal_is_collected():
-    found = []
+    actual = []
 
     def listen():
         with stop_signals.catch_signals() as requests, stop_signals.watch(lambda: "unused"):
-            found.append(requests)
+            actual.append(requests)
 
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    assert found == [([], [])]
+    assert actual == [([], [])]
 
 
 DEAF = """
@@ -155,7 +155,7 @@ def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"[1]", "must hold a JSON object, got a list"),
         (b'"a"', "got a text"),
@@ -170,10 +170,10 @@ def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
         (b'{"a":' * 100_000, "nested too deeply"),
     ],
 )
-def test_file_without_a_json_object_is_named_in_one_line(tmp_path, content, said):
+def test_file_without_a_json_object_is_named_in_one_line(tmp_path, content, message):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{said}[^\n]*\Z"):
+    with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{message}[^\n]*\Z"):
         files.read_object(path)
 
 
@@ -230,8 +230,8 @@ def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkey
     stat = type(folder).stat
 
     def of_owner(path, **options):
-        found = stat(path, **options)
-        return os.stat_result([*found[:4], owner.get(path, own), *found[5:]])
+        status = stat(path, **options)
+        return os.stat_result([*status[:4], owner.get(path, own), *status[5:]])
 
     monkeypatch.setattr(type(folder), "stat", of_owner)
     monkeypatch.setattr(os, "geteuid", lambda: own)

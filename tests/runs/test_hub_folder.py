@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from files import says
+from files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax import data
@@ -78,9 +78,9 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(exported, tmp_path
     hub_folder.export(copy, sim, history)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "README.md").write_text("mine")
-    with says("other", "holds other files"):
+    with usage_error("other", "holds other files"):
         hub_folder.check_target(tmp_path / "other")
-    with says("no such folder"):
+    with usage_error("no such folder"):
         hub_folder.check_target(tmp_path / "none" / "model")
     hub_folder.check_target(tmp_path / "model.safetensors")
     assert hub_folder.is_folder(tmp_path / "new") and not hub_folder.is_folder(tmp_path / "new.safetensors")
@@ -102,7 +102,7 @@ def test_folder_of_the_hubs_cache_is_that_of_its_branch_main(tmp_path):
     root = folder.parents[1]
     assert pretrained.find(root) == folder / "model.safetensors" == pretrained.find(folder)
     (folder.parent / "ffff").mkdir()
-    with says("2 versions", "name the folder of one"):
+    with usage_error("2 versions", "name the folder of one"):
         pretrained.find(root)
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0a1b")
@@ -120,7 +120,7 @@ def test_folder_of_the_hubs_cache_is_that_of_its_branch_main(tmp_path):
 )
 def test_folder_of_another_model_is_refused_by_its_description(tmp_path, exported, architecture, model, parts):
     folder = snapshot(tmp_path, TENSORS, **({"architecture": architecture} if architecture else {}))
-    with says(str(folder), *parts):
+    with usage_error(str(folder), *parts):
         pretrained.load(folder, exported[2].variables, model)
 
 
@@ -135,18 +135,18 @@ def test_folder_of_another_model_is_refused_by_its_description(tmp_path, exporte
 def test_folder_without_one_file_of_weights_is_refused(tmp_path, names, parts):
     for name in names:
         (tmp_path / name).write_bytes(b"{}")
-    with says(str(tmp_path), *parts):
+    with usage_error(str(tmp_path), *parts):
         pretrained.read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("dataset", "kind", "said"),
+    ("dataset", "kind", "message"),
     [
         ("literature", "text-generation", "Inputs are sequences of 64 numbers of characters"),
         ("iris", "tabular-classification", "Inputs are rows of 4 numbers"),
     ],
 )
-def test_card_names_what_a_model_of_no_images_takes(exported, dataset, kind, said):
+def test_card_names_what_a_model_of_no_images_takes(exported, dataset, kind, message):
     _, sim, history = exported
     text = hub_folder.card(sim._replace(arrays=data.load(dataset)), history)
-    assert f'"{kind}"' in text and said in text and "mages" not in text.split("## Use")[1]
+    assert f'"{kind}"' in text and message in text and "mages" not in text.split("## Use")[1]

@@ -103,9 +103,9 @@ def test_points_of_other_methods_have_programs_of_their_own(base, monkeypatch):
     monkeypatch.setattr(joint_points, "compile_joint", count)
     axes = {"weighting": ["uniform", "samples"], "seed": "0:3"}
     small = dataclasses.replace(base, rounds=1)
-    found = fedvg_jax.run_sweep(small, axes, vectorize=2, **GIVEN)
+    actual = fedvg_jax.run_sweep(small, axes, vectorize=2, **GIVEN)
     assert compiled == [2, 2]
-    assert histories(found) == histories(fedvg_jax.run_sweep(small, axes, vectorize="off", **GIVEN))
+    assert histories(actual) == histories(fedvg_jax.run_sweep(small, axes, vectorize="off", **GIVEN))
 
 
 def test_points_on_other_pixels_do_not_share_a_program(base):

@@ -87,7 +87,7 @@ def test_picture_and_table_are_written(tmp_path, directions):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--loss-plane"], "name the folder of a run"),
         (["run", "--loss-plane=x"], "--loss-plane must be updates or random; got x"),
@@ -95,10 +95,10 @@ def test_picture_and_table_are_written(tmp_path, directions):
         (["/no/such", "--loss-plane", "random"], "/no/such is not a run folder"),
     ],
 )
-def test_mistake_is_one_line(capsys, args, said):
+def test_mistake_is_one_line(capsys, args, message):
     assert plots.main(args) == 2
     errors = capsys.readouterr().err
-    assert said in errors and errors.count("\n") == 1
+    assert message in errors and errors.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -29,13 +29,13 @@ def estimate_of(settings, made):
 def test_estimate_counts_state_arrays_and_minibatches(settings):
     settings = replace(settings, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
-    found = estimate_of(settings, made)
+    actual = estimate_of(settings, made)
     variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
     leaves = [x for x in jax.tree.leaves(made.state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    assert found["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)
-    assert found["models of a cohort"] == 2 * variables
-    assert found["minibatches of a chunk"] == 2 * np.asarray(made.schedule(0).rows).nbytes
-    assert found["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
+    assert actual["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)
+    assert actual["models of a cohort"] == 2 * variables
+    assert actual["minibatches of a chunk"] == 2 * np.asarray(made.schedule(0).rows).nbytes
+    assert actual["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
 
 
 def test_batch_is_no_wider_than_the_data_need(settings):
@@ -66,11 +66,11 @@ def test_temporaries_of_the_compiled_program_count(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**19)
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
-    found = memory.of_program(compiled)
-    assert found["temporaries"] >= 512 * 512 * 4 and found["arguments"] == 512 * 8 * 4
+    actual = memory.of_program(compiled)
+    assert actual["temporaries"] >= 512 * 512 * 4 and actual["arguments"] == 512 * 8 * 4
     with pytest.raises(UsageError, match="temporaries"):
-        memory.refuse_unfitting(Config(), found)
-    memory.refuse_unfitting(Config(force=True), found)
+        memory.refuse_unfitting(Config(), actual)
+    memory.refuse_unfitting(Config(force=True), actual)
 
 
 def test_trace_needs_a_writable_folder(settings, tmp_path, capfd):
@@ -79,8 +79,8 @@ def test_trace_needs_a_writable_folder(settings, tmp_path, capfd):
     for name in ("file", "file/inside"):
         folders = ["--cache-dir", str(settings.cache_dir), "--out", str(tmp_path / "out")]
         assert sim.main([*flags, *folders, "--profile", str(tmp_path / name)]) == 2
-        said = capfd.readouterr().err
-        assert said.count("\n") == 1 and "profile" in said and not (tmp_path / "out").exists()
+        message = capfd.readouterr().err
+        assert message.count("\n") == 1 and "profile" in message and not (tmp_path / "out").exists()
 
 
 def test_message_to_a_user_without_a_home_names_the_variable(monkeypatch):

@@ -37,7 +37,7 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"partition": "file"}, "--partition-file FILE"),
         ({"partition_file": "a.npz"}, "partition_file a.npz is for --partition file"),
@@ -64,10 +64,10 @@ def elsewhere(tmp_path_factory):
         ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
     ],
 )
-def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, said):
+def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, message):
     with pytest.raises(UsageError) as error:
         settings(tmp_path, **changes)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
     wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}
-    for said, given in wrong.items():
-        with pytest.raises(UsageError, match=f"the partition given.*{said}"):
+    for message, given in wrong.items():
+        with pytest.raises(UsageError, match=f"the partition given.*{message}"):
             population.take_partition(made, DIGITS, given)
 
 

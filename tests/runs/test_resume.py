@@ -131,9 +131,9 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
     tiny().run(straight)
     first = tiny().run(stopped, callbacks=[stop])
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
-    found = tiny().run(stopped, resume=str(stopped))
+    result = tiny().run(stopped, resume=str(stopped))
     assert_same(stopped, straight)
-    assert (found.summary["resumed_from"], found.summary["parts"], found.summary["rounds"]) == (3, 2, 6)
+    assert (result.summary["resumed_from"], result.summary["parts"], result.summary["rounds"]) == (3, 2, 6)
     names = " ".join(seal(straight)["leaves"])
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):
         assert part in names
@@ -167,8 +167,8 @@ def test_extended_run_equals_a_run_of_all_rounds(tiny, whole, tmp_path):
 
 def test_resuming_a_finished_run_changes_no_file(tiny, run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    found = tiny().run(run, resume=str(run))
-    assert found.summary["rounds"] == 6 and len(found.records) == 6
+    result = tiny().run(run, resume=str(run))
+    assert result.summary["rounds"] == 6 and len(result.records) == 6
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -180,8 +180,8 @@ def test_best_model_is_of_the_round_best_on_validation(tiny, whole):
 def test_seconds_add_up_over_all_parts(tiny, run):
     left_at(run, 4)
     before = seal(run, 4)["seconds"]
-    found = tiny().run(run, resume=str(run)).summary
-    assert found["run_seconds"] > before[1] and found["compile_seconds"] >= round(before[0], 3)
+    result = tiny().run(run, resume=str(run)).summary
+    assert result["run_seconds"] > before[1] and result["compile_seconds"] >= round(before[0], 3)
 
 
 # --- damaged folders
@@ -198,10 +198,10 @@ def test_damaged_checkpoints_cost_rounds_and_no_bit(tiny, whole, run):
 
 def test_unfinished_run_without_checkpoint_starts_again_with_one_line(tiny, whole, run):
     logged = []
-    found = tiny().run(left_at(run, 0), resume=str(run), log=logged.append)
+    result = tiny().run(left_at(run, 0), resume=str(run), log=logged.append)
     assert len(logged) == 1 and "starts again with round 1" in logged[0]
     assert_same(run, whole)
-    assert found.summary["resumed_from"] == 0
+    assert result.summary["resumed_from"] == 0
 
 
 @pytest.mark.parametrize(
@@ -218,17 +218,17 @@ def test_damaged_history_loses_only_its_damaged_lines(tiny, whole, run, damage, 
     path, logged = run / "history.jsonl", []
     path.write_bytes(damage(path.read_bytes()))
     damaged = path.read_bytes()
-    found = tiny().run(run, resume=str(run), log=logged.append)
+    result = tiny().run(run, resume=str(run), log=logged.append)
     assert seal(run) == seal(whole) and (run / "history.damaged-1.jsonl").read_bytes() == damaged
-    assert [r["round"] for r in found.records if history.is_lost(r)] == lost
+    assert [r["round"] for r in result.records if history.is_lost(r)] == lost
     kept = [(mine, theirs) for mine, theirs in zip(numbers(run), numbers(whole), strict=True) if not mine.get("lost")]
     assert len(kept) == 6 - len(lost) and all(mine == theirs for mine, theirs in kept)
     assert "are lost" in logged[0] and all("\n" not in line for line in logged)
     results = json.loads((whole / "summary.json").read_text())
-    assert found.summary["lost_rounds"] == lost
-    assert found.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
+    assert result.summary["lost_rounds"] == lost
+    assert result.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
     again = tiny().run(run, resume=str(run), log=lambda line: None)
-    assert again.summary == found.summary and not (run / "history.damaged-2.jsonl").exists()
+    assert again.summary == result.summary and not (run / "history.damaged-2.jsonl").exists()
 
 
 def test_results_that_need_a_lost_evaluation_are_none():
@@ -292,8 +292,8 @@ def test_verify_accepts_a_finished_run(run, capsys):
 def test_verify_names_an_edited_file(run, capsys, name):
     edited(run / name, EDITS[name])
     assert verify.main([str(run)]) == 1
-    said = capsys.readouterr().out
-    assert name.split("/")[0] in said and "Traceback" not in said
+    message = capsys.readouterr().out
+    assert name.split("/")[0] in message and "Traceback" not in message
 
 
 @pytest.mark.parametrize("name", ["summary.json", "partition.json", "layers.json"])
@@ -318,8 +318,8 @@ def test_verify_compares_the_summary_with_the_history(run):
 def test_verify_reports_a_file_of_another_json_type(run, name):
     for text in ["", "[]", "null", "3", '"a"', "[" * 100_000, '{"runs": 3}', "\0"]:
         (run / name).write_text(text)
-        found = verification.check(run)
-        assert found.misfits and all("\n" not in line for line in found.misfits), text[:20]
+        result = verification.check(run)
+        assert result.misfits and all("\n" not in line for line in result.misfits), text[:20]
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "layers.json", "history.jsonl"])
@@ -363,11 +363,11 @@ def test_verify_without_a_run_is_one_line(capfd, args):
 
 
 def test_best_model_in_the_folder_is_that_of_the_history(tiny, whole, tmp_path):
-    found = tiny().run(tmp_path / "run", keep=1)
-    kept = checkpoint.best_variables(tmp_path / "run", found.variables)
-    for one, other in zip(jax.tree.leaves(found.best_variables), jax.tree.leaves(kept), strict=True):
+    result = tiny().run(tmp_path / "run", keep=1)
+    kept = checkpoint.best_variables(tmp_path / "run", result.variables)
+    for one, other in zip(jax.tree.leaves(result.best_variables), jax.tree.leaves(kept), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert checkpoint.best_variables(whole).params.keys() == found.variables.params.keys()
+    assert checkpoint.best_variables(whole).params.keys() == result.variables.params.keys()
     assert tiny().run(None).best_variables is not None
     with pytest.raises(UsageError, match="holds no model best on validation"):
         checkpoint.best_variables(tmp_path)
@@ -469,8 +469,8 @@ def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(tiny, whol
 def test_save_signal_writes_a_checkpoint_and_the_run_continues(tiny, whole, tmp_path, name):
     logged, ask = [], functools.partial(signal.raise_signal, signal.Signals[name])
     with default_signals():
-        found = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
-    assert logged == [f"{name}: checkpoint of round 2"] and found.summary["stopped_by"] is None
+        result = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
+    assert logged == [f"{name}: checkpoint of round 2"] and result.summary["stopped_by"] is None
     assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
     assert_same(tmp_path / "run", whole)
 
@@ -494,8 +494,8 @@ def test_lost_terminal_ends_the_run_after_a_checkpoint(tiny, tmp_path):
             signal.raise_signal(signal.SIGHUP)
 
     with default_signals():
-        found = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
-    assert (found.summary["stopped_by"], found.summary["interrupted"]) == ("SIGHUP", True)
+        result = tiny().run(tmp_path / "run", callbacks=[at(3, hang_up)])
+    assert (result.summary["stopped_by"], result.summary["interrupted"]) == ("SIGHUP", True)
     assert seals.newest_round(tmp_path / "run") == 3
 
 
@@ -509,9 +509,9 @@ def test_removed_file_is_named(tiny, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def two_begun(tmp_path_factory):
-    """Folders a and b, b later; of two rounds so far."""
-    runs = tmp_path_factory.mktemp("begun")
+def unfinished_runs(tmp_path_factory):
+    """The run folders a and b with two rounds each; b is newer."""
+    runs = tmp_path_factory.mktemp("runs")
     for i, name in enumerate("ab"):
         folder = runs / name
         folder.mkdir()
@@ -522,13 +522,13 @@ def two_begun(tmp_path_factory):
 
 
 @pytest.fixture
-def begun(two_begun, tmp_path, monkeypatch):
-    """A copy of these folders as runs/a and runs/b."""
+def unfinished(unfinished_runs, tmp_path, monkeypatch):
+    """A copy of these folders in the working directory, as runs/a and runs/b."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(two_begun, tmp_path / "runs")
+    shutil.copytree(unfinished_runs, tmp_path / "runs")
 
 
-def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(begun):
+def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished):
     auto = replace(SMALL, resume="auto")
     assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
     history.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
@@ -541,7 +541,7 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(begun):
         resume.resolve(replace(auto, out=Path("runs/b")))
 
 
-def test_changed_setting_that_affects_results_is_refused_by_name(begun):
+def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
     for name in sorted(config.flatten(Config())):
         with naming(name):
             value = config.flatten(SMALL)[name]
@@ -557,7 +557,7 @@ def test_changed_setting_that_affects_results_is_refused_by_name(begun):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rounds": 1}, "has done 2 rounds already"),
         ({"out": Path("elsewhere")}, "leave out --out"),
@@ -567,13 +567,13 @@ def test_changed_setting_that_affects_results_is_refused_by_name(begun):
         ({"resume": "runs/later"}, "unknown setting 'newer'"),
     ],
 )
-def test_run_that_cannot_be_resumed_is_one_line(begun, changes, said):
+def test_run_that_cannot_be_resumed_is_refused_in_one_line(unfinished, changes, message):
     for name, text in {"bad": "{", "list": "[]", "later": '{"newer": 1}'}.items():
         Path("runs", name).mkdir()
         Path("runs", name, "config.json").write_text(text)
     with pytest.raises(UsageError) as error:
         resume.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rounds_are_fixed_with_a_cosine_schedule():
@@ -581,7 +581,7 @@ def test_rounds_are_fixed_with_a_cosine_schedule():
     assert resume.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
 
 
-def test_command_line_takes_the_settings_of_the_resumed_run(begun):
+def test_command_line_takes_the_settings_of_the_resumed_run(unfinished):
     made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
     assert made.clients == 7 and made.rounds == 9
     assert resume.differences(SMALL, made) == []
@@ -642,10 +642,10 @@ def test_killed_process_resumes_to_the_history_of_an_undisturbed_one(tiny, whole
     command = [sys.executable, "-c", TINY_KILLED_AT_ROUND_5, tmp_path / "cache", out]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (-9, "")
-    found = tiny().run(out, resume=str(out), checkpoint_every=2, log=lambda line: None)
+    result = tiny().run(out, resume=str(out), checkpoint_every=2, log=lambda line: None)
     assert_same(out, whole)
-    assert found.summary["parts"] == 2
-    assert found.summary["resumed_from"] in (0, 2, 4)  # the last that was sealed before the kill
+    assert result.summary["parts"] == 2
+    assert result.summary["resumed_from"] in (0, 2, 4)  # the last that was sealed before the kill
 
 
 @pytest.mark.slow
@@ -707,8 +707,8 @@ def test_finished_run_without_checkpoints_reports_its_result_again(tiny, tmp_pat
 def test_finished_run_without_checkpoints_starts_again_for_more_rounds(tiny, tmp_path):
     out, logged = tmp_path / "run", []
     tiny().run(out, keep=0, rounds=2)
-    found = tiny().run(out, keep=0, rounds=3, resume=str(out), log=logged.append)
-    assert len(found.records) == 3 and "starts again with round 1" in logged[0]
+    result = tiny().run(out, keep=0, rounds=3, resume=str(out), log=logged.append)
+    assert len(result.records) == 3 and "starts again with round 1" in logged[0]
     assert len((out / "history.earlier-1.jsonl").read_bytes().splitlines()) == 2
 
 

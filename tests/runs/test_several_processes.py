@@ -125,8 +125,8 @@ sim.main(["--out", sys.argv[1]])
 """
 
 
-def test_a_process_alone_has_its_cores_as_devices(tmp_path):
-    """Its number is asked for before jax starts, which must not import jax too early."""
+def test_single_process_has_its_cores_as_devices(tmp_path):
+    """The number of cores is read before jax starts, without importing jax."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     command = [sys.executable, "-c", CORES, str(tmp_path / "run")]
     assert subprocess.run(command, env=environment, check=False).returncode == 3
@@ -172,7 +172,7 @@ def test_every_layout_gives_the_rounds_of_one_device(layout, cohort_size, tmp_pa
     round in single precision. There are four devices: of a cohort of 2, two score each client.
     """
     count, num_devices = LAYOUTS[layout]
-    port, script, file = free_port(), TESTS / "several_processes.py", tmp_path / "found.npz"
+    port, script, file = free_port(), TESTS / "several_processes.py", tmp_path / "results.npz"
     last = [str(port), file, str(cohort_size)]
     commands = [[sys.executable, script, str(count), str(i), *last] for i in range(count)]
     with started_together(commands, tmp_path, num_devices) as started:
@@ -180,10 +180,10 @@ def test_every_layout_gives_the_rounds_of_one_device(layout, cohort_size, tmp_pa
     is_double = num_devices == 1
     leaves_of = one_device(is_double, cohort_size)
     expected = {f"{c}/{i}": x for c, leaves in leaves_of.items() for i, x in enumerate(leaves)}
-    with np.load(file) as found:
-        assert set(found) == set(expected)
+    with np.load(file) as actual:
+        assert set(actual) == set(expected)
         for name, value in expected.items():
-            worlds.assert_close(found[name], value, 1e-9 if is_double else 1e-5)
+            worlds.assert_close(actual[name], value, 1e-9 if is_double else 1e-5)
 
 
 def logs(folder):

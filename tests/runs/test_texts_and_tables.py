@@ -23,7 +23,7 @@ def table_config(**settings) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (
             text_config(model="mlp"),
@@ -46,8 +46,8 @@ def table_config(**settings) -> Config:
         ),
     ],
 )
-def test_setting_that_does_not_fit_the_rows_is_one_line(tmp_path, config, said):
-    with pytest.raises(UsageError, match=said) as error:
+def test_setting_that_does_not_fit_the_rows_is_one_line(tmp_path, config, message):
+    with pytest.raises(UsageError, match=message) as error:
         simulation.simulation(dataclasses.replace(config, cache_dir=tmp_path))
     assert "\n" not in str(error.value)
 

@@ -48,9 +48,9 @@ def test_commands_name_sweeps_that_exist():
 def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.8, "fedavgm": 0.5, "fedvg": 0.75}
     axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
-    found = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
-    assert found["first_or_second"].verdict == "holds"
-    assert found["first_or_second"].ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 at alpha 0.05"
+    results = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
+    assert results["first_or_second"].verdict == "holds"
+    assert results["first_or_second"].ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 at alpha 0.05"
     methods["fedavg"] = 0.9
     assert (
         verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))["first_or_second"].verdict
@@ -69,8 +69,8 @@ def test_claim_holds_only_if_it_holds_in_every_study(tmp_path):
 
 
 def test_claim_without_its_runs_is_not_reached(tmp_path):
-    found = verdicts(write_run(tmp_path / "a", method="fedavg"))
-    assert {judged.verdict for judged in found.values()} == {"not reached"}
+    results = verdicts(write_run(tmp_path / "a", method="fedavg"))
+    assert {judged.verdict for judged in results.values()} == {"not reached"}
 
 
 def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_path):
@@ -79,8 +79,8 @@ def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_pa
         for seed, final in enumerate((0.70, 0.74)):
             write_run(tmp_path / name / f"off{seed}", (0.5, final), method="fedvg", seed=seed)
             write_run(tmp_path / name / f"on{seed}", (0.5, lowest), method="fedvg", seed=seed, validation={"rho": 0.5})
-        found = verdicts(tmp_path / name)["robust_to_rho"]
-        assert found.verdict == verdict and "72.0 at 0," in found.ours and "deviation 2.8" in found.ours
+        results = verdicts(tmp_path / name)["robust_to_rho"]
+        assert results.verdict == verdict and "72.0 at 0," in results.ours and "deviation 2.8" in results.ours
 
 
 def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path):
@@ -89,8 +89,8 @@ def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path):
         fields = {i: {"clients": [0, 1, 2], "weights": weights} for i in (1, 2, 3)}
         options = {"partition": "balanced_client", "method": "fedvg", "fedvg": {"norm": norm}}
         write_run(tmp_path / norm, fields=fields, **options)
-    found = verdicts(tmp_path)["norms_find_balanced"]
-    assert found.verdict == "holds" and "l1 1.80 (largest)" in found.ours and "delta 0.60" in found.ours
+    results = verdicts(tmp_path)["norms_find_balanced"]
+    assert results.verdict == "holds" and "l1 1.80 (largest)" in results.ours and "delta 0.60" in results.ours
 
 
 def test_depth_of_layers_follows_numbers_with_the_classifier_last():
@@ -110,8 +110,8 @@ def test_weights_that_rank_the_client_models_hold(tmp_path):
     for seed in (0, 1):
         fields = {i: {"weights": [0.2, 0.3, 0.5], "client_accuracy": [0.4, 0.5, 0.9]} for i in (1, 2, 3)}
         write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
-    found = verdicts(tmp_path)["small_gradient_generalises"]
-    assert found.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 runs" in found.ours
+    results = verdicts(tmp_path)["small_gradient_generalises"]
+    assert results.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 runs" in results.ours
 
 
 @pytest.mark.parametrize(("scores", "verdict"), [((1.2, 1.1, 1.0), "holds"), ((1.0, 1.1, 1.2), "fails")])

@@ -138,8 +138,8 @@ def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp
         for i in (1, 2)
     }
     study = collect([write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", fields=fields)])
-    found = validity.correlations(study.runs[0].records)
-    assert found["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and found["weight s_k"] == [(1, -1.0), (2, -1.0)]
+    actual = validity.correlations(study.runs[0].records)
+    assert actual["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and actual["weight s_k"] == [(1, -1.0), (2, -1.0)]
     assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
 
 
@@ -147,8 +147,8 @@ def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path
     """3 of 4 and 1 of 2 rows are right in one run, and 1 of 4 and 2 of 2 in the other; class c has no row."""
     for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 2, 0], [0, 0, 0]])):
         write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
-    found = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
-    assert found == {"a": "50", "b": "75", "c": ""}
+    actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert actual == {"a": "50", "b": "75", "c": ""}
 
 
 def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
@@ -171,9 +171,9 @@ def test_head_figure_compares_weights_with_those_from_each_part(tmp_path):
     (drawing,) = draw(collect([tmp_path]), "head")
     for row in rows(drawing):
         assert float(row["head_share"]) == pytest.approx(0.2)
-        found = {name: float(row[name]) for name in row if "_with_" in name}
+        actual = {name: float(row[name]) for name in row if "_with_" in name}
         assert 0.9 * 1.0 > 0.8 * 1.1 > 0.7 * 1.2  # the body's share times the score
-        assert found == {
+        assert actual == {
             "gradient_with_head": 1, "gradient_with_body": -1, "val_loss_with_head": 1, "val_loss_with_body": -1,
         }  # fmt: skip
     assert "20 % of the score" in drawing.figure.axes[0].get_title()

@@ -75,16 +75,16 @@ def test_exact_test_enumerates_all_signs_with_and_without_ties():
 
 def test_equal_runs_have_no_effect_and_no_evidence():
     values = {(seed, 0): 1.0 for seed in range(6)}
-    found = statistics.compare(values, values)
-    assert (found.mean, *found.t_interval, *found.bootstrap_interval) == (0, 0, 0, 0, 0)
-    assert found.t_p == found.wilcoxon_p == found.greater_p == 1
+    result = statistics.compare(values, values)
+    assert (result.mean, *result.t_interval, *result.bootstrap_interval) == (0, 0, 0, 0, 0)
+    assert result.t_p == result.wilcoxon_p == result.greater_p == 1
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_fewer_than_two_pairs_have_no_interval(n):
     values = {(seed, 0): 1.0 for seed in range(n)}
-    found = statistics.compare({**values, (7, 0): 3.0}, {**values, (8, 0): 3.0})
-    assert found.n == n and all(map(math.isnan, (*found.t_interval, *found.bootstrap_interval, found.t_p)))
+    result = statistics.compare({**values, (7, 0): 3.0}, {**values, (8, 0): 3.0})
+    assert result.n == n and all(map(math.isnan, (*result.t_interval, *result.bootstrap_interval, result.t_p)))
 
 
 def test_runs_are_paired_by_seed():

@@ -109,8 +109,8 @@ def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compil
         state, metrics = chunk(jax.tree.map(jnp.copy, here.state), np.int32(1), rounds, here.data, here.hyper)
         return state.variables, jax.tree.map(lambda leaf: leaf[0], metrics)
 
-    found = round_of(for_gpu, of_gpu.chunk)
-    worlds.assert_close(found, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
+    actual = round_of(for_gpu, of_gpu.chunk)
+    worlds.assert_close(actual, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
 
 
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
@@ -183,8 +183,8 @@ def exchanged_by_four(config, of_hardware):
     """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
     target = targets.parse_target("h100:4")
     made = simulation.simulation(config, machine=programs.Machine(of_hardware, tuple(jax.devices()[:4])))
-    found = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
-    return *found, 4 * tree.size(made.state.variables.params)
+    collectives = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
+    return *collectives, 4 * tree.size(made.state.variables.params)
 
 
 @pytest.mark.parametrize(("num_clients", "divides"), [(8, True), (6, False)])

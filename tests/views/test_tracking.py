@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from files import says
+from files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
@@ -137,16 +137,16 @@ def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, mo
 def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
     for name in tracking.WRITERS:
-        with says(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
+        with usage_error(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
             fv.run(Config(track=name, out=tmp_path / "out"))
-        with says(f"track {name} needs"):
+        with usage_error(f"track {name} needs"):
             fv.run_sweep(Config(rounds=1), {"seed": [0]}, tmp_path / "out", track=name)
     assert not (tmp_path / "out").exists()
 
 
 def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
-    with says("tensorboard writes into the run folder", "out"):
+    with usage_error("tensorboard writes into the run folder", "out"):
         fv.run(Config(rounds=1), track=["tensorboard"])
 
 

@@ -62,11 +62,11 @@ def all_weights(reports, returns):
 
 def weights_of(*args, **kwargs):
     """Name -> [K]; these weightings have one weight for all tensors."""
-    found = all_weights(*returned(*args, **kwargs))
-    for weights, _ in found.values():
+    by_rule = all_weights(*returned(*args, **kwargs))
+    for weights, _ in by_rule.values():
         for leaf in jax.tree.leaves(weights):
             np.testing.assert_array_equal(leaf, jax.tree.leaves(weights)[0])
-    return {name: np.asarray(jax.tree.leaves(weights)[0]) for name, (weights, _) in found.items()}
+    return {name: np.asarray(jax.tree.leaves(weights)[0]) for name, (weights, _) in by_rule.items()}
 
 
 @worlds.jit
@@ -133,19 +133,19 @@ def test_a_mean_of_means_of_every_rule_has_one_weight_for_every_client_and_tenso
 
 
 def test_the_permuted_control_assigns_the_same_weights_to_other_clients(x64):
-    found = weights_of()
-    np.testing.assert_array_equal(found["permuted(fedvg)"], found["fedvg"][SHUFFLE])
+    weights = weights_of()
+    np.testing.assert_array_equal(weights["permuted(fedvg)"], weights["fedvg"][SHUFFLE])
 
 
 def test_the_permuted_control_shuffles_among_present_clients(x64):
-    found = weights_of(present=np.array([True, True, False, True]))
-    placebo, rule = found["permuted(fedvg)"], found["fedvg"]
+    weights = weights_of(present=np.array([True, True, False, True]))
+    placebo, rule = weights["permuted(fedvg)"], weights["fedvg"]
     assert sorted(placebo) == sorted(rule) and placebo[2] == 0 and (placebo != rule).any()
 
 
 def test_the_permuted_control_has_the_scores_of_its_rule(x64):
-    found = all_weights(*returned())
-    np.testing.assert_array_equal(found["permuted(fedvg)"][1], found["fedvg"][1])
+    results = all_weights(*returned())
+    np.testing.assert_array_equal(results["permuted(fedvg)"][1], results["fedvg"][1])
 
 
 def test_inverse_samples_weights_are_proportional_to_one_over_the_rows_and_zero_without_rows(x64):
@@ -159,9 +159,9 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     sums = [program(tree.take(returns.clients, k), returns.data.pool, returns.data.val) for k in range(K)]
     metrics = [worlds.TASK.metrics(jax.device_get(s)) for s in sums]
     loss, accuracy = (np.array([m[name] for m in metrics]) for name in ("loss", "accuracy"))
-    found = all_weights(reports, returns)
-    np.testing.assert_allclose(found["val_loss"][1], loss, rtol=1e-12)
-    np.testing.assert_allclose(found["val_accuracy"][1], accuracy, rtol=1e-12)
+    results = all_weights(reports, returns)
+    np.testing.assert_allclose(results["val_loss"][1], loss, rtol=1e-12)
+    np.testing.assert_allclose(results["val_accuracy"][1], accuracy, rtol=1e-12)
     inverse = 1 / (loss + worlds.HYPER["eps"])
     np.testing.assert_allclose(weights_of()["val_loss"], inverse / inverse.sum(), rtol=1e-12)
     np.testing.assert_allclose(weights_of()["val_accuracy"], accuracy / accuracy.sum(), rtol=1e-12)
@@ -189,11 +189,11 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
     deltas = flat(reports.delta)
     lengths = np.linalg.norm(deltas, axis=1)
     trust = np.maximum(deltas @ own / lengths / np.linalg.norm(own), 0)
-    found = weights_of()["fltrust"]
-    np.testing.assert_allclose(found, trust / lengths / (trust / lengths).sum(), rtol=1e-9)
+    actual = weights_of()["fltrust"]
+    np.testing.assert_allclose(actual, trust / lengths / (trust / lengths).sum(), rtol=1e-9)
 
     published = (trust / trust.sum() * np.linalg.norm(own) / lengths) @ deltas
-    ours = found @ deltas
+    ours = actual @ deltas
     cosine = published @ ours / np.linalg.norm(published) / np.linalg.norm(ours)
     np.testing.assert_allclose(cosine, 1, rtol=1e-12)
 
@@ -250,14 +250,14 @@ def test_fisher_is_the_mean_over_examples_of_squared_gradients(x64):
     @jax.vmap
     def squared(row):
         grads = jax.grad(worlds.TASK.loss, has_aux=True)
-        found, _ = grads(*report.variables, *tree.gather(data.pool, row[None]), False)
-        return jax.tree.map(jnp.square, found)
+        gradients, _ = grads(*report.variables, *tree.gather(data.pool, row[None]), False)
+        return jax.tree.map(jnp.square, gradients)
 
     rules = [signals.fisher(worlds.TASK, most) for most in (1, 200, 2**26)]
     rows = jnp.asarray(WORLD.scoring[WORLD.scoring >= 0])
-    squares, found = worlds.jit(lambda: (squared(rows), [rule({}, report, data) for rule in rules]))()
+    squares, actual = worlds.jit(lambda: (squared(rows), [rule({}, report, data) for rule in rules]))()
     expected = jax.tree.map(lambda x: x.sum(0) / 10, squares)
-    for of_rule in found:
+    for of_rule in actual:
         worlds.assert_close(of_rule, expected, 1e-12)
 
 
@@ -282,9 +282,9 @@ def test_two_opposite_labels_have_zero_mean_gradient_and_a_positive_fisher_trace
     task, report, data = contradiction()
     gradient = signals.normed(signals.validation_gradient(task, False, 1), norms.l1)
     trace = signals.normed(signals.fisher(task), norms.l1)
-    found = worlds.jit(lambda: (gradient({}, report, data), trace({}, report, data)))()
-    assert found[0] == {"w": 0}
-    np.testing.assert_allclose(found[1]["w"], 25 / 4, rtol=1e-12)
+    actual = worlds.jit(lambda: (gradient({}, report, data), trace({}, report, data)))()
+    assert actual[0] == {"w": 0}
+    np.testing.assert_allclose(actual[1]["w"], 25 / 4, rtol=1e-12)
 
 
 def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
@@ -334,7 +334,7 @@ def test_a_weighting_is_a_name_a_permutation_or_the_mean_of_two(text, rule):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("fltrst", "did you mean 'fltrust'"),
         ("samples+fedgv", "did you mean 'fedvg'"),
@@ -345,13 +345,13 @@ def test_a_weighting_is_a_name_a_permutation_or_the_mean_of_two(text, rule):
         ("samples+", "unknown weighting ''"),
     ],
 )
-def test_an_unknown_weighting_is_reported(text, said):
-    with pytest.raises(UsageError, match=said):
+def test_an_unknown_weighting_is_reported(text, message):
+    with pytest.raises(UsageError, match=message):
         config.check(replace(config.Config(), weighting=text))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"include": "("}, "not a regular expression"),
         ({"norm": "delta", "signal": "fisher"}, "got signal fisher"),
@@ -363,6 +363,6 @@ def test_an_unknown_weighting_is_reported(text, said):
     ],
     ids=str,
 )
-def test_contradictory_options_are_refused(options, said):
-    with pytest.raises(UsageError, match=said):
+def test_contradictory_options_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
         config.check(replace(config.Config(), fedvg=config.FedVG(**options)))

@@ -1,4 +1,4 @@
-"""The generalised inverse-norm family: where it is FedVG and others, and its slopes."""
+"""The generalised inverse-norm family: special cases, such as FedVG, and derivatives."""
 
 import functools
 
@@ -49,8 +49,8 @@ def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
     present = jnp.array([True, False, True, True])
     returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), present)
     expected = rules[0].weigh(worlds.hyper(), measured, returns)
-    found = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), returns)
-    worlds.assert_close(found, expected, 1e-12)
+    actual = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), returns)
+    worlds.assert_close(actual, expected, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_multiplier_of_zero_excludes_a_tensor(x64):
     factors = {"base": {"w": 1.0, "b": 0.0}, "head": {"w": 1.0}}
     mean = norms()["base"]["w"] + norms()["head"]["w"]
     expected = (1 / mean) / (1 / mean).sum()
-    found = family.generalised_weights(norms(), multipliers=factors, eps=0.0)
-    worlds.assert_close(found, jax.tree.map(lambda _: expected, norms()), 1e-12)
+    actual = family.generalised_weights(norms(), multipliers=factors, eps=0.0)
+    worlds.assert_close(actual, jax.tree.map(lambda _: expected, norms()), 1e-12)
 
 
 def parameters():
@@ -102,12 +102,12 @@ CASES = [("modelwise", "inverse"), ("layerwise", "softmax")]
 
 def every_case(norms, counts, **parameters):
     """[cases] a number of the weights of every granularity and link."""
-    found = []
+    actual = []
     for granularity, link in CASES:
         weights = family.generalised_weights(norms, counts, granularity, link=link, **parameters)
-        found.append(sum(jnp.sin((i + 1) * w) @ jnp.arange(1.0, len(w) + 1).astype(w.dtype)
+        actual.append(sum(jnp.sin((i + 1) * w) @ jnp.arange(1.0, len(w) + 1).astype(w.dtype)
                          for i, w in enumerate(jax.tree.leaves(weights))))  # fmt: skip
-    return jnp.stack(found)
+    return jnp.stack(actual)
 
 
 def test_gradients_by_every_parameter_equal_central_differences(x64):
@@ -143,7 +143,7 @@ CORNERS = {
 
 
 @functools.cache
-def slopes():
+def make_jacobians():
     def f(norms, counts, *parameters):
         return every_case(
             norms, counts, **dict(zip(("exponent", "temperature", "eps", "mix"), parameters, strict=True))
@@ -154,38 +154,40 @@ def slopes():
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_gradients_are_finite_at_a_corner(corner):
-    here = jax.tree.map(lambda x: CORNERS[corner](x.astype(jnp.float32)), norms())
-    counts = jnp.asarray(SAMPLES[-len(here["head"]["w"]) :])
-    found = slopes()(here, counts, *map(jnp.float32, (1.0, 1.0, 1e-8, 0.5)))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    corner_norms = jax.tree.map(lambda x: CORNERS[corner](x.astype(jnp.float32)), norms())
+    counts = jnp.asarray(SAMPLES[-len(corner_norms["head"]["w"]) :])
+    jacobians = make_jacobians()(corner_norms, counts, *map(jnp.float32, (1.0, 1.0, 1e-8, 0.5)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jacobians))
 
 
-def test_an_absent_client_changes_no_weight(x64):
-    """However small or large the norms, or not finite."""
+def test_absent_client_changes_no_weight(x64):
+    """For small, large, infinite and NaN norms of the absent client."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
     for link in family.LINKS.values():
         of_mean = family.make_weights_of_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
-        found = [of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)]
-        for weights in found:
-            np.testing.assert_array_equal(weights, found[0])
-        assert found[0][2] == 0
+        first, *others = (
+            of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)
+        )
+        for weights in others:
+            np.testing.assert_array_equal(weights, first)
+        assert first[2] == 0
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"granularity": "tensorwise"}, "unknown granularity 'tensorwise'; there are modelwise"),
         ({"link": "power"}, "unknown link 'power'; there are inverse, softmax"),
         ({"multipliers": {"base": {"w": 1.0}, "head": {"w": 1.0}}}, "multipliers has no leaf 'base/b'"),
     ],
 )
-def test_unknown_names_are_reported(changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_unknown_names_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
         family.generalised_weights(norms(), **changes)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"weighting": "generalised", "mix": 1.5}, r"fedvg.mix must be in \[0, 1\]; got 1.5"),
         ({"weighting": "generalised", "temperature": 0.0}, "fedvg.temperature must be > 0"),
@@ -196,7 +198,7 @@ def test_unknown_names_are_reported(changes, said):
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_reported_in_one_line(settings, said):
+def test_settings_out_of_range_are_reported_in_one_line(settings, message):
     rule = settings.pop("weighting", "fedvg")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         config.check(config.Config(weighting=rule, fedvg=config.FedVG(**settings)))

@@ -63,11 +63,11 @@ def test_the_sampled_joint_fisher_converges_to_the_fisher_information(x64):
     [0, 2] is within 0.05 of it."""
     x, params = examples()["x"], clients()
     run = worlds.jit(lambda key: fedvg_jax.sampled_joint_fisher(logits, params, x, key, num_samples=4000 // V))
-    found = run(jax.random.key(0, impl="rbg"))
+    actual = run(jax.random.key(0, impl="rbg"))
     for k in range(K):
         z = np.stack([params["w"][k].T @ np.tanh(row) + params["b"][k] for row in x])
         p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-        np.testing.assert_allclose(found["b"][k], (1 - (p**2).sum(1)).mean(), atol=0.05)
+        np.testing.assert_allclose(actual["b"][k], (1 - (p**2).sum(1)).mean(), atol=0.05)
 
 
 def test_two_opposite_labels_have_zero_mean_gradient_and_trace_one_quarter(x64):
@@ -100,8 +100,8 @@ def test_the_fisher_signal_equals_joint_fisher(x64):
     one = jax.tree.map(lambda x: x[None], model.params)
     signal = signals.normed(signals.fisher(worlds.TASK), norms.l1)
     both = worlds.jit(lambda: (fedvg_jax.joint_fisher(of_row, one, jnp.asarray(rows)), signal({}, report, data)))
-    found, expected = both()
-    worlds.assert_close(found, jax.tree.map(lambda x: x[None], expected), 1e-12)
+    actual, expected = both()
+    worlds.assert_close(actual, jax.tree.map(lambda x: x[None], expected), 1e-12)
 
 
 def test_joint_fisher_is_differentiable(x64):

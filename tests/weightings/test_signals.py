@@ -42,12 +42,12 @@ def report_of(variables, num_samples=1) -> Report:
 
 def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
     clients, val = linear_problem()
-    found, gradient = fedvg_jax.validation_gradients(squared, clients, val), worlds.jit(jax.grad(squared))
+    actual, gradient = fedvg_jax.validation_gradients(squared, clients, val), worlds.jit(jax.grad(squared))
     for k in range(K):
         client = tree.take(clients, k)
         each = [gradient(client, tree.take(val, v)) for v in range(5)]
         expected = jax.tree.map(lambda *g: sum(g) / 5, *each)
-        worlds.assert_close(tree.take(found, k), expected, 1e-12)
+        worlds.assert_close(tree.take(actual, k), expected, 1e-12)
 
 
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
@@ -58,11 +58,11 @@ def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
 def test_every_client_s_loss_uses_its_own_statistics(x64):
     """d/dw of w * s * mean(x) is s * mean(x)."""
     val = jnp.array([[1.0, 3.0], [5.0, 7.0]])
-    found = fedvg_jax.validation_gradients(
+    actual = fedvg_jax.validation_gradients(
         lambda params, stats, x: params["w"] * stats["s"] * x.mean(),
         {"w": jnp.ones(K)}, val, client_stats={"s": jnp.array([1.0, 2.0, -3.0])},
     )  # fmt: skip
-    worlds.assert_close(found, {"w": np.array([4.0, 8.0, -12.0])}, 1e-12)
+    worlds.assert_close(actual, {"w": np.array([4.0, 8.0, -12.0])}, 1e-12)
 
 
 def test_validation_gradients_can_be_compiled_and_differentiated(x64):
@@ -84,12 +84,12 @@ def test_gradient_norms_are_the_norm_of_every_clients_tensor():
 
     @worlds.jit
     def both(clients):
-        found = {name: fedvg_jax.gradient_norms(clients, name) for name in norms.BY_NAME}
-        return found, {name: jax.tree.map(lambda leaf, n=name: norms.BY_NAME[n](leaf[1]), clients) for name in found}
+        actual = {name: fedvg_jax.gradient_norms(clients, name) for name in norms.BY_NAME}
+        return actual, {name: jax.tree.map(lambda leaf, n=name: norms.BY_NAME[n](leaf[1]), clients) for name in actual}
 
-    found, of_second_client = both(clients)
-    worlds.assert_close(jax.tree.map(lambda norm: norm[1], found), of_second_client, 1e-6)
-    assert {leaf.shape for leaf in jax.tree.leaves(found)} == {(K,)}
+    actual, of_second_client = both(clients)
+    worlds.assert_close(jax.tree.map(lambda norm: norm[1], actual), of_second_client, 1e-6)
+    assert {leaf.shape for leaf in jax.tree.leaves(actual)} == {(K,)}
 
 
 def test_a_tensor_of_another_cohort_size_is_reported():
@@ -123,8 +123,8 @@ def scored(train, sizes):
     def both(hyper):
         expected = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
         rules = [signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), train, size) for size in sizes]
-        found = [jax.vmap(signal, (None, 0, None))(hyper, reports, data) for signal in rules]
-        return jax.tree.map(lambda x: (x, jax.vmap(norms.l1)(x)), expected), found
+        actual = [jax.vmap(signal, (None, 0, None))(hyper, reports, data) for signal in rules]
+        return jax.tree.map(lambda x: (x, jax.vmap(norms.l1)(x)), expected), actual
 
     return worlds.jit(both)(worlds.hyper())
 
@@ -132,8 +132,8 @@ def scored(train, sizes):
 @pytest.mark.parametrize(("train", "sizes"), [(True, (1, 3, NUM_GROUPS + 3)), (False, (3,))])
 def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train, sizes):
     """The mean over D_val's 10 rows as a mean over groups of 4, 4, 2 and 0 rows: group v counts V n_v / 10."""
-    expected, found = scored(train, sizes)
-    for of_size in found:
+    expected, actual = scored(train, sizes)
+    for of_size in actual:
         worlds.assert_close(of_size, expected, 1e-9)
 
 
@@ -148,8 +148,8 @@ def test_every_norm_is_zero_without_rows_to_score():
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
-    found = worlds.jit(signal)(worlds.hyper(), report_of(worlds.variables()), data)
-    assert all(leaf == 0 for leaf in jax.tree.leaves(found))
+    actual = worlds.jit(signal)(worlds.hyper(), report_of(worlds.variables()), data)
+    assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
 
 
 def test_signals_of_samples_and_uniform_are_the_number_of_rows_and_one():

@@ -166,14 +166,14 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     def weights(scores, eps):
         signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
         hyper = worlds.hyper(eps=eps)
-        found = [rule.weigh(hyper, signal, returns) for rule, signal in zip(rules, signals, strict=True)]
-        return jnp.stack(jax.tree.leaves(found))
+        actual = [rule.weigh(hyper, signal, returns) for rule, signal in zip(rules, signals, strict=True)]
+        return jnp.stack(jax.tree.leaves(actual))
 
-    found = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
-    assert (found >= 0).all() and (found <= 1).all()
-    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+    actual = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
+    assert (actual >= 0).all() and (actual <= 1).all()
+    np.testing.assert_allclose(actual.sum(-1), 1, rtol=1e-6)
     equal = [len(set(scores)) == 1 for scores in EXTREMES]
-    np.testing.assert_array_equal(np.ptp(found[equal], -1), 0)
+    np.testing.assert_array_equal(np.ptp(actual[equal], -1), 0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -290,8 +290,8 @@ def test_aggregate_takes_tensors_of_any_rank():
     model = {"scalar": jnp.float32(1), "matrix": jnp.ones((2, 3))}
     stacked = {"scalar": jnp.array([3.0, 5.0]), "matrix": jnp.stack([jnp.zeros((2, 3)), jnp.full((2, 3), 4.0)])}
     weights = {"scalar": jnp.array([0.5, 0.5]), "matrix": jnp.array([0.25, 0.75])}
-    found = fedvg_jax.aggregate(model, stacked, weights)
-    assert found["scalar"] == 4 and (found["matrix"] == 3).all()
+    actual = fedvg_jax.aggregate(model, stacked, weights)
+    assert actual["scalar"] == 4 and (actual["matrix"] == 3).all()
 
 
 def test_aggregate_refuses_trees_of_another_structure():
@@ -378,6 +378,6 @@ def test_norms_of_an_absent_client_change_no_weight(bad):
     signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
     model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
     returns = Returns(model, None, None, None, jnp.array([True, True, False]))
-    found = rule.weigh({"eps": 0.0}, signals, returns).params
-    np.testing.assert_allclose(found["a"], [0.75, 0.25, 0], rtol=1e-6)
-    np.testing.assert_allclose(found["b"], [0.5, 0.5, 0], rtol=1e-6)
+    actual = rule.weigh({"eps": 0.0}, signals, returns).params
+    np.testing.assert_allclose(actual["a"], [0.75, 0.25, 0], rtol=1e-6)
+    np.testing.assert_allclose(actual["b"], [0.5, 0.5, 0], rtol=1e-6)

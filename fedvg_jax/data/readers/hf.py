@@ -197,7 +197,7 @@ def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
 
 
 def _split_of(file: Path, folder: Path) -> str:
-    """Returns the split that a file belongs to by its name, or by that of its folder; train where neither tells.
+    """Returns the split that a file belongs to by its name, or by that of its folder; train if neither names one.
 
     >>> [_split_of(Path(name), Path("a")) for name in ("a/data/val-0-of-2.parquet", "a/test/0.parquet", "a/0.parquet")]
     ['validation', 'test', 'train']

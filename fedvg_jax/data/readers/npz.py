@@ -114,7 +114,7 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def member_names(file: Path) -> list[str]:
-    """Returns the names of the arrays of an .npz file; none if it is no such file, of which `read` tells why."""
+    """Returns the names of the arrays of an .npz file; none for another file, which `read` refuses with the reason."""
     try:
         with zipfile.ZipFile(file) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]

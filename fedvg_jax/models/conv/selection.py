@@ -17,7 +17,7 @@ def convolution(name: str, hardware: hw.Hardware | None = None) -> Callable:
     """Returns the convolution called `name`, with the signature of `lax.conv_general_dilated`.
 
     Args:
-        name: "lax", "gemm", "winograd", or "auto": as `hardware.auto_conv` says for the size of the images.
+        name: "lax", "gemm", "winograd", or "auto": the choice of `hardware.auto_conv` for the image size.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
     if name == "lax":

@@ -223,7 +223,7 @@ def best_granularities(values: Values) -> Finding | None:
 def steady_over_rho(study: Study) -> Finding | None:
     """Holds if FedVG's lowest mean over rho is within one deviation over seeds of its mean with rho off.
 
-    This is asked in every setting such as alpha. FedAvg's mean stands beside it.
+    Computed for every setting, such as alpha, and shown beside FedAvg's mean.
     """
     if study.metric != "accuracy":
         return None

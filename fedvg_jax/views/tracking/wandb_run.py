@@ -12,7 +12,7 @@ PROJECT = "fedvg_jax"
 """Name of the project unless WANDB_PROJECT is set."""
 
 EXIT_CODES = {"finished": 0, "stopped": 130, "failed": 1}
-"""Status of a run -> the exit code that tells it: other codes than 0 are shown as crashed."""
+"""Status of a run -> exit code reported to W&B, which shows codes other than 0 as crashed."""
 
 
 def open_writer(run: TrackedRun) -> Writer:

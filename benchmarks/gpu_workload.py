@@ -1,4 +1,4 @@
-"""What the sections of `benchmarks.gpu` work with: ResNet-18 on 60,000 images over 100 clients, or something tiny."""
+"""The workload of `benchmarks.gpu_sections`: ResNet-18, 60,000 images, 100 clients; tiny sizes in a smoke test."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ BATCH = 32
 
 
 class Box(NamedTuple):
-    """How much time there is, and whether it is for real."""
+    """The limits of a section."""
 
     deadline: float
+    """by `time.monotonic()`"""
     smoke: bool
+    """whether to use tiny sizes, which only test that the section runs"""
 
     @property
     def case(self) -> str:
@@ -38,7 +40,7 @@ class Box(NamedTuple):
 
 
 def simulation(box: Box, rounds: int = 200) -> build.Simulation:
-    """The paper's CIFAR-10 run, on noise in its shape."""
+    """Returns the paper's CIFAR-10 run, on noise of the same shape."""
     case = cases.CASES[box.case]._replace(images=600 if box.smoke else 60_000)
     settings = {"alpha": 0.05, "clients": 100, "join_ratio": 0.1, "min_samples": 10, "eval_every": 20, "rounds": rounds}
     settings |= {"alpha": 1.0, "clients": 6, "join_ratio": 0.5, "local_epochs": 1} if box.smoke else {}
@@ -47,14 +49,23 @@ def simulation(box: Box, rounds: int = 200) -> build.Simulation:
 
 
 def make_task(box: Box, conv: str) -> Task:
-    """Its model with a convolution."""
+    """Returns the task with a convolution algorithm."""
     case = cases.CASES[box.case]._replace(images=2)
     return build.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
 
 
-def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: GradientSupport | None = None) -> float:
-    """Milliseconds per client and step of local training, as the executor runs it; by default only parameters that can
-    have a gradient are carried."""
+def step_milliseconds(
+    box: Box, num_lanes: int, conv: str, precision: str, support: GradientSupport | None = None
+) -> float:
+    """Returns the milliseconds per client and local step of training in the executor of lanes.
+
+    Args:
+        box: the section's limits.
+        num_lanes: clients side by side, with equally many steps.
+        conv: convolution algorithm.
+        precision: of matmuls and convolutions.
+        support: the parameters that the loop carries; default: those that can have a gradient.
+    """
     steps, pool = (2, 64) if box.smoke else (40, 10_000)
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, pool, (steps, BATCH), np.int32) for _ in range(num_lanes)]
@@ -70,7 +81,7 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: G
 
     def make_client(shared, planned):
         state, data, hyper = shared
-        live = carried or task.support
+        live = support or task.support
         return local_training.make_client(task, fedavg(), local_training.sgd, state, planned, data, hyper, support=live)
 
     def train(state, data, hyper, planned):
@@ -83,7 +94,13 @@ def step_seconds(box: Box, num_lanes: int, conv: str, precision: str, carried: G
 
 
 def scoring_rate(box: Box, images: int, precision: str) -> float:
-    """Images per second that go forward and backward when one client is scored, so many in a pass."""
+    """Returns the images per second of a forward and backward pass, when one client is scored.
+
+    Args:
+        box: the section's limits.
+        images: in one pass.
+        precision: of matmuls and convolutions.
+    """
     pool = 128 if box.smoke else 6_000
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8))

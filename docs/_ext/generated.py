@@ -13,7 +13,10 @@ import option_lists
 import result_tables
 
 DOCS = Path(__file__).parent.parent
-CONTROLS = ("digits", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val", "breast_cancer", "literature")
+CONTROLS = (
+    *("digits", "digits_tinycnn", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val"),
+    *("breast_cancer", "literature"),
+)
 """Comparisons of FedVG with its controls."""
 
 
@@ -36,6 +39,7 @@ def pieces() -> dict[str, str]:
         "scale": result_tables.scale(),
         "paper": result_tables.paper(),
         "cohort_memory": result_tables.cohort_memory(),
+        "convolutions": result_tables.convolutions(),
         "host_pool": result_tables.host_pool(),
         "targets": result_tables.targets(),
         "hypergradient_memory": result_tables.hypergradient_memory(),

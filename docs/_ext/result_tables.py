@@ -45,6 +45,16 @@ def cohort_memory() -> str:
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
+def convolutions() -> str:
+    """Microseconds per image of a convolution with its gradients, by layer and `--conv`."""
+    measured = load("amd-epyc-2-cores-convolutions")
+    layers, machine = measured["layers"], measured["machine"]
+    names = list(next(iter(layers.values())))
+    rows = [[layer, *(f"{times[name]['median']:,.0f}" for name in names)] for layer, times in layers.items()]
+    source = f"`{machine['command']}` on one core of {machine['processor']}, {machine['date'][:10]}."
+    return table(["layer", *(f"`--conv {name}`" for name in names)], rows) + "\n\n" + source
+
+
 def host_pool() -> str:
     """Time and memory of a run by `--pool`."""
     measured = load("host_pool")

@@ -1,6 +1,6 @@
 """Times each implementation of a convolution (`--conv`) on the layers of the package's networks, on one core.
 
-    python -m benchmarks.convolutions [--layers NAME ...] [--conv NAME ...] [--repeats 9] [--out FILE.json]
+    python -m benchmarks.convolutions [--layers cnn_conv1 ...] [--conv gemm planes ...] [--repeats 9] [--out FILE.json]
 
 A step is the convolution with a bias, ReLU and, where the network pools next, 2 x 2 pooling, with the gradients of
 kernel, bias and input. The implementations take turns. Prints microseconds per image and writes them to FILE.json.
@@ -41,15 +41,15 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
-    "lenet5 conv1": Layer(32, 3, 6, 5, "VALID", True, 32),
-    "lenet5 conv2": Layer(14, 6, 16, 5, "VALID", True, 32),
-    "cnn conv1": Layer(32, 3, 32, 5, "VALID", True, 32),
-    "cnn conv2": Layer(14, 32, 64, 5, "VALID", True, 32),
-    "pfl_cnn conv2": Layer(30, 32, 64, 3, "VALID", True, 10),
-    "resnet18 32 px": Layer(32, 64, 64, 3, "SAME", False, 32),
-    "resnet18 16 px": Layer(16, 128, 128, 3, "SAME", False, 32),
-    "resnet18 8 px": Layer(8, 256, 256, 3, "SAME", False, 32),
-    "resnet18 4 px": Layer(4, 512, 512, 3, "SAME", False, 32),
+    "lenet5_conv1": Layer(32, 3, 6, 5, "VALID", True, 32),
+    "lenet5_conv2": Layer(14, 6, 16, 5, "VALID", True, 32),
+    "cnn_conv1": Layer(32, 3, 32, 5, "VALID", True, 32),
+    "cnn_conv2": Layer(14, 32, 64, 5, "VALID", True, 32),
+    "pfl_cnn_conv2": Layer(30, 32, 64, 3, "VALID", True, 10),
+    "resnet18_32": Layer(32, 64, 64, 3, "SAME", False, 32),
+    "resnet18_16": Layer(16, 128, 128, 3, "SAME", False, 32),
+    "resnet18_8": Layer(8, 256, 256, 3, "SAME", False, 32),
+    "resnet18_4": Layer(4, 512, 512, 3, "SAME", False, 32),
 }
 
 

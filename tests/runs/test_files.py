@@ -108,7 +108,7 @@ def test_outside_the_main_thread_no_signal_is_collected():
 
 
 DEAF = """
-import ctypes
+import ctypes, sys, threading
 from fedvg_jax.runs import stop_signals
 
 def acknowledged(reading, next_stop=stop_signals._next_stop):
@@ -119,8 +119,16 @@ def acknowledged(reading, next_stop=stop_signals._next_stop):
 stop_signals._next_stop, stop_signals.MERGED = acknowledged, 0.0
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
-with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
+
+def report():
+    is_busy.wait()
     print("ready", flush=True)
+
+is_busy = threading.Event()
+threading.Thread(target=report, daemon=True).start()
+with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
+    sys.setswitchinterval(1000)  # no other thread runs before this one waits in C, where no handler can run
+    is_busy.set()
     wait(mutex)
 """
 

@@ -225,9 +225,9 @@ def compare_predictions(folder: Path, repeats: int) -> dict[str, dict[str, float
     for name in PLANS:
         predicted, measured = (json.loads(last_line(child_command(folder, mode, name))) for mode in ("predict", "run"))
         results[name] = {
-            "foretold seconds": predicted["seconds"],
+            "predicted seconds": predicted["seconds"],
             "seconds": measured["seconds"],
-            "foretold GiB": predicted["gib"],
+            "predicted GiB": predicted["gib"],
             "GiB": measured["gib"],
             "time": round(predicted["seconds"] / measured["seconds"], 3),
             "memory": round(predicted["gib"] / measured["gib"], 3),

@@ -78,9 +78,9 @@ def sharded(
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
     Where clients have memories, devices exchange those of the cohort before the first client. They communicate next
-    after the last client. Each then holds an equal part of the cohort's results, summed over
-    the devices, where a device contributes zeros for clients that it did not train. Weighted means of clients are sums
-    of each device's, added up.
+    after the last client. Each then holds an equal part of the cohort's results, summed over the devices, where a
+    device contributes zeros for clients that it did not train. Weighted means of clients are sums of each device's,
+    added up.
 
     With P > 1 there are more devices than clients. A client trains on one device, and devices without a client wait.
     Each then holds all K results, which are fewer than D. P devices score one client, each on its part of the rows.

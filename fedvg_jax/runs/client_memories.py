@@ -18,6 +18,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.engine import schedule
 from fedvg_jax.engine.cohort_memories import MEMORIES
@@ -227,17 +228,16 @@ def stored_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) 
     return shapes_of_rows(state, stored[0][0] if stored else None, num_clients)
 
 
-def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int, multiple: int = 1) -> SimState:
+def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int, sharding: Any = None) -> SimState:
     """Returns the state with shapes for the memories of clients in other rows.
 
     Args:
         state: arrays or shapes, with any rows.
         num_rows: rows without padding; None for a row for every client.
         num_clients: N.
-        multiple: D, up to a multiple of which rows are padded.
+        sharding: of the rows over devices, to a multiple of which they are padded; None if each device holds all.
     """
-    count = num_clients if num_rows is None else num_rows
-    count += -count % multiple
+    count = memory_rows.padded(num_clients if num_rows is None else num_rows, sharding)
     shapes = map_memories(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), state)
     owners = () if num_rows is None else jax.ShapeDtypeStruct((count,), np.dtype(np.int32))
     return shapes._replace(memory_clients=owners)

@@ -8,7 +8,7 @@ alpha or learning rate needs no compilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -233,30 +233,24 @@ def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.Sh
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
-        # traced while the rounds compile
+        # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
+        longest = {_width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])}
         compiled = {
-            table.shape: evaluate.lower(state.variables, data.pool, table).compile() for table in _longest(tables)
+            width: (table.shape[-2], evaluate.lower(state.variables, data.pool, table).compile())
+            for width, table in longest.items()
         }
         compiled_chunk = compiling.result()
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
-        (shape,) = (shape for shape in compiled if _fits(rows.shape, shape))
-        return compiled[shape](variables, pool, rows if rows.shape == shape else _lengthened(rows, shape[-2]))
+        count, program = compiled[_width(rows)]
+        return program(variables, pool, rows if rows.shape[-2] == count else _lengthened(rows, count))
 
     return Executables(compiled_chunk, evaluate_compiled)
 
 
-def _longest(tables: Sequence[Any]) -> list[Any]:
-    """Returns the longest table of each width: shorter ones are evaluated by its program, which skips empty groups."""
-    by_width: dict[tuple[int, ...], Any] = {}
-    for table in sorted(tables, key=lambda table: table.shape[-2]):
-        by_width[(*table.shape[:-2], table.shape[-1])] = table
-    return list(by_width.values())
-
-
-def _fits(shape: tuple[int, ...], longest: tuple[int, ...]) -> bool:
-    """Returns whether a table can be lengthened to another's shape, [..., V, B]."""
-    return (*shape[:-2], shape[-1]) == (*longest[:-2], longest[-1])
+def _width(table: Any) -> tuple[int, ...]:
+    """Returns the shape of a table of rows [..., V, B] without V."""
+    return (*table.shape[:-2], table.shape[-1])
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -334,8 +334,7 @@ def make_state(
     rows = program.executor.rows
     num_parts = memory_rows.num_parts(rows, machine.hardware)
     layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here, num_parts)
-    num_devices = 1 if rows is None else rows.mesh.size
-    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients, num_devices)
+    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients, rows)
     if not is_here:
         return shapes, layout
     width = fitting_width(config.batch_size, largest)

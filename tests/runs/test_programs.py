@@ -116,8 +116,21 @@ def test_a_run_needs_few_programs_besides_its_rounds_and_its_evaluation():
 def test_one_program_evaluates_all_tables_of_one_width():
     sim = fedvg_jax.simulation(SMALL)
     shapes = {sim.data.val.shape, sim.data.test.shape}
-    assert len(shapes) == 2
-    assert [table.shape for table in programs._longest((sim.data.val, sim.data.test))] == [max(shapes)]
+    assert len(shapes) == 2 and len({programs._width(table) for table in (sim.data.val, sim.data.test)}) == 1
+    lowered = []
+
+    class Watched:
+        def lower(self, variables, pool, rows):
+            lowered.append(rows.shape)
+            return sim.evaluate.lower(variables, pool, rows)
+
+    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    compiled = programs.compile_for(sim.chunk, Watched(), sim.state, rounds, sim.data, sim.hyper)
+    assert lowered == [max(shapes)]
+    for table in (sim.data.val, sim.data.test):
+        expected = sim.evaluate(sim.state.variables, sim.data.pool, table)
+        actual = compiled.evaluate(sim.state.variables, sim.data.pool, table)
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_shared_program_gives_the_results_of_a_separate_one():

@@ -340,6 +340,7 @@ def make_schedule(
         batch_size=batch_size,
         num_lanes=executor.num_lanes,
         lanes_together=executor.lanes_together,
+        by_position=executor.by_position,
         capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs, batch_size),
     )
 

@@ -386,6 +386,8 @@ class Executor(NamedTuple):
     """Loop over minibatches of probes and steps of displacements; None for `local_training.counted`."""
     lanes_together: int = 1
     """Lanes of one device, between which a client may change."""
+    by_position: bool = False
+    """Whether the plan must give the devices equal parts of the cohort in order."""
     clients: Any = None
     """Sharding of the trained clients over axis K; None where a device holds all of them."""
     rows: Any = None

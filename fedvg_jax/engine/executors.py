@@ -72,6 +72,7 @@ def sharded(
     devices: Sequence[Any] | None = None,
     is_packed: bool = False,
     num_parts: int = 1,
+    by_position: bool = False,
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
@@ -82,6 +83,9 @@ def sharded(
     device contributes zeros for clients that it did not train. Weighted means of clients are sums of each device's,
     added up.
 
+    Clients of equally many steps can be divided `by_position`: a device then trains just the clients whose results it
+    holds, and nothing is summed.
+
     With P > 1 there are more devices than clients. A client trains on one device, and devices without a client wait.
     Each then holds all K results, which are fewer than D. P devices score one client, each on its part of the rows.
 
@@ -91,7 +95,9 @@ def sharded(
         devices: jax's devices, of which the first D are used; defaults to those of this process.
         is_packed: as in `lanes`.
         num_parts: P, devices that score one client together, a divisor of D; see `device_counts.num_parts`.
+        by_position: see `Executor.by_position`; needs P = 1.
     """
+    assert not by_position or num_parts == 1, "devices that share a client hold all results"
     mesh = _mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), num_parts)
     inner, axes, has_own_clients = lanes(num_lanes), device_axes(mesh), num_parts == 1
     placement, by_device, by_lane = NamedSharding(mesh, P()), P(axes), P(None, axes)
@@ -104,6 +110,10 @@ def sharded(
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, num_dummies)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
+            if by_position:
+                size = len(schedule.clients) // num_devices
+                part = (size * lax.axis_index(axes), size)
+                return _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed, part)
             if has_own_clients:
                 done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
                 return jax.tree.map(lambda x: lax.psum_scatter(x, axes, tiled=True), done)
@@ -143,6 +153,7 @@ def sharded(
         map_entries,
         placement,
         lanes_together=num_lanes,
+        by_position=by_position,
         clients=NamedSharding(mesh, by_device) if has_own_clients and num_devices > 1 else None,
         rows=NamedSharding(mesh, by_device) if num_devices > 1 else None,
         map_by_rows=None if has_own_clients else map_by_rows,
@@ -207,31 +218,43 @@ def looped() -> Executor:
     return Executor(1, train, map_entries)
 
 
-def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: bool) -> Tree:
-    """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others."""
+def _on_lanes(
+    num_lanes: int, client: Client, schedule: Schedule, is_packed: bool, part: tuple[jax.Array, int] | None = None
+) -> Tree:
+    """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
+
+    Args:
+        num_lanes: L.
+        client: how a client trains.
+        schedule: of the cohort, with the plan of these lanes.
+        is_packed: as in `lanes`.
+        part: (first position, number of positions) to return only these, which include all clients on these lanes.
+    """
     plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
-    untrained = jax.eval_shape(lambda: _untrained(client, schedule))
-    packing = packings.of(tree.entry_shapes(untrained)) if is_packed else packings.UNPACKED
+    first, count = part or (0, len(schedule.clients))
+    untrained = jax.eval_shape(client.init, jnp.int32(0))
+    packing = packings.of(untrained) if is_packed else packings.UNPACKED
 
     def segment(s, carry):
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
         loaded = tree.where(
-            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k))
+            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k - first))
         )
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
         begin = first_step + schedule.start[k]
         with jax.named_scope(LOCAL_STEPS):
             on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
         # writes to an index past the end are dropped
-        places = jnp.where(plan.finish[s], k, len(schedule.clients))
+        places = jnp.where(plan.finish[s], k - first, count)
         return on_lanes, tree.put(stored, places, over_lanes(packing.pack)(on_lanes))
 
     idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
-    empty = tree.zeros_like(jax.eval_shape(jax.vmap(packing.pack), untrained))
+    stored_entry = jax.eval_shape(packing.pack, untrained)
+    empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), stored_entry)
     with jax.named_scope(SEGMENTS):
         stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
     return jax.vmap(packing.unpack)(stored) if is_packed else stored

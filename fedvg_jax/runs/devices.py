@@ -15,7 +15,11 @@ from fedvg_jax.engine import executors
 
 
 def make_executor(
-    config: Config, hardware: hw.Hardware | None = None, num_runs: int = 1, devices: Sequence[Any] | None = None
+    config: Config,
+    hardware: hw.Hardware | None = None,
+    num_runs: int = 1,
+    devices: Sequence[Any] | None = None,
+    equal_steps: bool = False,
 ) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
@@ -25,6 +29,7 @@ def make_executor(
         hardware: defaults to `hardware.current()`.
         num_runs: runs whose clients the lanes train.
         devices: jax's devices of that hardware; defaults to those of all processes.
+        equal_steps: whether all clients take equally many local steps.
     """
     count = num_devices(config, hardware)
     if config.lanes == "all":
@@ -36,7 +41,8 @@ def make_executor(
     if count > 1:
         # the clients of several runs are jobs for all devices
         num_parts = device_counts.num_parts(count, block_size(config)) if num_runs == 1 else 1
-        return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_parts)
+        by_position = equal_steps and num_parts == 1
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_parts, by_position)
     return executors.lanes(num_lanes, chosen.is_packed)
 
 

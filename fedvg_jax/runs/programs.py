@@ -130,6 +130,7 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     machine: Machine | None = None,
+    equal_steps: bool = False,
 ) -> Program:
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
@@ -138,14 +139,22 @@ def make_program(
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
         machine: what it will run on; defaults to the devices of this process.
+        equal_steps: as in `make_executor`.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
+    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine, equal_steps)
     return _stored(*key) if is_hashable(key) else _make(*key)
 
 
 def _make(
-    config: Config, images: Images | None, task, algorithm, weighting, is_double: bool, machine: Machine | None = None
+    config: Config,
+    images: Images | None,
+    task,
+    algorithm,
+    weighting,
+    is_double: bool,
+    machine: Machine | None = None,
+    equal_steps: bool = False,
 ) -> Program:
     machine = machine or Machine(hw.current())
     hardware = machine.hardware
@@ -159,7 +168,8 @@ def _make(
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor, optimiser = make_executor(config, hardware, devices=machine.devices), make_optimiser(config)
+    executor = make_executor(config, hardware, devices=machine.devices, equal_steps=equal_steps)
+    optimiser = make_optimiser(config)
     step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(

@@ -177,7 +177,8 @@ def simulation(
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     machine = machine or programs.Machine(hw.current())
-    program = programs.make_program(config, images, task, algorithm, weighting, machine)
+    steps_are_equal = _steps_are_equal(config, parts)
+    program = programs.make_program(config, images, task, algorithm, weighting, machine, steps_are_equal)
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
     is_on_host = host_pool.is_chosen(config, num_bytes, machine.hardware, machine.devices is None)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
@@ -221,6 +222,12 @@ def simulation(
         host_pool=on_host._replace(resident=put(of_round)) if on_host else None,
         host_memories=in_chunks,
     )
+
+
+def _steps_are_equal(config: Config, parts: Partition) -> bool:
+    """Returns whether all clients take equally many local steps."""
+    fewest_epochs, most_epochs = epochs_range(config)
+    return fewest_epochs == most_epochs and len(set(client_rows.sizes(parts.train).tolist())) == 1
 
 
 def _place_state(
@@ -498,6 +505,7 @@ def make_schedule(
             batch_size=batch_size,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
+            by_position=executor.by_position,
             capacity=capacity,
             probe_ratio=probe_ratio,
             keep_single=keep_single,

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware, tree
-from fedvg_jax.core.types import Data, Schedule, SimState
+from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
@@ -108,8 +108,8 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     """Times samples of each part of a run."""
     first = sim.schedule(0)
     ready = run_chunks.prepare_chunk(sim, [first])
-    lanes_together = simulation.make_executor(sim.config).lanes_together
-    sample = _Sample(sim, programs, first._replace(rows=ready.rounds.rows), ready.data, lanes_together)
+    executor = sim.executor or simulation.make_executor(sim.config)
+    sample = _Sample(sim, programs, first._replace(rows=ready.rounds.rows), executor, ready.data)
     step = slope(sample.training, int(first.num_steps.max()))
     group = slope(lambda size: sample.scoring(size - 1), groups + 1)  # from none: one pass may hold them all
     per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
@@ -147,9 +147,9 @@ class _Sample(NamedTuple):
     programs: run_chunks.Programs
     schedule: Schedule
     """with the numbers that the rows have in `data`"""
+    executor: Executor
     data: Any = None
     """`Data` of the chunk"""
-    lanes_together: int = 1
 
     def training(self, steps: int) -> tuple[int, float]:
         """Returns (longest lane, seconds) of a round of at most `steps` local steps per client, without scoring."""
@@ -168,7 +168,8 @@ class _Sample(NamedTuple):
         """Returns the first round with at most `steps` local steps per client, and no probes."""
         fewer = np.minimum(self.schedule.num_steps, steps)
         old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
-        plan = lane_plan.plan_blocks(fewer, old.client.shape[-1], self.lanes_together, lane_plan.block_size(old))
+        executor, size = self.executor, lane_plan.block_size(old)
+        plan = lane_plan.plan_blocks(fewer, executor.num_lanes, executor.lanes_together, size, executor.by_position)
         return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
 
     def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:

@@ -90,6 +90,7 @@ FEW_STEPS = worlds.quadratics(*np.random.default_rng(0).uniform(0.5, 2, (2, 5, 3
 """In batches of two: 2, 4, 0, 3 and 0 steps."""
 WAYS = {
     "4 devices, 2 lanes": (executors.sharded(4, 2), None),
+    "4 devices, 2 lanes, packed, by position": (executors.sharded(4, 2, is_packed=True, by_position=True), None),
     "unrolled": (differentiable.unrolled(4), None),
     "cohort blocks of 2 on lanes 1": (executors.lanes(1), 2),
 }
@@ -103,6 +104,7 @@ def after_two_rounds(executor, block_size=None):
     state, results = worlds.state(FEW_STEPS, algorithm, task), []
     for number in range(2):
         changes = {"probe_ratio": 0.5, "block_size": block_size, "lanes_together": executor.lanes_together}
+        changes["by_position"] = executor.by_position
         schedule = FEW_STEPS.schedule(number, executor.num_lanes, **changes)
         schedule = schedule._replace(heard=schedule.clients != (0 if number else -1))
         state, metrics = step(state, schedule, FEW_STEPS.data(), worlds.hyper())
@@ -295,3 +297,37 @@ def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(g
 def test_unavailable_devices_are_refused(changes, double, message):
     with jax.enable_x64(double), pytest.raises(UsageError, match=message):
         simulation.num_devices(dataclasses.replace(FEW, **changes))
+
+
+# --- clients of equal size
+
+
+def of_sizes(*sizes, **changes):
+    """A run on two devices, of three clients a round with so many rows each."""
+    settings = Config(rounds=2, clients=len(sizes), join_ratio=3 / len(sizes), batch_size=4, local_epochs=1)
+    settings = apply(settings, {"devices": "2", **changes}, "test")
+    clients = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    given = {"data": worlds.images(sum(sizes)), "partition": clients, "task": WORLD_TASK}
+    return settings, given
+
+
+WORLD_TASK = tasks.classification(worlds.Net(), 3, (2, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "expected"),
+    [([20] * 5, {}, True), ([20] * 4 + [30], {}, False), ([20] * 5, {"local_epochs": "1:2"}, False)],
+    ids=["equal", "one larger", "random epochs"],
+)
+def test_devices_divide_clients_of_equal_size_by_position(sizes, changes, expected):
+    settings, given = of_sizes(*sizes, **changes)
+    assert simulation.simulation(settings, **given).executor.by_position == expected
+
+
+def test_clients_of_equal_size_give_the_history_of_one_device():
+    settings, given = of_sizes(*[20] * 5)
+    two, one = (fv.run(dataclasses.replace(settings, devices=devices), **given) for devices in ("2", "1"))
+    for mine, other in zip(two.records, one.records, strict=True):
+        assert mine["clients"] == other["clients"]
+        np.testing.assert_allclose(mine["weights"], other["weights"], 1e-5)
+    worlds.assert_close(jax.device_get(two.variables), jax.device_get(one.variables), 1e-5)

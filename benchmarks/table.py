@@ -157,12 +157,6 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             verdict(name, case),
         ]
         yield f"| {' | '.join(cells)} |"
-    if not all("alpha" in case for case in file["cases"].values()):
-        yield ""
-        yield (
-            "*: measured at alpha 1 (digits: 100; pfl_cnn has equal clients), and against PyTorch in one process that"
-            " scores batch by batch."
-        )
     if not all(map(quiet, file["cases"].values())):
         yield ""
         yield (
@@ -220,8 +214,6 @@ _PEERS = ("lean", "loader", "vmap", "pfl")
 
 def _alpha(case: dict[str, Any]) -> str:
     """Returns the Dirichlet concentration of a case as text."""
-    if "alpha" not in case:
-        return "*"
     return "equal" if case["alpha"] is None else f"{case['alpha']:g}"
 
 
@@ -231,16 +223,14 @@ _COLUMNS += ("vmap", "pfl", "compile, s", "target")
 
 def cpu_seconds(case: dict[str, Any], contestant: str) -> str:
     """Returns the CPU seconds of a round as text, summed over threads and processes."""
-    seconds = case["seconds"][contestant].get("cpu")
-    return number(seconds["median"]) if seconds else "-"
+    return number(case["seconds"][contestant]["cpu"]["median"])
 
 
 def ratio_to_ours(case: dict[str, Any], peer: str) -> str:
     """Returns the ratio of a contestant's time to ours as text, with its CPU seconds."""
     if peer not in case["ratio"]:
         return "-"
-    ratio = f"{case['ratio'][peer]:.2f} x"
-    return f"{ratio} ({cpu_seconds(case, peer)} CPU s)" if "cpu" in case["seconds"][peer] else ratio
+    return f"{case['ratio'][peer]:.2f} x ({cpu_seconds(case, peer)} CPU s)"
 
 
 def of_peak(case: dict[str, Any], peak: float) -> str:

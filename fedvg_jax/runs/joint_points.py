@@ -304,11 +304,7 @@ def _arrays(
     tables = _stacked([sim.data._replace(pool=()) for sim in sims], order)
     hyper = _stacked([dict(sim.hyper) for sim in sims], order)
     tables, hyper = jax.device_put((tables, hyper), executor.placement)
-    states = states or [sim.state for sim in sims]
-    if executor.rows is None:
-        state = jax.device_put(_stacked(states, order), executor.placement)
-    else:
-        state = _stack_states(executor, order)(list(states))
+    state = _stack_states(executor, order)(list(states or [sim.state for sim in sims]))
     return Arrays(state, tables._replace(pool=sims[0].data.pool), hyper)
 
 

@@ -170,8 +170,9 @@ def join_schedules(schedules_of_runs: Sequence[Schedule], executor: Executor) ->
     fields = {name: np.stack([getattr(s, name) for s in schedules_of_runs]) for name in names}
     fields["start"] += offsets[:, None]
     rows = np.concatenate([s.rows[:n] for s, n in zip(schedules_of_runs, used, strict=True)])
-    steps = fields["num_steps"].reshape(-1)
-    return Schedule(**fields, plan=lane_plan.plan_lanes(steps, executor.num_lanes, executor.lanes_together), rows=rows)
+    steps, lanes = fields["num_steps"].reshape(-1), (executor.num_lanes, executor.lanes_together)
+    plan = lane_plan.plan_lanes(steps, *lanes, executor.by_position)
+    return Schedule(**fields, plan=plan, rows=rows)
 
 
 def idle_schedule(schedule: Schedule) -> Schedule:

@@ -287,8 +287,8 @@ def current() -> Hardware:
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     known = device_models.by_kind(devices[0].device_kind)
-    found = Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
-    return found._replace(processors=known.processors, bandwidth=known.bandwidth) if known else found
+    machine = Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+    return machine._replace(processors=known.processors, bandwidth=known.bandwidth) if known else machine
 
 
 def without_jax() -> Hardware | None:

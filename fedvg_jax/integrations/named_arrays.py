@@ -125,8 +125,8 @@ def scheme_of_gradient(
         return {names[path]: leaf for part in variables for path, leaf in part.items()}
 
     def gradient_of(hyper: Hyper, report: Report, data: Data) -> Tree:
-        found = gradient(to_names(report.variables))
-        return {path: _wide(found[names[path]]) for path in report.variables.params}
+        gradients = gradient(to_names(report.variables))
+        return {path: _wide(gradients[names[path]]) for path in report.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), to_variables(floats))
@@ -395,16 +395,16 @@ def _names_of_rule(rule: Rule) -> list[str]:
 
 def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
     """Returns the names of the global model's gradient."""
-    found = gradient(dict(floats))
-    for name, array in found.items():
+    gradients = gradient(dict(floats))
+    for name, array in gradients.items():
         if name not in floats:
             raise UsageError(f"gradient has '{name}', which is no floating array of the model: {', '.join(floats)}")
         if np.shape(array) != floats[name].shape:
             shapes = f"{list(np.shape(array))}; the model's is {list(floats[name].shape)}"
             raise UsageError(f"gradient: array '{name}' has shape {shapes}")
-    if not found:
+    if not gradients:
         raise UsageError("gradient returned no array; expected name -> gradient of every trained tensor")
-    return set(found)
+    return set(gradients)
 
 
 def _of_measure(name: str, measure: Measure, to_names: Callable[[Variables], dict[str, np.ndarray]]) -> Weighting:

@@ -222,10 +222,10 @@ def find(path: Path) -> Path:
         return path / FILE
     if (path / f"{FILE}.index.json").is_file():
         raise UsageError(f"{path} holds a model in several files, which is not read; save it as one {FILE}")
-    found = sorted(path.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    listed = f"it holds {', '.join(file.name for file in found[:5])}" if found else "it holds no .safetensors file"
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    listed = f"it holds {', '.join(file.name for file in files[:5])}" if files else "it holds no .safetensors file"
     raise UsageError(f"cannot read {path}: {listed}; name a folder with {FILE}, or the file itself")
 
 

@@ -43,19 +43,19 @@ def page(title: str, entries: Sequence[tuple[str, str]], records: Sequence[Mappi
 def curves_svg(records: Sequence[Mapping[str, Any]]) -> str:
     """Returns test and validation accuracy, or loss, over rounds; empty where fewer than two rounds were evaluated."""
     metric = "accuracy" if any(r.get("test_accuracy") is not None for r in records) else "loss"
-    found = [curve for part in COLOURS if len((curve := _curve(records, part, metric)).rounds) > 1]
-    if not found:
+    curves = [curve for part in COLOURS if len((curve := _curve(records, part, metric)).rounds) > 1]
+    if not curves:
         return ""
     unit = 100 if metric == "accuracy" else 1
-    values = [unit * value for curve in found for value in curve.values]
+    values = [unit * value for curve in curves for value in curve.values]
     ends = min(values), max(values)
     low, high = _range(*ends)
-    last = max(curve.rounds[-1] for curve in found)
+    last = max(curve.rounds[-1] for curve in curves)
     parts = [_frame(metric, (low, high), ends, last)]
-    for curve in found:
+    for curve in curves:
         points = [(_x(r, last), _y(unit * v, low, high)) for r, v in zip(curve.rounds, curve.values, strict=True)]
         parts.append(_line(curve.part, points))
-    parts += _labels([(curve.part, _y(unit * curve.values[-1], low, high)) for curve in found])
+    parts += _labels([(curve.part, _y(unit * curve.values[-1], low, high)) for curve in curves])
     label = html.escape(f"{metric} over rounds")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'

@@ -73,10 +73,10 @@ def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     for name in FLAGS:
         parser.add_argument(f"--{name}")
     try:
-        found, others = parser.parse_known_args(words)
+        options, others = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise UsageError(f"{error.argument_name} needs a value; see --help-all") from None
-    return {name: value for name, value in vars(found).items() if value is not None}, others
+    return {name: value for name, value in vars(options).items() if value is not None}, others
 
 
 def parse(values: dict[str, str]) -> Launch | None:

@@ -401,11 +401,11 @@ def newest_state(
     Raises:
         UsageError: the folder has no checkpoint, or it is of other data or another partition.
     """
-    found = digests()
+    current = digests()
     manifest = read_object(folder / "manifest.json") or {}
-    if other := _other_sources(manifest, found):
+    if other := _other_sources(manifest, current):
         raise UsageError(f"{folder} ran {other[0]} (its manifest.json); {other[1]}")
-    restored = _restore_checkpoint(config, folder, state, found, _history_text(folder), lambda line: None)
+    restored = _restore_checkpoint(config, folder, state, current, _history_text(folder), lambda line: None)
     if restored is None:
         raise UsageError(f"{folder} holds no intact checkpoint; --keep 1 or more leaves one")
     leaves, seal = restored

@@ -162,8 +162,8 @@ def say_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    found = {number: signal.getsignal(number) for number in STOPPING}
-    with _handlers({n: h._replace(exit_message=exit_message) for n, h in found.items() if isinstance(h, _Ending)}):
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    with _handlers({n: h._replace(exit_message=exit_message) for n, h in handlers.items() if isinstance(h, _Ending)}):
         yield
 
 

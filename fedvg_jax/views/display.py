@@ -58,15 +58,15 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         sim: the simulation that is about to start.
         unused: settings of the TOML file that the run does not use, for a line of their own.
     """
-    config, found = sim.config, hardware.current()
-    devices = f"{os.cpu_count()} cores" if found.is_cpu else f"{found.num_devices} x {found.kind}"
+    config, machine = sim.config, hardware.current()
+    devices = f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
     num_devices = simulation.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = _partition_text(config, sim.statistics["partition"])
     lines = [
-        f"fedvg_jax {fedvg_jax.__version__} on {found.platform} ({devices}{shared}), jax {jax.__version__}",
+        f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
         + (", kept on the host" if sim.host_pool else ""),

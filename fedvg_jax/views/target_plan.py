@@ -204,7 +204,7 @@ def _parts(
     chunk: Section, evaluate: Section, work: Work, target: Target, ends: Sequence[Assumptions]
 ) -> dict[str, Part]:
     """Returns the parts of `PARTS` that the programs have."""
-    found = {
+    sections_by_part = {
         "step": hlo.loops(chunk, scopes.LOCAL_STEPS),
         "segment": [_without(s, scopes.LOCAL_STEPS) for s in hlo.loops(chunk, scopes.SEGMENTS)],
         "scoring pass": hlo.loops(chunk, scopes.SCORING_PASSES) or _inlined(chunk, scopes.SCORING_PASSES),
@@ -212,7 +212,7 @@ def _parts(
         "rest of a round": [_rest(section) for section in hlo.loops(chunk, scopes.ROUNDS)],
         "round": hlo.loops(chunk, scopes.ROUNDS) or [chunk],
     }
-    parts = {name: [_part(s, work, target, ends) for s in sections] for name, sections in found.items()}
+    parts = {name: [_part(s, work, target, ends) for s in sections] for name, sections in sections_by_part.items()}
     # the last lanes of a cohort that is no multiple of them have loops of their own
     return {name: max(of_loops, key=lambda part: part.bytes) for name, of_loops in parts.items() if of_loops}
 
@@ -235,7 +235,7 @@ def _rest(rounds: Section) -> Section:
 def _inlined(chunk: Section, scope: str) -> list[Section]:
     """Returns loops of one iteration, which XLA has inlined, each as the kernels with its name."""
     kernels = {s.scope: tuple(kernel for kernel in s.kernels if scope in kernel.scope) for s in hlo.walk(chunk)}
-    return [Section(name, 1, found, ()) for name, found in kernels.items() if found]
+    return [Section(name, 1, of_scope, ()) for name, of_scope in kernels.items() if of_scope]
 
 
 def _part(section: Section, work: Work, target: Target, ends: Sequence[Assumptions]) -> Part:

@@ -66,11 +66,11 @@ def our_values(study: Study) -> list[Value]:
         return []
     values = []
     for cell in study.cells.values():
-        found = list(results(study, cell).values())
-        if found:
+        finals = list(results(study, cell).values())
+        if finals:
             config = next(iter(cell.runs.values())).config
             if name := paper_name(config):
-                mean, std = statistics.mean_and_std(found)
+                mean, std = statistics.mean_and_std(finals)
                 values.append(Value(config.dataset, config.model, name, config.alpha, mean, std))
     return values
 
@@ -243,12 +243,12 @@ def steady_over_rho(study: Study) -> Finding | None:
 
 def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, list[float]]:
     """Returns the results of a method by rho, in the scenarios with the other settings `rest`."""
-    found = {}
+    by_rho = {}
     for scenario in study.scenarios:
         values = list(results(study, study.cell(method, scenario)).values())
         if values and tuple(pair for pair in scenario if pair[0] != RHO) == rest and RHO in dict(scenario):
-            found[dict(scenario)[RHO]] = values
-    return dict(sorted(found.items()))
+            by_rho[dict(scenario)[RHO]] = values
+    return dict(sorted(by_rho.items()))
 
 
 def balanced_client_by_norm(study: Study) -> Finding | None:
@@ -283,15 +283,15 @@ def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
 
 def norms_grow_with_depth(study: Study) -> Finding | None:
     """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
-    found = []
+    correlations = []
     for run in study.runs:
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]
         weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
         if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
             mean = np.nanmean(np.concatenate(norms), 0)
             depth = depths([run.layers[i] for i in weights])
-            found.append(rank_correlation(depth, [float(mean[i]) for i in weights]))
-    return _mean_correlation(found, "rank correlation of depth and norm", lambda low, high: low > 0)
+            correlations.append(rank_correlation(depth, [float(mean[i]) for i in weights]))
+    return _mean_correlation(correlations, "rank correlation of depth and norm", lambda low, high: low > 0)
 
 
 def depths(layers: Sequence[str]) -> list[int]:
@@ -334,16 +334,18 @@ def head_against_body(study: Study) -> Finding | None:
     A rule's number is its rank correlation with the weights from the head alone minus that with those from the body
     alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval over runs is above 0, or is not.
     """
-    found: dict[str, list[float]] = {rule: [] for rule in head.RULES}
+    gaps_by_rule: dict[str, list[float]] = {rule: [] for rule in head.RULES}
     for run in study.runs:
         rounds = head.rounds_of(run)
-        for rule, gaps in found.items():
+        for rule, gaps in gaps_by_rule.items():
             values = [r.correlations[rule, "head"] - r.correlations[rule, "body"] for r in rounds]
             values = [value for value in values if math.isfinite(value)]
             if values:
                 gaps.append(float(np.mean(values)))
     gaps = [
-        _mean_correlation(found[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero)
+        _mean_correlation(
+            gaps_by_rule[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero
+        )
         for rule in ("val_loss", "gradient")
     ]
     if None in gaps:
@@ -370,20 +372,22 @@ def _weight_correlations(
         name: of that number.
         holds: (low, high) of the 95 % interval -> verdict.
     """
-    found = []
+    correlations = []
     for run in study.runs:
         if run.config.weighting != "fedvg":
             continue
         values = [rank_correlation(r["weights"], v) for r in run.records if (v := other(run, r))]
         values = [value for value in values if math.isfinite(value)]
         if values:
-            found.append(float(np.mean(values)))
-    return _mean_correlation(found, f"rank correlation of weight and {name}", holds)
+            correlations.append(float(np.mean(values)))
+    return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
 
 
-def _mean_correlation(found: Sequence[float], name: str, holds: Callable[[float, float], bool]) -> Finding | None:
+def _mean_correlation(
+    correlations: Sequence[float], name: str, holds: Callable[[float, float], bool]
+) -> Finding | None:
     """Returns the finding on the mean of one correlation per run, by its 95 % t interval; None for fewer than two."""
-    known = [value for value in found if math.isfinite(value)]
+    known = [value for value in correlations if math.isfinite(value)]
     if len(known) < 2:
         return None
     compared = statistics.compare({(i, 0): v for i, v in enumerate(known)}, {(i, 0): 0.0 for i in range(len(known))})

@@ -65,18 +65,18 @@ def judge(studies: Sequence[Study]) -> list[Judged]:
     for claim in claims():
         of_values: Callable | None = claim_measures.OF_VALUES.get(claim.measure)
         of_study: Callable | None = claim_measures.OF_STUDY.get(claim.measure)
-        found: list[tuple[Study, Finding]] = []
+        findings: list[tuple[Study, Finding]] = []
         for study in studies:
             finding = (
                 of_values(claim_measures.our_values(study)) if of_values else of_study(study) if of_study else None
             )
             if finding is not None:
-                found.append((study, finding))
+                findings.append((study, finding))
         printed = claim_measures.printed(claim.measure) if of_values and not claim.paper else None
         verdict: Verdict = "not reached"
-        if found:
-            verdict = "holds" if all(finding.holds for _, finding in found) else "fails"
-        ours = "; ".join(f"{scale(study)}: {finding.text}" for study, finding in found)
+        if findings:
+            verdict = "holds" if all(finding.holds for _, finding in findings) else "fails"
+        ours = "; ".join(f"{scale(study)}: {finding.text}" for study, finding in findings)
         judged.append(Judged(claim, claim.paper or (printed.text if printed else ""), ours or "–", verdict))
     return judged
 

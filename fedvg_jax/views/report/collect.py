@@ -63,27 +63,27 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         UsageError: there is no run, two runs are the same, or, unless `partial`, settings are mixed or runs are
             missing. The message lists them.
     """
-    found, sweeps = _read_all([Path(folder) for folder in folders])
-    if not any(folder.run for folder in found):
-        reasons = [folder.missing or folder.failure for folder in found]
+    run_folders, sweeps = _read_all([Path(folder) for folder in folders])
+    if not any(folder.run for folder in run_folders):
+        reasons = [folder.missing or folder.failure for folder in run_folders]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
     tuned = {name for sweep in sweeps for values in sweep.tuned.values() for name in values}
-    placed = axes.places([folder.point for folder in found], tuned)
+    placed = axes.places([folder.point for folder in run_folders], tuned)
     declared = [name for sweep in sweeps for name in sweep.axes]
-    mixed = axes.mixtures([folder.point for folder in found], placed, declared)
-    cells, notes = _cells(found, placed)
+    mixed = axes.mixtures([folder.point for folder in run_folders], placed, declared)
+    cells, notes = _cells(run_folders, placed)
     cells = cells if sweeps else _with_unpaired(cells)
     missing = [line for cell in cells.values() for line in cell.missing]
-    missing += [folder.missing for folder, place in zip(found, placed, strict=True) if not place.method]
+    missing += [folder.missing for folder, place in zip(run_folders, placed, strict=True) if not place.method]
     problems = mixed + missing + _different_data(cells)
     if problems and not partial:
         raise UsageError(
             f"the runs cannot be reported as one study: {_listed(problems)}; finish or remove them, or give --partial"
         )
     title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
-    runs = [folder.point for folder in found if folder.run]
-    has_accuracy = all(_has_accuracy(folder.run) for folder in found if folder.run)
+    runs = [folder.point for folder in run_folders if folder.run]
+    has_accuracy = all(_has_accuracy(folder.run) for folder in run_folders if folder.run)
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title=title,
@@ -134,7 +134,7 @@ def _has_accuracy(run: Run | None) -> bool:
 
 def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
     """Returns every run below the given folders, and their sweeps."""
-    found: list[_Folder] = []
+    run_folders: list[_Folder] = []
     sweeps: list[_Sweep] = []
     for folder in folders:
         if not folder.is_dir():
@@ -142,17 +142,17 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
         if (folder / "sweep.json").exists():
             sweep = _read_sweep(folder)
             sweeps.append(sweep)
-            found += [_read_run(path, path.name, values, sweep.base) for path, values in sweep.points]
+            run_folders += [_read_run(path, path.name, values, sweep.base) for path, values in sweep.points]
         elif (folder / "config.json").exists():
-            found.append(_read_run(folder, folder.name, {}))
+            run_folders.append(_read_run(folder, folder.name, {}))
         else:
             inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
             if not inner:
                 raise UsageError(f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run")
             deeper, more = _read_all(inner)
-            found += deeper
+            run_folders += deeper
             sweeps += more
-    return found, sweeps
+    return run_folders, sweeps
 
 
 def _is_of_runs(folder: Path) -> bool:
@@ -231,7 +231,7 @@ def _unfinished(history: History) -> str:
 
 
 def _cells(
-    found: Sequence[_Folder], placed: Sequence[axes.Place]
+    run_folders: Sequence[_Folder], placed: Sequence[axes.Place]
 ) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
     """Returns the cells in the order of their first run, and notes on runs that occur twice.
 
@@ -240,7 +240,7 @@ def _cells(
     """
     cells: dict[tuple[str, Scenario], Cell] = {}
     notes = []
-    for folder, place in zip(found, placed, strict=True):
+    for folder, place in zip(run_folders, placed, strict=True):
         if not place.method:
             continue
         key = place.method, place.scenario

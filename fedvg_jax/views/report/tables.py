@@ -153,8 +153,8 @@ def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
 
 def marks(cell: Cell) -> str:
     """Returns the marks of the footnotes of a cell."""
-    found = INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
-    return f" {found}" if found else ""
+    symbols = INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
+    return f" {symbols}" if symbols else ""
 
 
 def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
@@ -250,23 +250,23 @@ def effects(study: Study, chosen: Options) -> Table:
         )
         for method, scenario in others
     }
-    family = sum(found.n > 0 for found in compared.values())  # the others have no pair of runs
+    family = sum(comparison.n > 0 for comparison in compared.values())  # the others have no pair of runs
     corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
     corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
     digits = 2 if study.metric == "accuracy" else 4
 
     def entries(cell: Cell) -> list[Entry]:
         key = cell.method, cell.scenario
-        found = compared[key]
+        comparison = compared[key]
         return [
-            number(found.n, 0),
-            number(found.mean, digits, signed=True),
-            _interval(found.t_interval, digits),
-            _interval(found.bootstrap_interval, digits),
-            p_value(found.t_p),
+            number(comparison.n, 0),
+            number(comparison.mean, digits, signed=True),
+            _interval(comparison.t_interval, digits),
+            _interval(comparison.bootstrap_interval, digits),
+            p_value(comparison.t_p),
             p_value(corrected_t[key]),
-            p_value(found.wilcoxon_p),
-            p_value(found.greater_p),
+            p_value(comparison.wilcoxon_p),
+            p_value(comparison.greater_p),
             p_value(corrected_w[key]),
         ]
 
@@ -282,7 +282,7 @@ def effects(study: Study, chosen: Options) -> Table:
         Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
     ]
     header, rows = _per_cell(study, columns, entries, skip=chosen.baseline)
-    counts = sorted({found.n for found in compared.values() if found.n})
+    counts = sorted({comparison.n for comparison in compared.values() if comparison.n})
     warnings = [text for n in counts if (text := statistics.warning(n, family))]
     notes = (
         f"Differences are method minus {chosen.baseline}, {choice_name(study, chosen.choice)}, paired by seed and"

@@ -55,9 +55,9 @@ def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, st
     rows, ends = [], []
     for method in study.methods:
         points = [
-            (value, *mean_and_std(list(found.values())), len(found))
+            (value, *mean_and_std(list(finals.values())), len(finals))
             for value, scenario in zip(values, scenarios, strict=True)
-            if (found := results(study, study.cell(method, scenario)))
+            if (finals := results(study, study.cell(method, scenario)))
         ]
         if not points:
             continue

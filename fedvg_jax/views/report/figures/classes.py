@@ -29,16 +29,16 @@ def class_recalls(cell: Cell) -> np.ndarray | None:
 
 def recalls(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure of recall by method and class, a panel per scenario."""
-    found = {key: values for key, cell in study.cells.items() if (values := class_recalls(cell)) is not None}
-    scenarios = [s for s in study.scenarios if any((method, s) in found for method in study.methods)]
+    by_cell = {key: values for key, cell in study.cells.items() if (values := class_recalls(cell)) is not None}
+    scenarios = [s for s in study.scenarios if any((method, s) in by_cell for method in study.methods)]
     if not scenarios:
         return "no run records the confusion matrix; --record confusion does"
     height = (0.24 * len(study.methods) + 1.0) / style.panel_height
     figure, axes = base.grid(style._replace(panels_per_row=1), len(scenarios), height)
     rows, image = [], None
     for panel, scenario in zip(axes, scenarios, strict=True):
-        methods = [method for method in study.methods if (method, scenario) in found]
-        values = np.array([found[method, scenario] for method in methods])
+        methods = [method for method in study.methods if (method, scenario) in by_cell]
+        values = np.array([by_cell[method, scenario] for method in methods])
         image = panel.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")
         run = next(iter(study.cell(methods[0], scenario).runs.values()))
         names = [str(name) for name in run.partition.get("class_names", range(values.shape[1]))]

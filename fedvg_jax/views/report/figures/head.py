@@ -85,19 +85,19 @@ def head_against_body(study: Study, style: Style) -> list[Drawing] | str:
 
     Marks have the length of one standard deviation over rounds to both sides.
     """
-    found = {}
+    rounds_by_cell = {}
     for scenario in study.scenarios:
         for method in study.methods:
             if rounds := _rounds(study.cell(method, scenario)):
-                found[method, scenario] = rounds
-    if not found:
+                rounds_by_cell[method, scenario] = rounds
+    if not rounds_by_cell:
         return (
             "no run has the norms of a head and of other layers beside validation losses;"
             " weighting fedvg with --record client_val_loss does"
         )
-    figure, axes = base.grid(style, len(found), 0.95, sharey=True)
+    figure, axes = base.grid(style, len(rounds_by_cell), 0.95, sharey=True)
     rows, lowest = [], 0.0
-    for panel, ((method, scenario), rounds) in zip(axes, found.items(), strict=True):
+    for panel, ((method, scenario), rounds) in zip(axes, rounds_by_cell.items(), strict=True):
         for j, (part, (colour, hatch)) in enumerate(PARTS.items()):
             for i, (rule, _) in enumerate(RULES.items()):
                 values = np.array([r.correlations[rule, part] for _, r in rounds])

@@ -36,10 +36,10 @@ def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
     for scenario in study.scenarios:
         cells = [study.cell(method, scenario) for method in study.methods]
         runs = [(cell.method, r, cell.runs[r]) for cell in cells if cell.runs for r in [min(cell.runs)]]
-        found = next(((m, r, run) for m, r, run in runs if any(x.get("layer_shares") for x in run.records)), None)
-        if found is None:
+        first = next(((m, r, run) for m, r, run in runs if any(x.get("layer_shares") for x in run.records)), None)
+        if first is None:
             continue
-        method, replicate, run = found
+        method, replicate, run = first
         figure, rows = _heat_maps(run, style)
         where = ", ".join(filter(None, (method, scenario_text(scenario), replicate_text(replicate))))
         stem = "layers" if not drawn else f"layers-{len(drawn) + 1}"

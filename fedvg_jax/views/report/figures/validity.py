@@ -42,14 +42,14 @@ def rank_correlation(measure: Sequence[float | None], accuracy: Sequence[float |
 
 def correlations(records: Sequence[Record]) -> dict[str, list[tuple[int, float]]]:
     """Returns (round, rank correlation with the client models' accuracy) by measure, for the rounds that have it."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    by_measure: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, key in MEASURES.items():
             if record.get(ACCURACY) and record.get(key):
                 sign = -1 if key == LOSS else 1
                 measure = [None if value is None else sign * value for value in record[key]]
-                found.setdefault(name, []).append((record["round"], rank_correlation(measure, record[ACCURACY])))
-    return found
+                by_measure.setdefault(name, []).append((record["round"], rank_correlation(measure, record[ACCURACY])))
+    return by_measure
 
 
 def score_validity(study: Study, style: Style) -> list[Drawing] | str:

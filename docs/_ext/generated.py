@@ -15,7 +15,7 @@ import result_tables
 DOCS = Path(__file__).parent.parent
 CONTROLS = (
     *("digits", "digits_tinycnn", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val"),
-    *("breast_cancer", "literature"),
+    *("cifar10_resnet18", "breast_cancer", "literature"),
 )
 """Comparisons of FedVG with its controls."""
 

@@ -31,6 +31,7 @@ def pieces() -> dict[str, str]:
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
+        "family_digits": result_tables.controls("family_digits", "uniform"),
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),
         "lasting_weights": result_tables.lasting_weights(),

@@ -135,8 +135,8 @@ def parity() -> str:
     return table(head, rows)
 
 
-def controls(name: str) -> str:
-    """Accuracy of FedVG and its controls, and the difference of every control to FedVG, from a report's tables."""
+def controls(name: str, baseline: str = "FedVG") -> str:
+    """Accuracy under several weightings, and the difference of each to the baseline of a report, from its tables."""
     accuracy, effects = (_rows(RESULTS / name / f"{part}.csv") for part in ("accuracy", "effects"))
     settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
     has_settings = "setting" in effects[0]
@@ -150,7 +150,7 @@ def controls(name: str) -> str:
                 gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
                 shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
             rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    columns = ["setting", "weights", "test accuracy, %", "runs", "minus FedVG, points (95 % interval)", "p, Holm"]
+    columns = ["setting", "weights", "test accuracy, %", "runs", f"minus {baseline}, points (95 % interval)", "p, Holm"]
     head = columns[not has_settings :]
     run = load(f"{name}/run")
     source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."

@@ -101,18 +101,20 @@ COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", 
 COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
 
 
-def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient():
+@pytest.mark.parametrize(("by_position", "models"), [(False, {"reduce_scatter"}), (True, set())])
+def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient(by_position, models):
     """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices. The
-    only sums are those of the weighted means."""
+    only sums are those of the weighted means. By position no client's model is exchanged."""
     import programs
 
-    world, algorithm, executor = worlds.uneven(), worlds.full_algorithm(), executors.sharded(4, 1)
+    world, algorithm = worlds.uneven(), worlds.full_algorithm()
+    executor = executors.sharded(4, 1, by_position=by_position)
     rule = worlds.weighting("samples+fedvg", algorithm)
     step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, worlds.with_momentum, 5)
-    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
+    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5, by_position=by_position)
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
-    assert used & COLLECTIVES == {"reduce_scatter", "psum"} and "shard_map" in used
+    assert used & COLLECTIVES == {"psum"} | models and "shard_map" in used
 
 
 CORES = """

@@ -39,7 +39,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records
-from fedvg_jax.runs.devices import make_executor
+from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
 from fedvg_jax.weightings import recorded
@@ -142,7 +142,9 @@ def make_program(
         equal_steps: as in `make_executor`.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine, equal_steps)
+    # on one device the partition makes no difference to the program
+    by_position = equal_steps and num_devices(config, machine.hardware if machine else None) > 1
+    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine, by_position)
     return _stored(*key) if is_hashable(key) else _make(*key)
 
 

@@ -227,7 +227,8 @@ def simulation(
 def _steps_are_equal(config: Config, parts: Partition) -> bool:
     """Returns whether all clients take equally many local steps."""
     fewest_epochs, most_epochs = epochs_range(config)
-    return fewest_epochs == most_epochs and len(set(client_rows.sizes(parts.train).tolist())) == 1
+    sizes = client_rows.sizes(parts.train)
+    return fewest_epochs == most_epochs and bool(sizes.min() == sizes.max())
 
 
 def _place_state(

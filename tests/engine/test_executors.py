@@ -324,6 +324,12 @@ def test_devices_divide_clients_of_equal_size_by_position(sizes, changes, expect
     assert simulation.simulation(settings, **given).executor.by_position == expected
 
 
+def test_on_one_device_equal_and_unequal_clients_share_a_program():
+    equal, unequal = (of_sizes(*sizes, devices="1") for sizes in ([20] * 5, [10, 30, 20, 20, 20]))
+    chunks = [simulation.simulation(settings, **given).chunk for settings, given in (equal, unequal)]
+    assert chunks[0] is chunks[1]
+
+
 def test_clients_of_equal_size_give_the_history_of_one_device():
     settings, given = of_sizes(*[20] * 5)
     two, one = (fv.run(dataclasses.replace(settings, devices=devices), **given) for devices in ("2", "1"))

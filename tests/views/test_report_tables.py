@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import statistics
 
 import pytest
 from run_folders import write_json, write_run, write_sweep
@@ -96,6 +97,20 @@ def test_cost_counts_scored_images_of_fedvg_beside_trained_ones(study):
     values = {(r["setting"], r["method"]): r for r in csv_rows(tables.cost(study, tables.options(study)))}
     assert float(values["alpha 0.05", "fedvg"]["seconds"]) == 1.5
     assert float(values["alpha 0.05", "fedvg"]["relative"]) == pytest.approx((trained + 63) / trained, rel=0.2)
+
+
+def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
+    """Means of its lines are the means of the table of choices, for every method, alpha and choice."""
+    lines = csv_rows(tables.runs(study))
+    assert len(lines) == len(study.runs) == 18
+    assert {(r["alpha"], r["method"], r["seed"]) for r in lines} == {
+        (a, m, s) for a in ("0.05", "0.5") for m in BASE for s in "012"
+    }
+    for r in csv_rows(tables.choices(study)):
+        mine = [x for x in lines if (f"alpha {x['alpha']}", x["method"]) == (r["setting"], r["method"])]
+        for choice in CHOICES:
+            assert statistics.fmean(float(x[choice]) for x in mine) == pytest.approx(float(r[f"{choice} mean"]))
+    assert {(x["rounds"], x["seconds"]) for x in lines} == {("3", "1.5")}
 
 
 def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):

@@ -49,7 +49,7 @@ def write(
 ) -> Report:
     """Writes the tables, the figures and the page of run folders.
 
-    The same runs give the same bytes, except for the seconds in the table of costs.
+    The same runs give the same bytes, except for the seconds in the tables of costs and of runs.
 
     Args:
         dirs: sweep folders, run folders, or folders of these.
@@ -82,6 +82,7 @@ def write(
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
     paths = [path for table in made for path in _write_table(table, folder / "tables")]
+    paths += _write_table(tables.runs(study), folder / "tables", ("csv",))
     sizes = base.STYLES[style]._replace(client=client)
     with ThreadPoolExecutor(1) as pool:
         script = pool.submit(page.bundle)  # while the figures are drawn
@@ -103,12 +104,12 @@ def _command(dirs: Sequence[Path | str]) -> str:
     return " ".join(["python -m fedvg_jax.report", *(shlex.quote(str(path)) for path in dirs)])
 
 
-def _write_table(table: Table, folder: Path) -> list[Path]:
-    """Writes a table in every format."""
+def _write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:
+    """Writes a table in every format, or in some; returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{table.name}.{suffix}" for suffix in FORMATS]
-    for path, text in zip(paths, FORMATS.values(), strict=True):
-        files.replace(path, text(table))
+    paths = [folder / f"{table.name}.{suffix}" for suffix in suffixes]
+    for path, suffix in zip(paths, suffixes, strict=True):
+        files.replace(path, FORMATS[suffix](table))
     return paths
 
 

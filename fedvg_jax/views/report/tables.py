@@ -361,6 +361,31 @@ def _rounds(reached: Sequence[int], runs: int) -> Entry:
     return Entry(f"{mean:.1f}" + (f" ({len(reached)} of {runs})" if len(reached) < runs else ""), (mean, len(reached)))
 
 
+# --- runs
+
+
+def runs(study: Study) -> Table:
+    """Returns one row per run and one column per value, for statistics of one's own."""
+    settings = [name for name, _ in study.scenarios[0]]
+    names = (*settings, "method", "seed", "partition_seed", *CHOICES, "rounds", "image_gradients", "seconds")
+    rows = []
+    for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
+        by_choice = [results(study, cell, choice) for choice in CHOICES]
+        for (seed, partition_seed), run in sorted(cell.runs.items()):
+            chosen = [values.get((seed, partition_seed)) for values in by_choice]
+            measured = [len(run.records), costs.image_gradients(run), costs.seconds(run)]
+            lead = [_value(value) for _, value in cell.scenario] + [Entry(cell.method)]
+            rows.append((*lead, *(number(value) for value in (seed, partition_seed, *chosen, *measured))))
+    title = f"{study.title}: {metric_name(study)} of every run"
+    return Table("runs", title, tuple(Column(name, (name,)) for name in names), tuple(rows))
+
+
+def _value(value: object) -> Entry:
+    """Returns the entry of a setting's value."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return Entry(value_text(value), (value,) if is_number else ())  # pyright: ignore
+
+
 # --- the paper
 
 

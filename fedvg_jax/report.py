@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
     parser.add_argument("--client", type=int, metavar="ID", help="client whose weights are bold")
     parser.add_argument(
-        "--claims", type=Path, metavar="FILE", help="write the paper's claims with verdicts instead; each DIR by itself"
+        "--claims",
+        type=Path,
+        metavar="FILE",
+        help="write the paper's claims with verdicts instead, as Markdown or .csv; each DIR by itself",
     )
     parser.error = _raise_usage_error
     return parser
@@ -93,7 +96,7 @@ def write_claims(options: Mapping[str, Any], path: Path) -> int:
 
     Args:
         options: the others of the command line.
-        path: of the Markdown file.
+        path: of the file, Markdown or .csv.
 
     Raises:
         UsageError: an option is given that belongs to a report, or a folder holds no finished run.

@@ -39,6 +39,7 @@ def pieces() -> dict[str, str]:
         "planning": result_tables.planning(),
         "scale": result_tables.scale(),
         "paper": result_tables.paper(),
+        "claims": result_tables.claims(),
         "cohort_memory": result_tables.cohort_memory(),
         "convolutions": result_tables.convolutions(),
         "host_pool": result_tables.host_pool(),

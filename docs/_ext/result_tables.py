@@ -152,9 +152,27 @@ def controls(name: str, baseline: str = "FedVG") -> str:
             rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
     columns = ["setting", "weights", "test accuracy, %", "runs", f"minus {baseline}, points (95 % interval)", "p, Holm"]
     head = columns[not has_settings :]
+    return f"{table(head, rows)}\n\n{_source_of_run(name)}\n"
+
+
+def _source_of_run(name: str) -> str:
+    """The command, commit, machine and date of a folder of results."""
     run = load(f"{name}/run")
-    source = f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
-    return f"{table(head, rows)}\n\n{source}\n"
+    return f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
+
+
+def claims() -> str:
+    """The paper's claims with the verdicts of committed runs, and what decides them."""
+    from fedvg_jax.views.report.claims import rules
+
+    head = ["claim", "the paper's numbers", "ours", "verdict"]
+    rows = []
+    for row in _rows(RESULTS / "claims" / "claims.csv"):
+        *texts, verdict = (escape(row[name].removeprefix("'")) for name in head)  # ' quotes a leading sign in the CSV
+        rows.append([*texts, f"**{verdict}**"])
+    sweeps = "\n".join(f"- {row['claim']}: `{row['command']}`" for row in _rows(RESULTS / "claims" / "claims.csv"))
+    source = _source_of_run("claims")
+    return f"{table(head, rows)}\n\n{source}\n\n{rules()}\n\n## The sweep of each claim\n\n{sweeps}\n"
 
 
 COSTS = "amd-epyc-2-cores-costs"
@@ -236,6 +254,21 @@ def _scale_measured(measured: dict[str, Any]) -> str:
 def _source(machine: dict[str, Any]) -> str:
     busy = " beside other work" if machine["busy"] else ""
     return f"`{machine['command']}`, measured{busy} on {machine['date'][:10]}."
+
+
+def experiments() -> str:
+    """Experiments per hour of a sweep, by network and by how its points are computed."""
+    measured = load("experiments")
+    rows = []
+    for name, modes in measured["nets"].items():
+        alone = modes["one after another"]["experiments_per_hour"]
+        for mode, row in modes.items():
+            low, high = row["range"]
+            rate = row["experiments_per_hour"]
+            rows.append([name, mode, f"{rate:,.0f} ({low:,.0f} to {high:,.0f})", f"{rate / alone:.2f}"])
+    head = ["network", "points", "experiments an hour (range)", "relative"]
+    note = f"An experiment is {measured['rounds']} rounds of FedVG; compiling is not counted."
+    return f"{table(head, rows)}\n\n{note} {_source(measured['machine'])}\n"
 
 
 def client_values() -> str:

@@ -18,7 +18,7 @@ import functools
 import importlib.util
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -298,6 +298,19 @@ def without_jax() -> Hardware | None:
     if platforms != "cpu" and (platforms or has_plugin):
         return None
     return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
+
+
+@contextlib.contextmanager
+def single_lapack_thread() -> Iterator[None]:
+    """While open, LAPACK uses one thread in this process.
+
+    On a CPU, XLA computes eigenvectors by SciPy's LAPACK. Its threads wait for each other by spinning, and beside other
+    work each waits for one that has no core. On idle cores one thread is no slower for the matrices of networks.
+    """
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(1, "blas"):
+        yield
 
 
 def num_cores() -> int:

@@ -1,5 +1,6 @@
 """The paper's claims: the paper's numbers are computed from its tables, and verdicts from runs."""
 
+import csv
 import math
 from pathlib import Path
 
@@ -140,3 +141,8 @@ def test_file_has_a_row_per_claim_with_its_command(tmp_path):
     assert len([line for line in text.splitlines() if line.startswith("- ")]) == len(judged)
     assert len(lines) == len(judged) + 2
     assert "python -m fedvg\\_jax.sweep --config configs/sweeps/paper/bars.toml" in lines[2]
+    claims.write_claims([run], tmp_path / "paper.csv")
+    with (tmp_path / "paper.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["claim"] for row in rows] == [j.claim.statement for j in judged]
+    assert [row["verdict"] for row in rows] == [j.verdict for j in judged]

@@ -16,7 +16,7 @@ from fedvg_jax.core.types import one_line
 from fedvg_jax.views.report import claim_measures
 from fedvg_jax.views.report.claim_measures import Finding
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.markup import Column, Entry, Table, markdown
+from fedvg_jax.views.report.markup import Column, Entry, Table, comma_separated, markdown
 from fedvg_jax.views.report.study import Study, value_text
 
 Verdict = Literal["holds", "fails", "not reached"]
@@ -116,11 +116,11 @@ def command(claim: Claim) -> str:
 
 
 def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:
-    """Writes paper.md: a row per claim; returns the verdicts.
+    """Writes a row per claim; returns the verdicts.
 
     Args:
         dirs: sweep folders, run folders, or folders of these; each is a study of its own, which may be incomplete.
-        path: of the Markdown file.
+        path: of the file: CSV where it ends in .csv, else Markdown.
 
     Raises:
         UsageError: a folder holds no finished run.
@@ -128,13 +128,13 @@ def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:
     judged = judge([collect([folder], partial=True) for folder in dirs])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     sources = ", ".join(f"`{one_line(str(folder)).replace('`', '')}`" for folder in dirs)
-    text = f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}\n{rules()}"
-    files.replace(Path(path), text)
+    page = f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}\n{rules()}"
+    files.replace(Path(path), comma_separated(table(judged)) if Path(path).suffix == ".csv" else page)
     return judged
 
 
 def rules() -> str:
-    """Returns a list, in Markdown, of what decides each claim: the first sentence of its measure's docstring."""
+    """Returns a section, in Markdown, on what decides each claim: the first sentence of its measure's docstring."""
     measures = {**claim_measures.OF_VALUES, **claim_measures.OF_STUDY}
     lines = [f"- {c.statement}: {_first_line(measures[c.measure].__doc__)}" for c in claims()]
     return "\n".join(["## What decides a claim", "", *lines, ""])

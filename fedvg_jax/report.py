@@ -9,14 +9,16 @@ Exit code 0, or 2 for an error, described in one line: runs that are missing, or
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.report"
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write; default: report in the first DIR")
     parser.add_argument("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
     parser.add_argument(
-        "--target", type=float, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean"
+        "--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean"
     )
     parser.add_argument(
         "--choice",
@@ -63,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an accuracy in (0, 1], such as 0.9; got {text[:50]!r}") from None
+
+
 def _raise_usage_error(message: str) -> NoReturn:
     raise UsageError(f"{message}; usage: {PROG} DIR [DIR ...] [--out DIR] [--baseline METHOD] [--partial]")
 
@@ -83,12 +92,23 @@ def write(argv: Sequence[str]) -> int:
         return write_claims(options, claims)
     from fedvg_jax.views import report
 
-    written = report.write(**options, command=shlex.join([*PROG.split(), *argv]))
+    with _writing(options["out"] or options["dirs"][0], "--out"):
+        written = report.write(**options, command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:
         print(path)
     for name, reason in written.left_out.items():
         print(f"no figure {name}: {reason}")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(path: Path, option: str) -> Iterator[None]:
+    """Raises UsageError in place of errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        reason = files.reason(error)
+        raise UsageError(f"cannot write {path}: {reason}; name another place with {option}") from None
 
 
 def write_claims(options: Mapping[str, Any], path: Path) -> int:
@@ -105,7 +125,9 @@ def write_claims(options: Mapping[str, Any], path: Path) -> int:
         raise UsageError(f"--claims writes one file and takes no --{others[0]}; leave it out")
     from fedvg_jax.views.report import claims
 
-    for judged in claims.write_claims(options["dirs"], path):
+    with _writing(path, "--claims"):
+        verdicts = claims.write_claims(options["dirs"], path)
+    for judged in verdicts:
         print(f"{judged.verdict:12} {judged.claim.statement}")
     print(path)
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config import help as help_texts
 from fedvg_jax.config import tuning_grid
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
@@ -64,7 +65,7 @@ Options of the sweep:
   --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list points and programs, estimate time, train nothing
 
-Options of a run: python -m fedvg_jax.sim --help"""
+Options of a run: {PROG} --help-all"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help", "--help-all"} & set(words):
         print(HELP)
+        if "--help-all" in words:
+            print(f"\n{help_texts.all_options(sim.PROG, sim.PURPOSE)}")
         return 0
     return sim.guarded(lambda: run(read_command_line(words)))
 
@@ -169,9 +172,13 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    if command.shard is None:
-        _draw_report(command.out, console)
+    is_any_finished = any(not isinstance(result.result, Failure) for result in results)
+    if command.shard:
+        console.print("the report is written by the command without --shard", highlight=False)
+    refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
     _refuse_unfinished(_mine(command, points, "final"), results)
+    if refusal:
+        raise refusal
     return 0
 
 
@@ -337,19 +344,24 @@ def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) 
         raise UsageError(f"{_count(unfinished)} not finished, such as {unfinished[0]}; the same command continues them")
 
 
-def _draw_report(out: Path, console: Console) -> None:
-    """Writes the report of a sweep, or says why there is none: a package is missing, or points are."""
+def _draw_report(out: Path, console: Console) -> UsageError | None:
+    """Writes the report of a sweep; returns why there is none, unless packages for it are missing."""
     from fedvg_jax.views import report
 
+    refusal = None
     with files.claimed(out / ".report") as is_mine:
         if not is_mine:  # of the same runs, so that one is enough
-            return console.print("another process writes the report", highlight=False)
-        try:
-            with console.status("writing the report"):
-                line = f"report: {report.write([out], out / 'report').paths[-1]}"
-        except UsageError as error:
-            line = f"no report: {error}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+            line = "another process writes the report"
+        elif missing := report.missing_packages():
+            line = f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'"
+        else:
+            try:
+                with console.status("writing the report"):
+                    line = f"report: {report.write([out], out / 'report').paths[-1]}"
+            except UsageError as error:
+                line, refusal = "no report", error
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return refusal
 
 
 def _is_done(out: Path, point: Point) -> bool:

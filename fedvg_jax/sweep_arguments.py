@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if (tuned or file.tune) and flags.get("select") == ["val"]:
         del flags["select"]
     sweep = make_sweep(flags, file, str(own.get("config")))
+    _refuse_set_and_tuned(sweep, file.tune or {}, {name.removeprefix("tune ").replace("-", "_") for name in tuned})
     points = sweep_points.make_points(sweep)
     tuning = tuning_grid.make_tuning(
         (file.tune or {}) | _typed_lists(tuned),
@@ -109,6 +110,13 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         vectorize=sweep_points.check_vectorize(own.get("vectorize", "auto"), points.points),
         words=(*words, f"--out={out}"),
     )
+
+
+def _refuse_set_and_tuned(sweep: Sweep, in_file: Collection[str], in_words: Collection[str]) -> None:
+    """Raises UsageError for a setting with a value that tuning would replace; words may tune a setting of the file."""
+    file, words = (layer.settings for layer in sweep.layers[-2:])
+    if both := sorted((words.keys() & {*in_file, *in_words}) | (file.keys() & set(in_file))):
+        raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
 
 
 def _read_file(own: dict[str, str]) -> axes.SweepFile:
@@ -181,7 +189,10 @@ def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None
 
 
 def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the words behind every flag of a command line, by the flag's name; of equal flags the last counts.
+    """Returns the words behind every flag of a command line, by the flag's name.
+
+    Raises:
+        UsageError: a word stands before all flags, a flag is given twice, or --tune has no setting.
 
     >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run", "--tune", "lr", "0.1"])
     {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2'], 'dry_run': [], 'tune lr': ['0.1']}
@@ -192,16 +203,31 @@ def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
         if word.startswith("--"):
             flag, is_joined, value = word[2:].partition("=")
             name = flag.replace("-", "_")
+            _refuse_repeated(name, flags)
             flags[name] = [value] if is_joined else []
         elif name == "tune" and not flags[name]:
             del flags[name]
             name = f"tune {word}"
+            _refuse_repeated(name, flags)
             flags[name] = []
         elif name:
             flags[name].append(word)
         else:
             raise UsageError(f"unknown argument {word[:100]}; {PROG} --help lists the options")
+    _refuse_bare_tune(flags)
     return flags
+
+
+def _refuse_bare_tune(flags: Mapping[str, Sequence[str]]) -> None:
+    if "tune" in flags:
+        raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
+
+
+def _refuse_repeated(name: str, flags: Mapping[str, Sequence[str]]) -> None:
+    _refuse_bare_tune(flags)
+    if name in flags:
+        flag = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{flag} is given twice; give all its values after one, such as {flag} A B")
 
 
 def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]]:

@@ -32,14 +32,19 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
         record.update((fields or {}).get(record["round"], {}))
     (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
     if len(records) == run.rounds:
-        summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
-        write_json(folder / "summary.json", summary)
+        write_summary(folder)
     write_json(folder / "partition.json", partition())
     digests = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
     write_json(folder / "manifest.json", digests)
     if layers:
         write_json(folder / "layers.json", list(layers))
     return folder
+
+
+def write_summary(folder: Path) -> None:
+    """Writes the summary of the history, as a run does."""
+    records = history.read(folder)
+    write_json(folder / "summary.json", {"rounds": len(records), "stopped_by": None} | history.summarise(records))
 
 
 def partition():

@@ -116,12 +116,14 @@ def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
+    if not isinstance(axes, Mapping):
+        raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
     parsed = []
     for names, values in axes.items():
         if not isinstance(names, tuple):
             parsed += cross({names: values}, "axes")
             continue
-        rows = list(values)
+        rows = list(values) if isinstance(values, Iterable) else [values]
         if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
             raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
         parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
@@ -154,13 +156,11 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
             raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
         content = _without(content, tiny) | tiny
     zips = _tables(content.pop("zip", []), f"{path}: zip")
-    crossed = _inside(content, "axes")
-    crossed.pop("", None)  # an empty table
+    crossed = _table(content, "axes", path)
     title = content.pop("title", "")
     if not isinstance(title, str):
         raise UsageError(f"{path}: title must be a text; got {title!r}")
-    tune = _inside(content, "tune")
-    tune.pop("", None)
+    tune = _table(content, "tune", path)
     budget = content.pop("tune_budget", 0)
     if type(budget) is not int or budget < 0:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
@@ -173,6 +173,15 @@ def _inside(content: dict[str, Any], table: str) -> dict[str, Any]:
     """Removes a table from dotted settings, and returns its entries by their names inside it."""
     names = [name for name in content if name == table or name.startswith(f"{table}.")]
     return {name.removeprefix(table).removeprefix("."): content.pop(name) for name in names}
+
+
+def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
+    """Removes a table of settings with their values from dotted settings, and returns it; {} without one."""
+    entries = _inside(content, table)
+    alone = entries.pop("", {})
+    if alone != {}:
+        raise UsageError(f"{path}: {table} must be a table [{table}] of settings with their values; got {alone!r:.100}")
+    return entries
 
 
 def _without(content: Mapping[str, Any], tiny: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,17 +200,22 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis; ranges of seeds as their numbers."""
     check_name(name, source)
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
-    listed = [v for value in (given if many else [given]) for v in seeds(name, value)]
+    listed = [v for value in (given if many else [given]) for v in seeds(name, _plain(value))]
     if not listed:
         raise UsageError(f"{source}: {name} has no value; give one or more")
     return listed
+
+
+def _plain(value: Any) -> Any:
+    """Returns a scalar of NumPy, which is not imported here, as a Python number; other values as they are."""
+    return value.item() if type(value).__module__ == "numpy" else value
 
 
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = _settings()
     if name not in known:
-        raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, known)}")
+        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{suggestion(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
 

@@ -114,6 +114,7 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
             _refuse_other_points(out, points)
             _refuse_other_objects(out, content.get("given", {}))
             for point in points:
+                _refuse_damaged(point_folder(out, point.name), point.config)
                 _refuse_other_settings(point_folder(out, point.name), point.config)
         (out / POINTS).mkdir(parents=True, exist_ok=True)
         text = json.dumps(content, indent=1) + "\n"
@@ -199,6 +200,20 @@ def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
     for name in sorted(stored.keys() | given.keys()):
         if stored.get(name) != given.get(name):
             raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
+
+
+def _refuse_damaged(folder: Path, config: Config) -> None:
+    """Raises UsageError for a finished point whose settings or rounds are not all there."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file in the place of a point's folder; remove it")
+    if not is_finished(folder, config):
+        return
+    path = folder / "history.jsonl"
+    num_lines = files.read_regular(path).count(b"\n") if path.exists() else 0
+    wrong = "" if num_lines == config.rounds else f"{path.name} has {num_lines} of {config.rounds} rounds"
+    wrong = wrong if (folder / "config.json").exists() else "config.json is missing"
+    if wrong:
+        raise UsageError(f"{folder} is finished, but {wrong}; delete that folder, and the same command computes it")
 
 
 def _refuse_other_settings(folder: Path, config: Config) -> None:

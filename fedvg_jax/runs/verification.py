@@ -53,8 +53,12 @@ class _Folder(NamedTuple):
     summary: dict[str, Any] | None
 
 
-def check(path: Path) -> Report:
+def check(path: Path, *, with_checkpoints: bool = True) -> Report:
     """Returns the report of comparing the files of a run folder with one another.
+
+    Args:
+        path: of the run folder.
+        with_checkpoints: whether to read the checkpoints, whose arrays take most of the time.
 
     Raises:
         UsageError: `path` is not a run folder.
@@ -67,16 +71,16 @@ def check(path: Path) -> Report:
         history.refuse_sweep(path)
         raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     report = Report([], [])
-    folder = _read(path, report)
+    folder = _read(path, report, seals.checkpoint_folders(path) if with_checkpoints else [])
     for part in (_check_history, _check_config, _check_manifest, _check_documents, _check_best, _check_summary):
         part(folder, report)
     return report
 
 
-def _read(path: Path, report: Report) -> _Folder:
+def _read(path: Path, report: Report, checkpoints: Sequence[Path]) -> _Folder:
     """Returns the content of the folder, and reports files that cannot be read."""
     entries = {}
-    for checkpoint in seals.checkpoint_folders(path):
+    for checkpoint in checkpoints:
         name = f"{seals.FOLDER}/{checkpoint.name}"
         try:
             seal = seals.read_seal(checkpoint)

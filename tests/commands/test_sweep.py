@@ -116,6 +116,11 @@ REFUSED = {
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
     "no option": (["--executor", "submitit", "--slurm", "partition"], "--slurm takes NAME=VALUE"),
     "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
+    "tuned and set": (["--lr", "0.3", "--tune", "lr", "0.1"], "lr has a value and is tuned"),
+    "flag given twice": (["--seed", "0:2", "--seed", "3:5"], "--seed is given twice; give all its values after one"),
+    "tuned twice": (["--tune", "lr", "0.1", "--tune", "lr", "0.2"], "--tune lr is given twice"),
+    "tuned nothing": (["--tune"], "--tune needs a setting and the values to try"),
+    "tuned nothing at first": (["--tune", "--seed", "0:2"], "--tune needs a setting and the values to try"),
     "tuned without values": (["--tune", "lr"], "--tune lr has no values"),
     "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
     "tuned and unused": (["--tune", "fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
@@ -175,12 +180,30 @@ def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, mon
 
 
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
+    monkeypatch.setattr(report, "EXTRA", ("scipy",))
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    code, out, err = run("--alpha", "0.5")
+    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
+
+
+def test_runs_that_no_report_can_be_made_of_are_an_error(run, monkeypatch):
     def write(dirs, out):
-        raise UsageError("reports need scipy; pip install 'fedvg_jax[report]'")
+        raise UsageError("alpha=0.5: manifest.json is damaged")
 
     monkeypatch.setattr(report, "write", write)
     code, out, err = run("--alpha", "0.5")
-    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
+    assert (code, err) == (2, "error: alpha=0.5: manifest.json is damaged\n") and "no report" in out
+
+
+def test_part_of_a_sweep_says_which_command_writes_the_report(run, tmp_path):
+    code, out, err = run("--seed", "0:2", "--shard", "1/2")
+    assert (code, err) == (0, "") and "the report is written by the command without --shard" in out
+
+
+def test_help_all_has_the_options_of_a_run_too(capsys):
+    assert sweep.main(["--help-all"]) == 0
+    text = capsys.readouterr().out
+    assert "--vectorize" in text and "--scaffold.steps" in text
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,25 @@ def test_settings_of_a_config_stay_and_axes_override_them():
     assert [(p.config.rounds, p.config.fedprox.mu, p.config.alpha) for p in points] == [(7, 0.5, 0.1), (7, 0.5, 1.0)]
 
 
+def test_numbers_of_numpy_name_the_same_points_as_python_numbers():
+    given = {"alpha": np.array([0.1, 0.5]), ("lr", "seed"): [(np.float64(0.1), np.int64(3))]}
+    plain = {"alpha": [0.1, 0.5], ("lr", "seed"): [(0.1, 3)]}
+    assert make_points(Sweep(axes.parse_axes(given))) == make_points(Sweep(axes.parse_axes(plain)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["seed"], "axes must be a dict of settings with their values; got list"),
+        ({3: [1]}, "unknown setting '3'"),
+        ({("lr", "seed"): 3}, "the values of lr, seed must be tuples of 2"),
+    ],
+)
+def test_axes_of_another_type_are_refused_in_one_line(given, message):
+    with pytest.raises(UsageError, match=message):
+        axes.parse_axes(given)
+
+
 REFUSED = {
     "unknown setting": ({"lrr": [1]}, "unknown setting 'lrr'; did you mean 'lr'?"),
     "unknown method": ({"method": ["fedavgg", "fedavg"]}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
@@ -223,6 +243,8 @@ def test_file_has_settings_axes_and_a_tiny_size(tmp_path):
         ("zip = 3", "full", r"zip must be tables \[\[zip\]\]"),
         ("title = 3", "full", "title must be a text"),
         ("[axes]\nlr = []", "full", "lr has no value"),
+        ("axes = 3", "full", r"axes must be a table \[axes\] of settings with their values; got 3"),
+        ("tune = 'lr'", "full", r"tune must be a table \[tune\] of settings with their values; got 'lr'"),
         ("rounds = 3", "tiny", r"has no table \[tiny\]"),
         ("rounds = 3", "huge", "unknown scale 'huge'"),
         ("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]", "full", "lr is on two axes"),

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run, write_summary, write_sweep
 
+import fedvg_jax as fv
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.study import results
@@ -15,7 +16,7 @@ LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
 
 def accuracies(values):
     """Final accuracy 0.6 + 0.1 for FedVG + 0.2 at alpha 0.5 + 0.01 per seed."""
-    final = 0.6 + 0.1 * (values["method"] == "fedvg") + 0.2 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
+    final = 0.6 + 0.1 * (values["method"] == "fedvg") + 0.2 * (values.get("alpha") == 0.5) + 0.01 * values["seed"]
     return (0.5, final)
 
 
@@ -83,6 +84,16 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
     assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
 
 
+def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
+    folders = [
+        write_sweep(tmp_path / method, {"method": [method], "seed": list(range(count))}, accuracies, alpha=0.05)
+        for method, count in {"fedavg": 2, "fedvg": 1}.items()
+    ]
+    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
+        collect(folders)
+    assert collect(folders, partial=True).cell("fedvg", ()).missing
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -120,6 +131,9 @@ def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
     assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
+    write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg; 0\.2 for fedprox"):
+        collect([sweep, tmp_path / "untuned"])
 
 
 def test_axes_that_go_together_are_one_scenario(tmp_path):
@@ -212,6 +226,8 @@ def test_damaged_run_is_one_line(tmp_path, name):
         ("partition.json", {"validation": 3}, "partition.json is damaged"),
         ("manifest.json", {"runs": {"0": 1}}, "manifest.json is damaged"),
         ("layers.json", None, "layers.json is damaged"),
+        ("history.jsonl", {"test_accuracy": 7.5}, "test_accuracy_final is 0.5, the history gives 7.5"),
+        ("summary.json", {"test_accuracy_max": 0.9}, "test_accuracy_max is 0.9, the history gives 0.5"),
     ],
     ids=str,
 )
@@ -221,6 +237,17 @@ def test_entry_of_another_type_or_length_is_one_line(tmp_path, name, changes, me
     with pytest.raises(UsageError) as error:
         collect([tmp_path])
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_record_that_was_changed_after_its_run_is_refused(tmp_path):
+    """A rounded norm changes no result, but the summary holds a digest of the history."""
+    fv.run(fv.Config(rounds=1, clients=6, local_epochs=1, weighting="fedvg", out=tmp_path / "a", keep=0))
+    assert len(collect([tmp_path]).runs) == 1
+    path = tmp_path / "a" / "history.jsonl"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"scores": [round(score, 2) for score in record["scores"]]}) + "\n")
+    with pytest.raises(UsageError, match=r"a: history\.jsonl is not the one that summary\.json was sealed with"):
+        collect([tmp_path])
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"axes": 3, "points": []}', '{"axes": [], "points": [1]}'])
@@ -233,13 +260,16 @@ def test_damaged_sweep_is_one_line(tmp_path, text):
 def test_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no runs"):
         collect([tmp_path])
+    (tmp_path / "points").mkdir()
+    with pytest.raises(UsageError, match=f"name a sweep or a run, such as {tmp_path / 'points'}"):
+        collect([tmp_path])
     with pytest.raises(UsageError, match="is not a folder"):
         collect([tmp_path / "nowhere"])
 
 
 def test_study_without_accuracy_compares_losses(tmp_path):
     run = write_run(tmp_path / "a", (None, None), method="fedavg", fields={2: {"test_loss": 0.25, "val_loss": 0.5}})
-    write_json(run / "summary.json", {"test_loss_final": 0.25})
+    write_summary(run)
     study = collect([tmp_path])
     assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
 

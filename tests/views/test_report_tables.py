@@ -6,7 +6,7 @@ import re
 import statistics
 
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
 
@@ -113,6 +113,30 @@ def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
     assert {(x["rounds"], x["seconds"]) for x in lines} == {("3", "1.5")}
 
 
+def test_settings_that_only_some_runs_use_have_columns_of_their_own(tmp_path):
+    """Shards have no classes per client, and the reverse."""
+    given = {("shards", "4", ""), ("shards", "2", ""), ("classes", "", "3"), ("classes", "", "2")}
+    for partition, shards, classes in given:
+        counts = {"shards_per_client": int(shards)} if shards else {"classes_per_client": int(classes)}
+        for method in ("fedavg", "fedvg"):
+            folder = tmp_path / f"{method}-{partition}-{shards}{classes}"
+            write_run(folder, method=method, partition=partition, **counts)
+    study = collect([tmp_path])
+    lines = csv_rows(tables.runs(study))
+    columns = ("method", "partition", "shards_per_client", "classes_per_client")
+    assert {tuple(r[c] for c in columns) for r in lines} == {(m, *each) for m in ("fedavg", "fedvg") for each in given}
+    assert [c.title for c in tables.accuracy(study).columns][2:] == ["partition classes", "partition shards"]
+
+
+def test_rounds_that_vary_are_one_column_of_the_table_of_runs(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for rounds in (1, 2):
+            write_run(tmp_path / f"{method}{rounds}", (0.5,) * rounds, method=method)
+    table = tables.runs(collect([tmp_path]))
+    assert [column.title for column in table.columns].count("rounds") == 1
+    assert sorted(r["rounds"] for r in csv_rows(table)) == ["1", "1", "2", "2"]
+
+
 def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
     """At alpha 0.05 FedVG's second round has 75, 77, 79 %, FedProx's 55, 57, 59 %."""
     table = tables.cost(study, tables.options(study, target=0.76))
@@ -194,7 +218,7 @@ def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
     for method, loss in {"fedavg": 0.5, "fedvg": 0.25}.items():
         fields = {2: {"test_loss": loss, "val_loss": loss}}
         run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
-        write_json(run / "summary.json", {"test_loss_final": loss})
+        write_summary(run)
         write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
     made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")

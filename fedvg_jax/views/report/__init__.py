@@ -79,6 +79,7 @@ def write(
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial)
+    _refuse_absent_client(study, client)
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
     paths = [path for table in made for path in _write_table(table, folder / "tables")]
@@ -92,6 +93,14 @@ def write(
     text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
     files.replace(folder / PAGE, text)
     return Report(study, made, [*paths, folder / PAGE], left_out)
+
+
+def _refuse_absent_client(study: Study, client: int | None) -> None:
+    """Raises UsageError if a client that is to be bold took part in no run."""
+    present = {k for run in study.runs for record in run.records for k in record["clients"]}
+    if client is not None and client not in present:
+        known = f"{min(present)} to {max(present)}" if present else "none"
+        raise UsageError(f"client {client} took part in no run; clients that did: {known}")
 
 
 def missing_packages() -> list[str]:

@@ -40,6 +40,8 @@ class Point(NamedTuple):
     """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
     base: Mapping[str, Any] = {}
     """Settings that all points of the sweep share, of which a missing run has no other record."""
+    tuned: Collection[str] = ()
+    """Settings that the sweep has chosen on D_val."""
 
 
 class Place(NamedTuple):
@@ -82,14 +84,16 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
     return {name: value for name, value in used[0].items() if all(name in s and s[name] == value for s in used)}
 
 
-def places(points: Sequence[Point], tuned: Collection[str] = ()) -> list[Place]:
+def places(points: Sequence[Point]) -> list[Place]:
     """Returns the place of every point.
+
+    A setting that was chosen on D_val for all points that use it is part of no scenario and no name.
 
     Args:
         points: all runs of the study, and those that are missing.
-        tuned: settings that were chosen for every method, which are part of no scenario and no name.
     """
-    differing = [name for name in varying(points) if name not in tuned]
+    fixed = {name for point in points for name in used_settings(point) if name not in point.tuned}
+    differing = [name for name in varying(points) if name in fixed]
     has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
     names = _scenario_settings(points, differing, has_fidelity)
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]

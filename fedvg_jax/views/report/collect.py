@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.runs import verification
 from fedvg_jax.runs.history import History, round_ranges
 from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
@@ -68,18 +69,19 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         reasons = [folder.missing or folder.failure for folder in run_folders]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
-    tuned = {name for sweep in sweeps for values in sweep.tuned.values() for name in values}
-    placed = axes.places([folder.point for folder in run_folders], tuned)
+    placed = axes.places([folder.point for folder in run_folders])
     declared = [name for sweep in sweeps for name in sweep.axes]
     mixed = axes.mixtures([folder.point for folder in run_folders], placed, declared)
     cells, notes = _cells(run_folders, placed)
-    cells = cells if sweeps else _with_unpaired(cells)
+    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
+    cells = cells if is_one_sweep else _with_unpaired(cells)
     missing = [line for cell in cells.values() for line in cell.missing]
     missing += [folder.missing for folder, place in zip(run_folders, placed, strict=True) if not place.method]
     problems = mixed + missing + _different_data(cells)
     if problems and not partial:
         raise UsageError(
-            f"the runs cannot be reported as one study: {_listed(problems)}; finish or remove them, or give --partial"
+            f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
+            " or report with --partial"
         )
     title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
     runs = [folder.point for folder in run_folders if folder.run]
@@ -142,13 +144,18 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
         if (folder / "sweep.json").exists():
             sweep = _read_sweep(folder)
             sweeps.append(sweep)
-            run_folders += [_read_run(path, path.name, values, sweep.base) for path, values in sweep.points]
+            tuned = {name for chosen in sweep.tuned.values() for name in chosen}
+            points = [(path, Point(path.name, None, values, sweep.base, tuned)) for path, values in sweep.points]
+            run_folders += [_read_run(path, point) for path, point in points]
         elif (folder / "config.json").exists():
-            run_folders.append(_read_run(folder, folder.name, {}))
+            run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
             inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
             if not inner:
-                raise UsageError(f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run")
+                points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
+                raise UsageError(
+                    f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run{points}"
+                )
             deeper, more = _read_all(inner)
             run_folders += deeper
             sweeps += more
@@ -176,12 +183,18 @@ def _read_sweep(folder: Path) -> _Sweep:
         base = {**content.get("base", {}), **{f"given.{name}": True for name in content.get("given", {})}}
         return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__} {one_line(str(error))}") from None
+        advice = f"name {folder / 'points'} to report its runs without it"
+        raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))}); {advice}") from None
 
 
-def _read_run(folder: Path, name: str, values: Mapping[str, Any], base: Mapping[str, Any] = {}) -> _Folder:
-    """Returns what a run folder has to offer; damaged files are one line."""
-    empty = Point(name, None, values, base)
+def _read_run(folder: Path, empty: Point) -> _Folder:
+    """Returns what a run folder has to offer; damaged files are one line.
+
+    Args:
+        folder: of the run.
+        empty: the point without its config.
+    """
+    name = empty.name
     if not (folder / "config.json").exists():
         return _Folder(empty, None, f"{name}: no run folder yet")
     try:
@@ -189,13 +202,15 @@ def _read_run(folder: Path, name: str, values: Mapping[str, Any], base: Mapping[
         documents = {key: _document(folder / f"{key}.json") for key in ("partition", "manifest", "layers", "failure")}
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
-    point = Point(name, history.config, values, base)
+    point = empty._replace(config=history.config)
     if damaged := intact.damage(history.records, documents):
         return _Folder(point, None, f"{name}: {damaged}")
     if failure := _failure(history, documents["failure"]):
         return _Folder(point, None, failure=f"{name}: {failure}")
     if problem := _unfinished(history):
         return _Folder(point, None, f"{name}: {problem}")
+    if misfits := verification.check(folder, with_checkpoints=False).misfits:
+        return _Folder(point, None, f"{name}: {misfits[0]}")
     layers = documents.pop("layers")
     run = Run(folder, history, documents["partition"] or {}, documents["manifest"] or {}, layers or ())
     return _Folder(point, run)

@@ -21,12 +21,14 @@ def damage(records: Sequence[Record], documents: Mapping[str, Any]) -> str:
 
     Args:
         records: of history.jsonl.
-        documents: content of partition.json, manifest.json and layers.json by stem; None for a file that is not there.
+        documents: content of partition.json, manifest.json, layers.json and failure.json by stem; None for a file that
+            is not there.
     """
     for record in records:
         if not is_lost(record) and (name := _damaged_entry(record)):
             return f"history.jsonl is damaged: {name} of round {record['round']}"
-    for stem, is_intact in {"partition": _is_partition, "manifest": _is_manifest, "layers": _is_texts}.items():
+    shapes = {"partition": _is_partition, "manifest": _is_manifest, "layers": _is_texts, "failure": _is_object}
+    for stem, is_intact in shapes.items():
         if documents.get(stem) is not None and not is_intact(documents[stem]):
             return f"{stem}.json is damaged"
     counts = (documents.get("partition") or {}).get("counts")
@@ -83,6 +85,10 @@ def _is_manifest(content: Any) -> bool:
         and isinstance(part.get("git") or {}, dict)
         for part in parts
     )
+
+
+def _is_object(content: Any) -> bool:
+    return isinstance(content, dict)
 
 
 def _is_texts(content: Any) -> bool:

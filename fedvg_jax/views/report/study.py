@@ -159,12 +159,17 @@ def majority(cell: Cell) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def settings(study: Study) -> list[str]:
+    """Returns the settings that scenarios have; a setting that a run does not use is not part of its scenario."""
+    return list(dict.fromkeys(name for scenario in study.scenarios for name, _ in scenario))
+
+
 def column_setting(study: Study) -> str | None:
-    """Returns the setting whose values are the columns of a table.
+    """Returns the setting whose values are the columns of a table, among those that all scenarios have.
 
     It is the only one that varies, else alpha, else the last one besides data set and model; None where there is none.
     """
-    names = [name for name, _ in study.scenarios[0]] if study.scenarios else []
+    names = [name for name in settings(study) if all(name in dict(scenario) for scenario in study.scenarios)]
     if len(names) == 1 or "alpha" in names:
         return "alpha" if "alpha" in names else names[0]
     return next((name for name in reversed(names) if name not in ("dataset", "model")), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
@@ -24,6 +24,7 @@ from fedvg_jax.views.report.study import (
     panels,
     results,
     scenario_text,
+    settings,
     value_text,
 )
 
@@ -366,24 +367,26 @@ def _rounds(reached: Sequence[int], runs: int) -> Entry:
 
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
-    settings = [name for name, _ in study.scenarios[0]]
-    names = (*settings, "method", "seed", "partition_seed", *CHOICES, "rounds", "image_gradients", "seconds")
+    varied = settings(study)
+    measured = ("method", "seed", "partition_seed", *CHOICES, "rounds", "image_gradients", "seconds")
+    names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
         by_choice = [results(study, cell, choice) for choice in CHOICES]
         for (seed, partition_seed), run in sorted(cell.runs.items()):
             chosen = [values.get((seed, partition_seed)) for values in by_choice]
-            measured = [len(run.records), costs.image_gradients(run), costs.seconds(run)]
-            lead = [_value(value) for _, value in cell.scenario] + [Entry(cell.method)]
-            rows.append((*lead, *(number(value) for value in (seed, partition_seed, *chosen, *measured))))
+            cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run)]
+            values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
+            row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
+            rows.append(tuple(_value(row.get(name)) for name in names))
     title = f"{study.title}: {metric_name(study)} of every run"
     return Table("runs", title, tuple(Column(name, (name,)) for name in names), tuple(rows))
 
 
-def _value(value: object) -> Entry:
-    """Returns the entry of a setting's value."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Entry(value_text(value), (value,) if is_number else ())  # pyright: ignore
+def _value(value: Any) -> Entry:
+    """Returns the entry of a setting's or a run's value; None is empty."""
+    is_text = isinstance(value, (bool, str))
+    return Entry(value_text(value), () if is_text else (value,)) if value is not None else number(None)
 
 
 # --- the paper

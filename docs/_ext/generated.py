@@ -15,6 +15,7 @@ import result_tables
 DOCS = Path(__file__).parent.parent
 CONTROLS = (
     *("digits", "digits_tinycnn", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val"),
+    *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.1_at_best_val"),
     *("cifar10_resnet18", "breast_cancer", "literature"),
 )
 """Comparisons of FedVG with its controls."""
@@ -36,6 +37,7 @@ def pieces() -> dict[str, str]:
         "client_values": result_tables.client_values(),
         "lasting_weights": result_tables.lasting_weights(),
         "costs": result_tables.costs(),
+        "experiments": result_tables.experiments(),
         "planning": result_tables.planning(),
         "scale": result_tables.scale(),
         "paper": result_tables.paper(),

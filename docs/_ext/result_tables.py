@@ -258,17 +258,19 @@ def _source(machine: dict[str, Any]) -> str:
 
 def experiments() -> str:
     """Experiments per hour of a sweep, by network and by how its points are computed."""
-    measured = load("experiments")
+    files = [load("experiments"), load("experiments_resnet18")]
     rows = []
-    for name, modes in measured["nets"].items():
+    for name, modes in (item for measured in files for item in measured["nets"].items()):
         alone = modes["one after another"]["experiments_per_hour"]
         for mode, row in modes.items():
             low, high = row["range"]
             rate = row["experiments_per_hour"]
-            rows.append([name, mode, f"{rate:,.0f} ({low:,.0f} to {high:,.0f})", f"{rate / alone:.2f}"])
+            times = f"{rate:,.1f}" if low == high else f"{rate:,.0f} ({low:,.0f} to {high:,.0f})"
+            rows.append([name, mode, times, f"{rate / alone:.2f}"])
     head = ["network", "points", "experiments an hour (range)", "relative"]
-    note = f"An experiment is {measured['rounds']} rounds of FedVG; compiling is not counted."
-    return f"{table(head, rows)}\n\n{note} {_source(measured['machine'])}\n"
+    note = f"An experiment is {files[0]['rounds']} rounds of FedVG; compiling is not counted."
+    sources = "\n".join(f"- {_source(measured['machine'])}" for measured in files)
+    return f"{table(head, rows)}\n\n{note}\n\n{sources}\n"
 
 
 def client_values() -> str:

@@ -52,6 +52,9 @@ def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     results = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
     assert results["first_or_second"].verdict == "holds"
     assert results["first_or_second"].ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 at alpha 0.05"
+    study = collect([tmp_path / "a"])
+    both = next(judged for judged in claims.judge([study, study]) if judged.claim.id == "first_or_second")
+    assert both.ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 at alpha 0.05; rank 2 at alpha 0.05"
     methods["fedavg"] = 0.9
     assert (
         verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))["first_or_second"].verdict

@@ -76,7 +76,10 @@ def judge(studies: Sequence[Study]) -> list[Judged]:
         verdict: Verdict = "not reached"
         if findings:
             verdict = "holds" if all(finding.holds for _, finding in findings) else "fails"
-        ours = "; ".join(f"{scale(study)}: {finding.text}" for study, finding in findings)
+        texts: dict[str, list[str]] = {}
+        for study, finding in findings:
+            texts.setdefault(scale(study), []).append(finding.text)
+        ours = "; ".join(f"{name}: {'; '.join(several)}" for name, several in texts.items())
         judged.append(Judged(claim, claim.paper or (printed.text if printed else ""), ours or "–", verdict))
     return judged
 

@@ -9,16 +9,14 @@ Exit code 0, or 2 for an error, described in one line: runs that are missing, or
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.report"
@@ -92,23 +90,12 @@ def write(argv: Sequence[str]) -> int:
         return write_claims(options, claims)
     from fedvg_jax.views import report
 
-    with _writing(options["out"] or options["dirs"][0], "--out"):
-        written = report.write(**options, command=shlex.join([*PROG.split(), *argv]))
+    written = report.write(**options, command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:
         print(path)
     for name, reason in written.left_out.items():
         print(f"no figure {name}: {reason}")
     return 0
-
-
-@contextlib.contextmanager
-def _writing(path: Path, option: str) -> Iterator[None]:
-    """Raises UsageError in place of errors of the file system."""
-    try:
-        yield
-    except OSError as error:
-        reason = files.reason(error)
-        raise UsageError(f"cannot write {path}: {reason}; name another place with {option}") from None
 
 
 def write_claims(options: Mapping[str, Any], path: Path) -> int:
@@ -125,9 +112,7 @@ def write_claims(options: Mapping[str, Any], path: Path) -> int:
         raise UsageError(f"--claims writes one file and takes no --{others[0]}; leave it out")
     from fedvg_jax.views.report import claims
 
-    with _writing(path, "--claims"):
-        verdicts = claims.write_claims(options["dirs"], path)
-    for judged in verdicts:
+    for judged in claims.write_claims(options["dirs"], path):
         print(f"{judged.verdict:12} {judged.claim.statement}")
     print(path)
     return 0

@@ -226,8 +226,7 @@ def _refuse_bare_tune(flags: Mapping[str, Sequence[str]]) -> None:
 def _refuse_repeated(name: str, flags: Mapping[str, Sequence[str]]) -> None:
     _refuse_bare_tune(flags)
     if name in flags:
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{flag} is given twice; give all its values after one, such as {flag} A B")
+        raise UsageError(f"--{name.replace('_', '-')} is given twice; give it once, with all its values")
 
 
 def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]]:

@@ -166,13 +166,12 @@ def claims() -> str:
     from fedvg_jax.views.report.claims import rules
 
     head = ["claim", "the paper's numbers", "ours", "verdict"]
-    rows = []
-    for row in _rows(RESULTS / "claims" / "claims.csv"):
+    listed, rows = _rows(RESULTS / "claims" / "claims.csv"), []
+    for row in listed:
         *texts, verdict = (escape(row[name].removeprefix("'")) for name in head)  # ' quotes a leading sign in the CSV
         rows.append([*texts, f"**{verdict}**"])
-    sweeps = "\n".join(f"- {row['claim']}: `{row['command']}`" for row in _rows(RESULTS / "claims" / "claims.csv"))
-    source = _source_of_run("claims")
-    return f"{table(head, rows)}\n\n{source}\n\n{rules()}\n\n## The sweep of each claim\n\n{sweeps}\n"
+    sweeps = "\n".join(f"- {row['claim']}: `{row['command']}`" for row in listed)
+    return f"{table(head, rows)}\n\n{_source_of_run('claims')}\n\n{rules()}\n\n## The sweep of each claim\n\n{sweeps}\n"
 
 
 COSTS = "amd-epyc-2-cores-costs"

@@ -319,6 +319,20 @@ def _refuse_shared(folder: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def writing(what: object, option: str) -> Iterator[None]:
+    """Raises UsageError in place of an OSError while something is written.
+
+    Args:
+        what: the path, and in words what it is.
+        option: of the command line, which names another place.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {what}: {reason(error)}; name another with {option}") from None
+
+
 def reason(error: BaseException) -> str:
     """Returns the message of an error in one line of at most 300 characters."""
     message = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -302,14 +302,14 @@ def without_jax() -> Hardware | None:
 
 @contextlib.contextmanager
 def single_lapack_thread() -> Iterator[None]:
-    """While open, LAPACK uses one thread in this process.
+    """While open, LAPACK and BLAS use one thread in this process, where jax computes on the CPU.
 
-    On a CPU, XLA computes eigenvectors by SciPy's LAPACK. Its threads wait for each other by spinning, and beside other
+    There XLA computes eigenvectors by SciPy's LAPACK. Its threads wait for each other by spinning, and beside other
     work each waits for one that has no core. On idle cores one thread is no slower for the matrices of networks.
     """
     import threadpoolctl
 
-    with threadpoolctl.threadpool_limits(1, "blas"):
+    with threadpoolctl.threadpool_limits(1 if current().platform == "cpu" else None, "blas"):
         yield
 
 

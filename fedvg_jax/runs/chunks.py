@@ -7,7 +7,6 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware, processes, tree
+from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import evaluation_records, history, host_memories, host_pool, memory, programs, simulation
@@ -24,11 +23,6 @@ from fedvg_jax.runs.history import Record
 
 CHUNK_SECONDS = 2.0
 """Seconds of one chunk, where nothing else ends it."""
-
-
-def lapack_threads(config: Config) -> contextlib.AbstractContextManager[None]:
-    """Returns the context for the rounds of a run: one thread where they compute eigenvectors, for spectral norms."""
-    return hardware.single_lapack_thread() if "spectral" in config.fedvg.norm else contextlib.nullcontext()
 
 
 class Programs(NamedTuple):

@@ -83,13 +83,11 @@ def export(path: Path, sim: Simulation, history: History) -> None:
     if not is_folder(path):
         pretrained.save(path, history.variables, sim.config.model)
         return
-    try:
+    with files.writing(path, "--export"):
         path.mkdir(exist_ok=True)
         content = description(sim.config, sim.arrays)
         files.replace(path / DESCRIPTION, json.dumps(content, indent=2) + "\n")
         files.replace(path / CARD, card(sim, history))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {files.reason(error)}; name another --export") from None
     pretrained.save(path / pretrained.FILE, history.variables, sim.config.model)
 
 

@@ -174,7 +174,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
-    with _caught_signals(observers.on_stop) as requests, chunks.lapack_threads(config):
+    with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
         traced = config.profile if processes.is_first() else None
         with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)

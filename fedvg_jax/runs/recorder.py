@@ -278,7 +278,7 @@ def open_run_folder(
         return
     run_sources = Sources(functools.cache(sources), history.document_texts(**documents))
     with contextlib.ExitStack() as stack:
-        with starting(config.out):
+        with files.writing(f"the run folder {config.out}", "--out"):
             config.out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.held(config.out))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
@@ -287,21 +287,11 @@ def open_run_folder(
             yield Recorder(config, start, Destination(config.out, pool, run_sources))
         else:
             history.refuse_taken(config.out)
-            with starting(config.out):
+            with files.writing(f"the run folder {config.out}", "--out"):
                 history.write_settings(config.out, config, **documents)
             writing = pool.submit(_write_manifest, config.out, run_sources, 0)
             yield Recorder(config, Start(state, []), Destination(config.out, pool, run_sources))
             writing.result()
-
-
-@contextlib.contextmanager
-def starting(folder: Path) -> Iterator[None]:
-    """Turns an OSError at the start of a run into a UsageError."""
-    try:
-        yield
-    except OSError as error:
-        reason = files.reason(error)
-        raise UsageError(f"cannot write the run folder {folder}: {reason}; name another with --out") from None
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
         UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings;
             or it cannot be written.
     """
-    try:
+    with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
         is_old = (out / DOCUMENT).exists()
         if is_old:
@@ -120,9 +120,6 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
         text = json.dumps(content, indent=1) + "\n"
         if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
             files.replace_bytes(out / DOCUMENT, [text.encode()])
-    except OSError as error:
-        reason = files.reason(error)
-        raise UsageError(f"cannot write the folder of the sweep {out}: {reason}; name another with --out") from None
 
 
 def check_sources(points: Sequence[Point]) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import chunks, joint_points, loop, simulation, tracked
+from fedvg_jax.runs import joint_points, loop, simulation, tracked
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.sweep_work import Work, claim, compute_alone, on_host, record_failure, simulation_of, store_result
 
@@ -74,7 +74,7 @@ def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list
                 waiting = (member for c in candidates if (member := _open(work, c)))
                 members = [member for candidate in first if (member := _open(work, candidate))]
                 members += itertools.islice(waiting, num_places - len(members))
-                with chunks.lapack_threads(first[0].sim.config):
+                with hw.single_lapack_thread():
                     joint_points.compute(joint, members, waiting, work.observers.exit_message, work.stops.append)
         if joint is None:
             busy += compute_alone(work, [*(candidate.point for candidate in first), *unseen])

@@ -117,7 +117,10 @@ REFUSED = {
     "no option": (["--executor", "submitit", "--slurm", "partition"], "--slurm takes NAME=VALUE"),
     "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
     "tuned and set": (["--lr", "0.3", "--tune", "lr", "0.1"], "lr has a value and is tuned"),
-    "flag given twice": (["--seed", "0:2", "--seed", "3:5"], "--seed is given twice; give all its values after one"),
+    "flag given twice": (
+        ["--seed", "0:2", "--seed", "3:5"],
+        "--seed is given twice; give it once, with all its values",
+    ),
     "tuned twice": (["--tune", "lr", "0.1", "--tune", "lr", "0.2"], "--tune lr is given twice"),
     "tuned nothing": (["--tune"], "--tune needs a setting and the values to try"),
     "tuned nothing at first": (["--tune", "--seed", "0:2"], "--tune needs a setting and the values to try"),

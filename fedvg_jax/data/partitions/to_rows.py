@@ -34,10 +34,8 @@ def write(file: Path, partition: Partition, form: str = "parts") -> None:
         text = _npz(draw.as_members(partition))
     else:
         text = _json({name: [rows.tolist() for rows in part] for name, part in partition._asdict().items()})
-    try:
+    with files.writing(file, "--export-partition"):
         files.replace_bytes(files.export_target(file, "export_partition"), [text])
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {files.reason(error)}; name another --export-partition") from None
 
 
 def _all_rows(partition: Partition) -> list[np.ndarray]:

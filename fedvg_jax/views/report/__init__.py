@@ -82,25 +82,28 @@ def write(
     _refuse_absent_client(study, client)
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
-    paths = [path for table in made for path in _write_table(table, folder / "tables")]
-    paths += _write_table(tables.runs(study), folder / "tables", ("csv",))
     sizes = base.STYLES[style]._replace(client=client)
-    with ThreadPoolExecutor(1) as pool:
-        script = pool.submit(page.bundle)  # while the figures are drawn
-        drawn, left_out = _write_figures(study, folder / "figures", sizes, figures)
-    paths += [path for _, several in drawn for path in several]
-    pictures = [(drawing, several[0]) for drawing, several in drawn]
-    text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
-    files.replace(folder / PAGE, text)
+    with files.writing(folder, "--out"):
+        paths = [path for table in made for path in _write_table(table, folder / "tables")]
+        paths += _write_table(tables.runs(study), folder / "tables", ("csv",))
+        with ThreadPoolExecutor(1) as pool:
+            script = pool.submit(page.bundle)  # while the figures are drawn
+            drawn, left_out = _write_figures(study, folder / "figures", sizes, figures)
+        paths += [path for _, several in drawn for path in several]
+        pictures = [(drawing, several[0]) for drawing, several in drawn]
+        text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
+        files.replace(folder / PAGE, text)
     return Report(study, made, [*paths, folder / PAGE], left_out)
 
 
 def _refuse_absent_client(study: Study, client: int | None) -> None:
     """Raises UsageError if a client that is to be bold took part in no run."""
+    if client is None:
+        return
     present = {k for run in study.runs for record in run.records for k in record["clients"]}
-    if client is not None and client not in present:
+    if client not in present:
         known = f"{min(present)} to {max(present)}" if present else "none"
-        raise UsageError(f"client {client} took part in no run; clients that did: {known}")
+        raise UsageError(f"client {client} took part in no run; clients that did: {known}; name one with --client")
 
 
 def missing_packages() -> list[str]:

@@ -126,13 +126,17 @@ def write_claims(dirs: Sequence[Path | str], path: Path | str) -> list[Judged]:
         path: of the file: CSV where it ends in .csv, else Markdown.
 
     Raises:
-        UsageError: a folder holds no finished run.
+        UsageError: a folder holds no finished run, or the file cannot be written.
     """
-    judged = judge([collect([folder], partial=True) for folder in dirs])
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    sources = ", ".join(f"`{one_line(str(folder)).replace('`', '')}`" for folder in dirs)
-    page = f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}\n{rules()}"
-    files.replace(Path(path), comma_separated(table(judged)) if Path(path).suffix == ".csv" else page)
+    judged, path = judge([collect([folder], partial=True) for folder in dirs]), Path(path)
+    if path.suffix == ".csv":
+        text = comma_separated(table(judged))
+    else:
+        sources = ", ".join(f"`{one_line(str(folder)).replace('`', '')}`" for folder in dirs)
+        text = f"# The paper's claims\n\nFrom the runs in {sources}.\n\n{markdown(table(judged))}\n{rules()}"
+    with files.writing(path, "--claims"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, text)
     return judged
 
 

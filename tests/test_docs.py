@@ -73,6 +73,32 @@ def test_every_included_piece_exists(extension):
                 assert path.stem in pieces(generated) if path.parent.name == "_generated" else path.exists(), target
 
 
+def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
+    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    from run_folders import write_sweep
+
+    from fedvg_jax.views.report import markup, tables
+    from fedvg_jax.views.report.collect import collect
+
+    axes = {"method": ["fedvg", "fedavg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+    spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}
+    study = collect([
+        write_sweep(tmp_path / "s", axes, lambda v: (0.7, 0.6 + spread[v["method"]] * v["seed"] ** 2 + v["alpha"] / 5))
+    ])
+    choices = ("final", "at_best_val")
+    chosen = {choice: tables.options(study, study.methods[0], choice=choice) for choice in choices}
+    result_tables = extension("result_tables")
+    for choice, options in chosen.items():
+        for table in (tables.accuracy(study, choice), tables.effects(study, options), tables.runs(study)):
+            (tmp_path / f"{table.name}.csv").write_text(markup.comma_separated(table), encoding="utf-8")
+        listed = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice)
+        reported = result_tables.rows_of_report(tmp_path)
+        assert [row[:2] for row in listed] == [row[:2] for row in reported] and len(listed) == 6
+        for ours, theirs in zip(listed, reported, strict=True):
+            assert (ours.mean, ours.std, ours.n) == pytest.approx((theirs.mean, theirs.std, theirs.n))
+            assert ours.difference == pytest.approx(theirs.difference)
+
+
 def test_a_page_names_only_what_exists():
     for page in WRITTEN:
         if page.name == "CHANGELOG.md":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
 from fedvg_jax import paper as published
+from fedvg_jax.views.report import statistics
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -135,9 +136,51 @@ def parity() -> str:
     return table(head, rows)
 
 
-def controls(name: str, baseline: str = "FedVG") -> str:
-    """Accuracy under several weightings, and the difference of each to the baseline of a report, from its tables."""
-    accuracy, effects = (_rows(RESULTS / name / f"{part}.csv") for part in ("accuracy", "effects"))
+class Row(NamedTuple):
+    """Accuracies of one method in one setting, and its differences to the baseline."""
+
+    setting: str
+    method: str
+    mean: float
+    std: float
+    n: int
+    difference: tuple[float, float, float, float] | None
+    """Mean, limits of the 95 % t interval and p after Holm's correction; None for the baseline."""
+
+
+def controls(name: str, baseline: str = "FedVG", choice: str = "final") -> str:
+    """Accuracy under several weightings, and the difference of each to the baseline.
+
+    Args:
+        name: folder of results.
+        baseline: heading of the baseline.
+        choice: evaluation that stands for a run, where the folder has a line for every run.
+
+    Returns:
+        A table and its source.
+    """
+    folder = RESULTS / name
+    listed = rows_of_runs(csv_rows(folder / "runs.csv"), choice) if has_runs(folder) else rows_of_report(folder)
+    has_settings = any(row.setting for row in listed)
+    rows = []
+    for row in listed:
+        shown = [row.setting, row.method, f"{row.mean:.2f} ± {row.std:.2f}", str(row.n)]
+        if row.difference:
+            gap, low, high, p = row.difference
+            shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+        rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
+    columns = ["setting", "weights", "test accuracy, %", "runs", f"minus {baseline}, points (95 % interval)", "p, Holm"]
+    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether a folder of results has a line for every run instead of the tables of a report."""
+    return (folder / "runs.csv").exists()
+
+
+def rows_of_report(folder: Path) -> list[Row]:
+    """Rows from the tables of a report, accuracy.csv and effects.csv."""
+    accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
     settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
     has_settings = "setting" in effects[0]
     against = {(row["method"], row["setting"] if has_settings else settings[0]): row for row in effects}
@@ -145,20 +188,42 @@ def controls(name: str, baseline: str = "FedVG") -> str:
     for setting in settings:
         for row in (row for row in accuracy if int(row[f"{setting} n"] or 0)):  # not the line of the largest class
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
-            shown = [setting, row["method"], f"{float(mean):.2f} ± {float(std):.2f}", count]
-            if effect := against.get((row["method"], setting)):
-                gap, low, high, p = (float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
-                shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
-            rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    columns = ["setting", "weights", "test accuracy, %", "runs", f"minus {baseline}, points (95 % interval)", "p, Holm"]
-    head = columns[not has_settings :]
-    return f"{table(head, rows)}\n\n{_source_of_run(name)}\n"
+            effect = against.get((row["method"], setting))
+            difference = effect and tuple(float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
+            label = setting if has_settings else ""
+            rows.append(Row(label, row["method"], float(mean), float(std), int(count), difference or None))
+    return rows
+
+
+def rows_of_runs(runs: list[dict[str, str]], choice: str) -> list[Row]:
+    """Rows from the lines of runs.csv, by the statistics of a report; the first method is the baseline."""
+    names = list(runs[0])
+    settings = names[: names.index("method")]
+    cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    for run in runs:
+        key = ", ".join(f"{name} {run[name]}" for name in settings), run["method"]
+        cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
+    baseline = runs[0]["method"]
+    compared = {
+        (setting, method): statistics.compare(values, cells[setting, baseline])
+        for (setting, method), values in cells.items()
+        if method != baseline
+    }
+    corrected = dict(zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True))
+    rows = []
+    for key, values in cells.items():
+        effect = compared.get(key)
+        difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
+        rows.append(Row(*key, *statistics.mean_and_std(list(values.values())), len(values), difference))
+    return rows
 
 
 def _source_of_run(name: str) -> str:
-    """The command, commit, machine and date of a folder of results."""
-    run = load(f"{name}/run")
-    return f"`{run['command']}` at commit {run['commit'][:7]} on {run['machine']}, {run['date']}."
+    """Command, commit, machine and date of a folder of results, or of each of its parts."""
+    written = load(f"{name}/run")
+    parts = written if isinstance(written, list) else [written]
+    lines = [f"`{p['command']}` at commit {p['commit'][:7]} on {p['machine']}, {p['date']}." for p in parts]
+    return "\n".join(f"- {line}" for line in lines) if len(lines) > 1 else lines[0]
 
 
 def claims() -> str:
@@ -166,7 +231,7 @@ def claims() -> str:
     from fedvg_jax.views.report.claims import rules
 
     head = ["claim", "the paper's numbers", "ours", "verdict"]
-    listed, rows = _rows(RESULTS / "claims" / "claims.csv"), []
+    listed, rows = csv_rows(RESULTS / "claims" / "claims.csv"), []
     for row in listed:
         *texts, verdict = (escape(row[name].removeprefix("'")) for name in head)  # ' quotes a leading sign in the CSV
         rows.append([*texts, f"**{verdict}**"])
@@ -322,7 +387,8 @@ def lasting_weights() -> str:
     return f"{table(list(lasting.HEADER), lasting.rows(measured))}\n\n{listed}\n\n{source}\n"
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 

@@ -22,7 +22,7 @@ SEEDS = ("seed", "partition_seed")
 
 
 class Clock:
-    """Estimates the time left from the rounds that this process has computed.
+    """Estimates the time left from the rounds that all processes have computed since the start.
 
     Attributes:
         points_done: Points that are finished, those of earlier processes included.
@@ -47,9 +47,11 @@ class Clock:
         self._rounds_left -= point.config.rounds - self._in_points.pop(point.name, 0)
 
     def end_others(self, points: Sequence[Point]) -> None:
-        """Ends points that other processes have computed."""
+        """Ends points that other processes have computed meanwhile."""
+        rounds = sum(point.config.rounds for point in points)
         self.points_done += len(points)
-        self._rounds_left -= sum(point.config.rounds for point in points)
+        self._computed += rounds
+        self._rounds_left -= rounds
 
     def left(self) -> str:
         """Returns the time left in words."""

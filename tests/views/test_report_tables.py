@@ -128,6 +128,14 @@ def test_settings_that_only_some_runs_use_have_columns_of_their_own(tmp_path):
     assert [c.title for c in tables.accuracy(study).columns][2:] == ["partition classes", "partition shards"]
 
 
+def test_row_of_runs_without_the_settings_of_others_has_a_label(tmp_path):
+    write_run(tmp_path / "dirichlet")
+    for count in (2, 4):
+        write_run(tmp_path / f"shards{count}", partition="shards", shards_per_client=count)
+    rows = csv_rows(tables.accuracy(collect([tmp_path])))
+    assert {row["setting"] for row in rows} == {"none", "shards_per_client 2", "shards_per_client 4"}
+
+
 def test_rounds_that_vary_are_one_column_of_the_table_of_runs(tmp_path):
     for method in ("fedavg", "fedvg"):
         for rounds in (1, 2):

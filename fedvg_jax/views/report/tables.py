@@ -116,7 +116,7 @@ def accuracy(study: Study, choice: Choice = "final") -> Table:
     for rest, scenarios in groups.items():
         by_value = {column_value(study, scenario): scenario for scenario in scenarios}
         by_column = [_ranked(study, by_value.get(value), choice) for value in values]
-        lead = [Entry(scenario_text(rest))] if len(groups) > 1 else []
+        lead = [_setting(rest)] if len(groups) > 1 else []
         rows += [
             (*lead, Entry(method), *(entries[i] for entries in by_column)) for i, method in enumerate(study.methods)
         ]
@@ -183,6 +183,11 @@ def footnotes(study: Study) -> list[str]:
 # --- rows of one scenario and method each
 
 
+def _setting(scenario: Scenario) -> Entry:
+    """Returns the entry of a scenario; some may have none of the settings that the others have."""
+    return Entry(scenario_text(scenario) or "none")
+
+
 def _per_cell(
     study: Study, columns: Sequence[Column], entries: Callable[[Cell], Sequence[Entry]], skip: str = ""
 ) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
@@ -201,7 +206,7 @@ def _per_cell(
         for method in study.methods:
             if method != skip:
                 cell = study.cell(method, scenario)
-                first = [Entry(scenario_text(scenario))] * several + [Entry(method + marks(cell))]
+                first = [_setting(scenario)] * several + [Entry(method + marks(cell))]
                 rows.append((*first, *entries(cell)))
     return (*lead, *columns), tuple(rows)
 

@@ -82,9 +82,13 @@ def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
 
     axes = {"method": ["fedvg", "fedavg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
     spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}
-    study = collect([
-        write_sweep(tmp_path / "s", axes, lambda v: (0.7, 0.6 + spread[v["method"]] * v["seed"] ** 2 + v["alpha"] / 5))
-    ])
+    study = collect(
+        [
+            write_sweep(
+                tmp_path / "s", axes, lambda v: (0.7, 0.6 + spread[v["method"]] * v["seed"] ** 2 + v["alpha"] / 5)
+            )
+        ]
+    )
     choices = ("final", "at_best_val")
     chosen = {choice: tables.options(study, study.methods[0], choice=choice) for choice in choices}
     result_tables = extension("result_tables")

@@ -20,7 +20,6 @@ CONTROLS = (
 """Comparisons of FedVG with its controls."""
 
 
-
 def pieces() -> dict[str, str]:
     """Text of every included piece, by name."""
     return {

@@ -80,19 +80,16 @@ def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
     from fedvg_jax.views.report import markup, tables
     from fedvg_jax.views.report.collect import collect
 
-    axes = {"method": ["fedvg", "fedavg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+    axes = {"method": ["fedavg", "fedvg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
     spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}
-    study = collect(
-        [
-            write_sweep(
-                tmp_path / "s", axes, lambda v: (0.7, 0.6 + spread[v["method"]] * v["seed"] ** 2 + v["alpha"] / 5)
-            )
-        ]
-    )
-    choices = ("final", "at_best_val")
-    chosen = {choice: tables.options(study, study.methods[0], choice=choice) for choice in choices}
+
+    def accuracies(values):
+        return 0.7, 0.6 + spread[values["method"]] * values["seed"] ** 2 + values["alpha"] / 5
+
+    study = collect([write_sweep(tmp_path / "s", axes, accuracies)])
     result_tables = extension("result_tables")
-    for choice, options in chosen.items():
+    for choice in ("final", "at_best_val"):
+        options = tables.options(study, "fedvg", choice=choice)
         for table in (tables.accuracy(study, choice), tables.effects(study, options), tables.runs(study)):
             (tmp_path / f"{table.name}.csv").write_text(markup.comma_separated(table), encoding="utf-8")
         listed = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice)

@@ -195,15 +195,14 @@ def rows_of_report(folder: Path) -> list[Row]:
     return rows
 
 
-def rows_of_runs(runs: list[dict[str, str]], choice: str) -> list[Row]:
-    """Rows from the lines of runs.csv, by the statistics of a report; the first method is the baseline."""
+def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg") -> list[Row]:
+    """Rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
     names = list(runs[0])
     settings = names[: names.index("method")]
     cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for run in runs:
         key = ", ".join(f"{name} {run[name]}" for name in settings), run["method"]
         cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
-    baseline = runs[0]["method"]
     compared = {
         (setting, method): statistics.compare(values, cells[setting, baseline])
         for (setting, method), values in cells.items()

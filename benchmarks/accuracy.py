@@ -71,7 +71,12 @@ def campaign(args: argparse.Namespace) -> bool:
         if left < 5:
             break
         print(f"{config.out.name}, {left / 60:.1f} minutes left", flush=True)
-        summary = run(config, left)
+        try:
+            summary = run(config, left)
+        except KeyboardInterrupt:
+            if time.monotonic() < deadline:
+                raise
+            break  # the run is saved, and the same command continues it
         print(f"  {summary['rounds']} rounds, accuracy {summary.get('test_accuracy_final')}", flush=True)
     print(table(args))
     return all(is_finished(config) for config in run_configs(args))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import optax
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.axes import parse_axes, refuse_set
-from fedvg_jax.core import checks, processes
+from fedvg_jax.core import checks, hardware, processes
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -37,6 +38,7 @@ from fedvg_jax.runs import (
     evaluation_records,
     history,
     host_pool,
+    hub_folder,
     loop,
     programs,
     resume,
@@ -103,6 +105,7 @@ def run(
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     settings = configs.check(_with_trackers(Config() if config is None else config, track))
+    _check_flags(settings, task)
     config = shared_start.choose_folder(settings, resume.resolve)
     tracking.require(config, config.out is not None)
     functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
@@ -118,10 +121,12 @@ def run(
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
     replacements["hyper"] = hyper
     if progress:
-        finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
+        sim, finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
     else:
         sim = simulation.simulation(config, **replacements)
         finished = tracking.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
+    if config.export and processes.is_first():
+        hub_folder.export(config.export, sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -137,7 +142,28 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     return dataclasses.replace(config, track=track if isinstance(track, str) else ",".join(map(str, track)))
 
 
-def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:
+def _check_flags(config: Config, task: Task | None = None) -> None:
+    """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
+    for name in ("dry_run", "target"):
+        if getattr(config, name):
+            command = "python -m fedvg_jax.sim --dry-run"
+            raise UsageError(f"Config: {name} plans a run, which only the command line does: {command}; leave it out")
+    flag = hardware.DETERMINISTIC
+    if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
+        raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")
+    if config.export and task is not None:
+        raise UsageError(
+            f"Config: export writes the models that a config names, and {config.export} would be of a task of your own;"
+            " save History.variables instead"
+        )
+    if config.export:
+        with processes.together():
+            hub_folder.check_target(config.export)
+
+
+def _run_with_progress(
+    config: Config, replacements: Mapping[str, Any], metrics, callbacks
+) -> tuple[Simulation, History]:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
@@ -153,7 +179,7 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
     display.print_results(console, finished, sim.given)
-    return finished
+    return sim, finished
 
 
 def run_sweep(
@@ -203,6 +229,7 @@ def run_sweep(
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     tracking.require(start, out is not None)
     refuse_set(start)
+    _check_flags(start)
     settings, own = sweep_objects.split_hyper(axes)
     plan = sweep_points.Sweep(parse_axes(settings), start=start)
     made = sweep_points.make_points(plan)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.population import Corrupt, Validation
-from fedvg_jax.config.robustness import Attack
+from fedvg_jax.config.robustness import Attack, Robust, Tuning
 from fedvg_jax.core.types import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Bound(NamedTuple):
     num_samples: int
     """Training rows."""
     test_accuracy: float
+    diverged: int | None = None
+    """First round in which the model diverged, where `nonfinite` is "skip"; such rounds leave the model as it was."""
 
 
 class Job(NamedTuple):
@@ -59,15 +61,15 @@ def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda boun
         on_bound: called with every new bound and the number of all bounds.
 
     Raises:
-        UsageError: as `fedvg_jax.run`.
+        UsageError: as `fedvg_jax.run`; or a model diverged, and `nonfinite` is "raise".
     """
     from fedvg_jax.runs import simulation
 
     federated = simulation.simulation(dataclasses.replace(config, **_WITHOUT_FEDERATION))
     jobs = list(_jobs(federated))
     bounds = []
-    for job, accuracy in zip(jobs, _accuracies(federated, jobs), strict=True):
-        bounds.append(Bound(job.kind, job.client, len(job.rows), accuracy))
+    for bound in _train(federated, jobs):
+        bounds.append(bound)
         on_bound(bounds[-1], len(jobs))
     return bounds
 
@@ -98,11 +100,31 @@ _WITHOUT_FEDERATION: dict[str, Any] = {
     "dropout": 0.0,
     "cohorts": "seeded",
     "attack": Attack(),
+    "robust": Robust(),
+    "tuning": Tuning(),
 }
-"""Settings of a cohort of one, which has nothing to weigh and no client that attacks or drops out."""
+"""Settings of a cohort of one, which has nothing to weigh, no client that attacks or drops out, and no server."""
 
-_ALONE: dict[str, Any] = {"clients": 1, "join_ratio": 1.0, "corrupt": Corrupt(), "validation": Validation()}
-"""Settings of one client. Corrupt rows and the validation set are those of the federation."""
+_ALONE: dict[str, Any] = {
+    "clients": 1,
+    "join_ratio": 1.0,
+    "corrupt": Corrupt(),
+    "validation": Validation(),
+    **{name: getattr(Config, name) for name in ("test_ratio", "val_ratio", "min_samples", "min_samples_rule")},
+    "partition": "iid",
+    "partition_file": None,
+}
+"""Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
+
+NOT_OF_BOUNDS = {
+    "dry_run": "plan the federated run",
+    "export": "there is no single final model",
+    "export_partition": "export that of the federated run",
+    "profile": "profile the federated run",
+    "resume": "bounds are computed in one go",
+    "track": "results are in bounds.json",
+}
+"""Settings of a run that bounds do not have -> the reason."""
 
 
 def _jobs(federated: Simulation) -> Iterator[Job]:
@@ -116,8 +138,8 @@ def _jobs(federated: Simulation) -> Iterator[Job]:
         yield Job("alone", client, rows)
 
 
-def _accuracies(federated: Simulation, jobs: Sequence[Job]) -> Iterator[float]:
-    """Yields the final test accuracy of each job.
+def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
+    """Yields the bound of each job.
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
@@ -141,10 +163,29 @@ def _accuracies(federated: Simulation, jobs: Sequence[Job]) -> Iterator[float]:
 
     programs = chunks.compile_programs(with_rows(jobs[0].rows))
     for job in jobs:
-        *_, (_, records) = chunks.run_chunks(with_rows(job.rows), programs, single.state, 0, single=False)
+        trained = chunks.run_chunks(with_rows(job.rows), programs, single.state, 0, single=False)
+        records = [record for _, new in trained for record in new]
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; use a classification task")
-        yield records[-1]["test_accuracy"]
+        diverged = next((record["round"] for record in records if "diverged" in record), None)
+        if diverged and config.nonfinite == "raise":
+            raise UsageError(
+                f"the model of {_name(job)} diverged in round {diverged}; use a smaller --lr, or --nonfinite skip,"
+                " which leaves out such rounds"
+            )
+        yield Bound(job.kind, job.client, len(job.rows), records[-1]["test_accuracy"], diverged)
+
+
+def _name(of: Job | Bound) -> str:
+    return {"pooled": "all rows", "validation": "the validation set"}.get(of.kind, f"client {of.client}")
+
+
+def _refuse_others(config: Config) -> None:
+    """Raises UsageError for a setting of a run that bounds do not have."""
+    default, given = flatten(Config()), flatten(config)
+    for name, reason in NOT_OF_BOUNDS.items():
+        if given[name] != default[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not an option of bounds: {reason}; leave it out")
 
 
 def _show(config: Config) -> int:
@@ -155,6 +196,7 @@ def _show(config: Config) -> int:
 
     from fedvg_jax.runs import history
 
+    _refuse_others(config)
     out = config.out or history.default_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
     history.refuse_taken(out)
     command.start_jax(config)
@@ -167,6 +209,9 @@ def _show(config: Config) -> int:
     for name, value in results.items():
         table.add_row(name.replace("_", ", "), f"{100 * value:.2f}%")
     console.print(table)
+    for bound in (bound for bound in bounds if bound.diverged):
+        line = f"the model of {_name(bound)} diverged, first in round {bound.diverged}; such rounds left it as it was"
+        console.print(line, highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     history.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)

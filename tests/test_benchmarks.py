@@ -260,9 +260,13 @@ def test_all_gpu_sections_run_on_the_cpu(tmp_path):
 
 
 def campaign(tmp_path, *more):
+    return accuracy.parse(campaign_words(tmp_path, *more))
+
+
+def campaign_words(tmp_path, *more):
     small = ["dataset=digits", "model=mlp", "clients=4", "join_ratio=0.5", "rounds=2", "local_epochs=1", "alpha=1"]
     options = ["--seeds", "0", "--alphas", "0.05", "--set", *small, f"cache_dir={tmp_path / 'cache'}"]
-    return accuracy.parse(["--out", str(tmp_path / "runs"), *options, *more])
+    return ["--out", str(tmp_path / "runs"), *options, *more]
 
 
 @pytest.mark.slow
@@ -275,6 +279,23 @@ def test_accuracy_campaign_stops_at_its_time_limit_and_resumes(tmp_path, capsys,
     assert accuracy.campaign(campaign(tmp_path))
     assert {path: path.stat().st_mtime_ns for path in written} == written, "a finished run was run again"
     assert "| FedVG | 0.05 | 1 of 1 |" in capsys.readouterr().out.split("| method |")[-1]
+
+
+def test_accuracy_campaign_ends_with_its_table_when_time_is_up_in_a_run(tmp_path, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(accuracy.time, "monotonic", lambda: now[0])
+
+    def interrupted(config, seconds):
+        now[0] += limit
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(accuracy, "run", interrupted)
+    limit = 60.0
+    assert accuracy.main(campaign_words(tmp_path, "--minutes", "1")) == 3
+    assert "| FedVG | 0.05 | 0 of 1 |" in capsys.readouterr().out
+    limit = 30.0
+    with pytest.raises(KeyboardInterrupt):  # it was Ctrl-C
+        accuracy.main(campaign_words(tmp_path, "--minutes", "1"))
 
 
 def test_accuracy_table_has_means_and_deviations(tmp_path):

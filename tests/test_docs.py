@@ -117,6 +117,14 @@ def test_a_page_names_only_what_exists():
                 assert place.with_suffix(".py").exists() or place.is_dir()
 
 
+def test_every_benchmark_with_a_command_is_in_the_list_of_commands():
+    parts = {"gpu_sections", "limits_run", "ours", "peers", "pfl_peer"}  # processes that other benchmarks start
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks").glob("[!_]*.py"):
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
+            assert (f"python -m benchmarks.{path.stem}" in page) == (path.stem not in parts), path.stem
+
+
 INTEGRATIONS = {
     "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
     "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",

@@ -12,6 +12,7 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
+from fedvg_jax.core import hardware
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
 
@@ -122,7 +123,7 @@ def test_mistake_in_a_research_script_is_one_line(call, message):
 def finished(tmp_path_factory):
     """A run with progress: its history, and what it printed."""
     folder = tmp_path_factory.mktemp("run")
-    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1)
+    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1, export=folder / "exported")
     return fv.run(settings, progress=True)
 
 
@@ -154,6 +155,12 @@ def test_evaluation_of_the_final_model_is_the_last_record(finished):
         assert value == pytest.approx(finished.records[-1][name], rel=1e-6), name
 
 
+def test_run_exports_its_final_model(finished):
+    assert sorted(path.name for path in (finished.folder.parent / "exported").iterdir()) == [
+        "README.md", "config.json", "model.safetensors"
+    ]  # fmt: skip
+
+
 def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path):
     for name in ("config.json", "history.jsonl"):
         (tmp_path / name).write_bytes((finished.folder / name).read_bytes())
@@ -179,6 +186,29 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
 def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
         fv.run(SMALL, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
+        ({"dry_run": True, "target": "h100"}, {}, "dry_run plans a run, which only the command line does"),
+        ({"export": Path("none") / "model"}, {}, "no such folder none"),
+        ({"export": Path("model")}, {"task": linear_regression()}, "save History.variables instead"),
+    ],
+)
+def test_run_follows_or_refuses_every_setting_of_the_command_line(settings, arguments, message):
+    with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
+        fv.run(replace(SMALL, **settings), **arguments)
+
+
+def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):
+    gpu = hardware.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=8, memory_bytes=None)
+    monkeypatch.setattr(hardware, "current", lambda: gpu)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    for run in (fv.run, fv.run_sweep):
+        with pytest.raises(fv.UsageError, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS before jax starts"):
+            run(replace(SMALL, deterministic=True))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ from typing import NamedTuple
 
 from fedvg_jax.core import device_models
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+"""XLA's flag for GPU operations that give the same bits every time."""
+
 
 class Hardware(NamedTuple):
     """The devices that jax computes on, and their host."""

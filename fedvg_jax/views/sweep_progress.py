@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -167,7 +168,7 @@ def result_table(results: Sequence[SweepResult], points: Sequence[Point], title:
     names = {final_metric(r)[0] for r in by_name.values() if isinstance(r, History)} or {"accuracy"}
     metric = " or ".join(sorted(names))
     heads = [f"alpha {alpha:g}" if alpha is not None else f"test {metric}, final round" for alpha in alphas]
-    table = Table(*rows, *heads, title=title or None)
+    table = Table(*rows, *heads, title=escape(title) or None)
     unit = " in %" if metric == "accuracy" else ""
     table.caption = f"test {metric}{unit} after the last round, mean ± standard deviation (number of runs)"
     for row, columns in cells.items():
@@ -205,4 +206,4 @@ def _varies(points: Sequence[Point], name: str) -> bool:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else escape(str(value))

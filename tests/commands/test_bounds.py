@@ -10,6 +10,7 @@ import pytest
 import fedvg_jax
 from fedvg_jax import bounds, config
 from fedvg_jax.bounds import Bound
+from fedvg_jax.config import Robust, Tuning
 from fedvg_jax.runs import chunks, simulation
 
 SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1)
@@ -17,7 +18,10 @@ SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    settings = replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"), weighting="fedvg", dropout=0.5)
+    """Bounds under settings of the federation, which must not matter."""
+    federation = {"weighting": "fedvg", "dropout": 0.5, "tuning": Tuning(steps=3, lr=0.3)}
+    federation["robust"] = Robust(rule="clipped_mean", clip_norm=0.01)
+    settings = replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"), **federation)
     calls = []
     results = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
     assert calls == [(bound, 5) for bound in results]
@@ -40,7 +44,7 @@ def test_bound_equals_a_federation_of_one_client(measured, which):
     parts = simulation.make_partition(settings, simulation.load_data(settings))
     train = [np.concatenate(parts.train)] if which == "pooled" else [parts.train[which]]
     others = ([np.concatenate(part)] for part in parts[1:])
-    alone = replace(settings, clients=1, join_ratio=1.0, rounds=2, weighting="uniform", dropout=0.0, eval_every=2)
+    alone = replace(SETTINGS, clients=1, join_ratio=1.0, rounds=2, eval_every=2, cache_dir=settings.cache_dir)
     history = fedvg_jax.run(alone, partition=(train, *others))
     bound = next(bound for bound in results if which in (bound.kind, bound.client))
     assert bound.test_accuracy == history.records[-1]["test_accuracy"]
@@ -79,3 +83,41 @@ def test_clients_smaller_than_a_minibatch_use_the_program_of_the_pooled_model(tm
     settings = replace(SETTINGS, clients=20, join_ratio=0.1, rounds=1, local_epochs=1, alpha=0.05, cache_dir=tmp_path)
     sizes = [bound.num_samples for bound in bounds.measure(settings) if bound.kind == "alone"]
     assert len(sizes) == 20 and min(sizes) < settings.batch_size
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    "federation",
+    [
+        {"clients": 5, "join_ratio": 1.0, "weighting": "uniform", "robust": Robust(rule="krum")},
+        {"partition": "balanced_client"},
+    ],
+    ids=["krum", "balanced_client"],
+)
+def test_settings_that_one_client_cannot_have_are_those_of_the_federation(federation, tmp_path):
+    settings = config.check(replace(SETTINGS, rounds=1, local_epochs=1, cache_dir=tmp_path, **federation))
+    assert len(bounds.measure(settings)) == settings.clients + 2
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monkeypatch, capsys):
+    records = [{"round": 1}, {"round": 2, "diverged": [0]}, {"round": 3, "test_accuracy": 0.1}]
+    monkeypatch.setattr(chunks, "run_chunks", lambda *args, **named: iter([(None, records[:2]), (None, records[2:])]))
+    flags = f"--clients 2 --alpha 1 --rounds 3 --nonfinite {nonfinite} --cache-dir {tmp_path} --out {tmp_path}/b"
+    code = bounds.main(flags.split())
+    shown = capsys.readouterr()
+    if nonfinite == "raise":
+        assert code == 2 and "the model of all rows diverged in round 2; use a smaller --lr" in shown.err
+        return
+    assert code == 0 and "the model of client 1 diverged, first in round 2" in shown.out
+    written = json.loads((tmp_path / "b" / "bounds.json").read_text())
+    assert [bound["diverged"] for bound in written["bounds"]] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", bounds.NOT_OF_BOUNDS)
+def test_options_that_bounds_do_not_have_are_refused(name, tmp_path, capsys):
+    values = {"dry_run": [], "track": ["tensorboard"], "resume": ["auto"]}
+    flag = f"--{name.replace('_', '-')}"
+    assert bounds.main([flag, *values.get(name, [str(tmp_path / "new.json")])]) == 2
+    assert f"{flag} is not an option of bounds" in capsys.readouterr().err and not list(tmp_path.iterdir())

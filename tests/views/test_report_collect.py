@@ -1,16 +1,21 @@
 """Run folders become a study; mixed settings and missing runs are refused with a list."""
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
 import fedvg_jax as fv
+from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.study import results
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.toml"))
 LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
 
 
@@ -99,6 +104,7 @@ def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
     [
         ({"rounds": 4}, "rounds is 3 for fedavg; 4 for fedvg"),
         ({"model": "tinycnn"}, "model is mlp for fedavg; tinycnn"),
+        ({"pretrained": "w.safetensors"}, r"pretrained is .* for fedavg; w\.safetensors for fedvg"),
     ],
 )
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, changes, text):
@@ -110,6 +116,13 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, change
         collect([tmp_path])
     partial = collect([tmp_path], partial=True)
     assert len(partial.scenarios) == 2 and any("mixed settings" in note for note in partial.notes)
+
+
+@pytest.mark.parametrize("changes", [{"pool": "host"}, {"devices": "1"}, {"lanes": "2"}, {"memories": "host"}], ids=str)
+def test_runs_that_differ_in_their_implementation_are_compared(tmp_path, changes):
+    write_run(tmp_path / "a", method="scaffold")
+    write_run(tmp_path / "v", method="fedvg", **changes)
+    assert collect([tmp_path]).scenarios == ((),)
 
 
 def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
@@ -291,3 +304,13 @@ def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     study = collect([sweep])
     assert study.methods == ("fedavg, own weighting, T 0.5", "fedavg, own weighting, T 2")
     assert all(len(cell.runs) == 2 for cell in study.cells.values())
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SWEEPS if "--baseline" in path.read_text()], ids=lambda path: path.stem
+)
+def test_command_in_a_file_of_a_sweep_names_a_method_of_its_runs(path):
+    baseline = shlex.split(next(line for line in path.read_text().splitlines() if "--baseline" in line))[-1]
+    made = sweep_arguments.read_command_line(["--config", str(path), "--seed", "0", "--out", "out"]).points
+    points = [axes.Point(point.name, point.config, point.values) for point in made.points]
+    assert baseline in {place.method for place in axes.places(points)}

@@ -180,10 +180,19 @@ def test_marks_and_footnotes_name_what_is_missing(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
     failed = sweep / "points" / "method=fedavg,alpha=0.05,seed=1"
     write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
-    table = tables.accuracy(collect([sweep], partial=True))
-    assert row(table, "fedavg")[1].text == "62.00 ± 2.83 ‡" and row(table, "fedvg")[2].text.endswith(" †")
+    study = collect([sweep], partial=True)
+    table = tables.accuracy(study)
+    assert row(table, "fedavg")[1].footnotes == " ‡" and row(table, "fedvg")[2].footnotes == " †"
+    assert "62.00 ± 2.83 ‡" in markup.markdown(table) and "fedavg ‡" in markup.markdown(tables.choices(study))
     assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
     assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
+
+
+def test_files_of_numbers_name_a_method_alike_whatever_its_footnotes(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    study = collect([sweep], partial=True)
+    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, tables.options(study))):
+        assert {r["method"] for r in csv_rows(table)} <= {*study.methods, "always the largest class"}
 
 
 AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}

@@ -9,15 +9,10 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.uses import unused
+from fedvg_jax.runs.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
-NO_RESULT = frozenset(
-    {
-        *("out", "resume", "dry_run", "target", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir"),
-        *("trust_cache", "data_dir", "config", "nonfinite", "lanes", "hold", "devices", "conv", "deterministic"),
-        *("validation.data_dir", "pretrained", "track", "export_partition", "export_form"),
-    }
-)
+NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
 """Settings that name a place or an implementation: runs that differ in them are compared."""
 
 REPLICATE = ("seed", "partition_seed")

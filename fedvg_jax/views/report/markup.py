@@ -30,6 +30,8 @@ class Entry(NamedTuple):
     numbers: tuple[float | int | None, ...] = ()
     """What the CSV file holds; the text where it is empty."""
     mark: Mark = ""
+    footnotes: str = ""
+    """Symbols of the cell's footnotes, behind the text; the CSV file has none."""
 
 
 class Table(NamedTuple):
@@ -46,8 +48,8 @@ class Table(NamedTuple):
 def number(value: float | int | None, digits: int = 2, signed: bool = False) -> Entry:
     """Returns an entry of one number; a dash where there is none.
 
-    >>> number(1.234), number(None).text, number(0.5, 1, signed=True).text
-    (Entry(text='1.23', numbers=(1.234,), mark=''), '–', '+0.5')
+    >>> number(1.234).text, number(None).text, number(0.5, 1, signed=True).text
+    ('1.23', '–', '+0.5')
     """
     if value is None or not math.isfinite(value):
         return Entry("–", (None,))
@@ -182,7 +184,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 
 
 def _marked(entry: Entry, escape: Callable[[str], str], best: str, second: str) -> str:
-    text = escape(entry.text)
+    text = escape(entry.text + entry.footnotes)
     return {"best": best, "second": second}.get(entry.mark, "{}").format(text)
 
 

@@ -149,7 +149,7 @@ def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
     values = list(results(study, cell, choice).values())
     digits = 2 if study.metric == "accuracy" else 4
     entry = spread(*statistics.mean_and_std(values), len(values), digits)
-    return entry._replace(text=entry.text + marks(cell))
+    return entry._replace(footnotes=marks(cell))
 
 
 def marks(cell: Cell) -> str:
@@ -206,7 +206,7 @@ def _per_cell(
         for method in study.methods:
             if method != skip:
                 cell = study.cell(method, scenario)
-                first = [_setting(scenario)] * several + [Entry(method + marks(cell))]
+                first = [_setting(scenario)] * several + [Entry(method, footnotes=marks(cell))]
                 rows.append((*first, *entries(cell)))
     return (*lead, *columns), tuple(rows)
 

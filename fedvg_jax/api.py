@@ -214,7 +214,8 @@ def run_sweep(
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
-        not use are one. A run that diverged or failed has a `Failure` in place of its history.
+        not use are one. A run that diverged or failed has a `Failure` in place of its history. Where a signal stopped
+        the sweep and the caller's own handler returned, only those that are finished.
 
     Raises:
         UsageError: the settings of some combination cannot work, before the first run; or `out` holds something else.
@@ -254,7 +255,7 @@ def run_sweep(
         signal.raise_signal(signal.Signals[stopped_by])
     if folder:
         return sweeps.load(made.points, folder)
-    return [SweepResult(point.name, point.values, results[point.name]) for point in made.points]
+    return [SweepResult(p.name, p.values, results[p.name]) for p in made.points if p.name in results]
 
 
 @contextlib.contextmanager

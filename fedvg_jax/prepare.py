@@ -93,7 +93,7 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import display, labels
 
-    console = Console()
+    console = Console(markup=False, emoji=False)  # names are shown as they are
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     if downloads and config.data_dir:
         prefix, _, name = config.dataset.partition(":")
@@ -129,6 +129,7 @@ def class_table(arrays: Arrays) -> Table:
     """Returns the images, rows or characters per class and official split."""
     import numpy as np
     from rich.table import Table
+    from rich.text import Text
 
     from fedvg_jax.views import labels
 
@@ -153,7 +154,7 @@ def class_table(arrays: Arrays) -> Table:
             continue
         count = train[c] + others[c]
         row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
-        table.add_row(arrays.class_names[c], *row)
+        table.add_row(Text(arrays.class_names[c]), *row)  # a string would be read as markup
     return table
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
+from fedvg_jax import api
 from fedvg_jax.core import hardware
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
@@ -209,6 +211,18 @@ def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatc
     for run in (fv.run, fv.run_sweep):
         with pytest.raises(fv.UsageError, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS before jax starts"):
             run(replace(SMALL, deterministic=True))
+
+
+def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    monkeypatch.setattr(api.sweeps, "compute", lambda *args, **named: ({"seed=0": "a history"}, "SIGTERM"))
+    try:
+        results = fv.run_sweep(SMALL, {"seed": [0, 1]})
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert results == [fv.SweepResult("seed=0", {"seed": 0}, "a history")]
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,11 @@ UNCONDITIONAL = frozenset(
         *("validation.label_noise", "corrupt.kind"),
     }
 )
-"""Settings that every run uses."""
+"""Settings that every run uses.
+
+With a partition file of parts, `min_samples` has no effect and the ratios bound the sizes of tables only; which form a
+file has is known when it is read.
+"""
 
 
 def conditions(name: str) -> tuple[Condition, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import NamedTuple
@@ -62,7 +63,7 @@ def parse_weighting(text: str) -> Rule:
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"weighting must be at most {MAX_CHARACTERS} characters; got {len(text)}")
-    parts = re.split(r"\+(?![^(]*\))", text)
+    parts = _summands(text)
     if len(parts) > 2:
         raise UsageError(f"weighting must be one rule or the mean of two, a+b; got {text}")
     if len(parts) == 2:
@@ -74,6 +75,17 @@ def parse_weighting(text: str) -> Rule:
         allowed = (*WEIGHTINGS, "permuted(NAME)")
         raise UsageError(f"unknown weighting '{text}'{suggestion(text, allowed)}")
     return text
+
+
+def _summands(text: str) -> list[str]:
+    """Returns the texts between the plus signs that are in no parentheses.
+
+    >>> _summands("samples+permuted(uniform+permuted(fedvg))")
+    ['samples', 'permuted(uniform+permuted(fedvg))']
+    """
+    depths = itertools.accumulate((char == "(") - (char == ")") for char in text)
+    places = [i for i, (char, depth) in enumerate(zip(text, depths, strict=True)) if char == "+" and depth <= 0]
+    return [text[i + 1 : j] for i, j in itertools.pairwise([-1, *places, len(text)])]
 
 
 def streams(text: str) -> bool:

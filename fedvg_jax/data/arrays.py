@@ -152,17 +152,17 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
     """Returns `arrays` with numbered groups.
 
     Args:
-        arrays: without groups.
+        arrays: a data set whose groups are replaced.
         groups: [T] or [T, 1], integers or strings.
         source: the file they came from, named in errors.
 
     Raises:
-        UsageError: another dtype, or not one group per image.
+        UsageError: another dtype, or not one group per row.
     """
     flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
-    if flat.dtype.kind not in "iuSU" or flat.shape != arrays.y.shape:
+    if flat.dtype.kind not in "iuSU" or flat.shape != (len(arrays.y),):
         got = f"{groups.dtype} {list(groups.shape)}"
-        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per image, got {got}")
+        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row, got {got}")
     return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
 
 

@@ -102,13 +102,24 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
         raise UsageError(f"{source}: images have {x.shape[-1]} channels, but those of the training set have {depth}")
     if x.shape[1:3] != (height, width):
         try:
-            from PIL import Image  # needed for external sets of another size only
+            import PIL.Image  # noqa: F401  needed for external sets of another size only
         except ImportError:
             raise UsageError(f"{source}: images of another size need Pillow: pip install pillow") from None
-        pictures = (Image.fromarray(i.squeeze(-1) if i.shape[-1] == 1 else i) for i in x)
-        scaled = [np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR)) for picture in pictures]
-        x = np.stack(scaled).reshape(len(x), height, width, -1)
+        x = np.stack([_scaled(image, height, width) for image in x])
     return np.broadcast_to(x, (len(x), *shape))
+
+
+def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resizes one image [h, w, d] to [height, width, d]; all channels but RGB one by one.
+
+    Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others, and has no mode
+    for other numbers of channels.
+    """
+    from PIL import Image
+
+    pictures = [image] if image.shape[-1] == 3 else list(np.moveaxis(image, -1, 0))
+    scaled = [Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
+    return np.concatenate([np.asarray(picture).reshape(height, width, -1) for picture in scaled], -1)
 
 
 def _labels(source: str, outside: Arrays, target: Arrays, classes: str) -> dict[str, int]:

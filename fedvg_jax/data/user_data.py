@@ -7,7 +7,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.allowed import SEQUENCE_MODELS
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, with_groups
 
 _MAX_CLASSES = 2**16
 
@@ -18,10 +18,10 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     Args:
         data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and any boolean, integer
             or floating dtype. Integers y [T] >= 0 are class labels. Those of `Arrays` with `class_names` are labels of
-            any rank, such as the next characters [T, L] of sequences.
+            any rank, such as the next characters [T, L] of sequences. Their `groups` may be any integers or strings.
 
     Raises:
-        UsageError: no such pair, no rows, different numbers of rows, or values that no device dtype can hold.
+        UsageError: no such pair, no rows, different numbers of rows or groups, or values that no device dtype can hold.
 
     >>> as_arrays((np.ones((4, 3)), np.array([0, 2, 1, 0]))).class_names
     ('0', '1', '2')
@@ -40,7 +40,7 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
             last = len(data.class_names) - 1
             raise UsageError(f"data: labels must be 0..{last}, as many as names; got {labels.min()}..{labels.max()}")
         data = data._replace(y=labels)
-    return data
+    return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
 
 
 def class_labels(arrays: Arrays, consumer: str, instead: str) -> np.ndarray:
@@ -94,6 +94,10 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     images = len(shape) == 3
     if config.model != "mlp" and not images:
         raise UsageError(f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use mlp, or {own}")
+    if not arrays.x[0].size:
+        raise UsageError(f"{named} takes rows of one value or more, x is {_shape(arrays.x)}; give at least one")
+    if not shape:
+        raise UsageError(f"{named} takes rows [T, D], x is {_shape(arrays.x)}; use x[:, None]")
     if config.normalise == "imagenet" and not (images and shape[-1] in (1, 3)):
         raise UsageError(
             f"normalise imagenet is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use none or half"
@@ -117,9 +121,14 @@ def is_images(arrays: Arrays) -> bool:
 
 
 def is_sequences(arrays: Arrays) -> bool:
-    """Returns whether the rows are sequences of characters with a label at every place, both integers [T, L]."""
+    """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
+    return _pairs_of_integers(arrays) and bool(arrays.class_names)
+
+
+def _pairs_of_integers(arrays: Arrays) -> bool:
+    """Returns whether x and y are integers [T, L], as those of sequences are."""
     has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
-    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape and bool(arrays.class_names)
+    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape
 
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
@@ -132,6 +141,11 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
 
 def _check_sequences(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model needs sequences of characters and the data have none."""
+    if _pairs_of_integers(arrays) and not arrays.class_names:
+        raise UsageError(
+            f"model {config.model} takes sequences of named characters, and {arrays.name} has no class_names;"
+            " give data=fedvg_jax.data.Arrays(name, x, y, class_names, num_train) with one name per character"
+        )
     if not is_sequences(arrays):
         raise UsageError(
             f"model {config.model} takes sequences, integers x and y [T, L]; x of {arrays.name} is {_shape(arrays.x)}"

@@ -232,14 +232,18 @@ def _spread(arrays: Arrays, label: int, num: int) -> list[np.ndarray]:
 
 
 def _mosaic(tiles: list[list[np.ndarray]], columns: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns rows of images on white; large images are subsampled, because a tile is shown at about 100 pixels."""
+    """Returns rows of images on white; large images are subsampled, because a tile is shown at about 100 pixels.
+
+    Images of two channels show the first, those of more than three the first three.
+    """
+    channels = 3 if shape[2] >= 3 else 1
     step = max(1, min(shape[:2]) // 96)
     height, width, gap = -(-shape[0] // step), -(-shape[1] // step), max(1, shape[1] // step // 14)
     sheet = np.full(((height + gap) * len(tiles) - gap, (width + gap) * columns - gap, 3), 255, np.uint8)
     for i, row in enumerate(tiles):
         for j, tile in enumerate(row):
             top, left = i * (height + gap), j * (width + gap)
-            sheet[top : top + height, left : left + width] = tile[::step, ::step, :3]
+            sheet[top : top + height, left : left + width] = tile[::step, ::step, :channels]
     return sheet
 
 

@@ -68,6 +68,18 @@ def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, ki
     assert f"3 clients, partition {message}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["[/b]", "[cat]", "[bold]x[/bold]", "a :cat: b", "\\[x", "x\\"])
+def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
+    arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"
+    np.savez(file, x=arrays.x, y=arrays.y, class_names=np.array([name, "other"]))
+    folder = tmp_path / f"runs{name.replace('/', '')}"
+    assert call(file, "--partition", "iid", "--out", str(folder)) == 0
+    output = capsys.readouterr().out
+    assert f"{file.stem}: 60 images" in output and f"│ {name} " in output
+    if "drawn" in output:
+        assert f"drawn: {folder / 'images.png'}" in output
+
+
 def test_table_of_many_classes_shows_the_largest_and_smallest():
     import io
 
@@ -134,8 +146,8 @@ def test_help_and_mistakes_import_neither_jax_nor_matplotlib():
 
 @pytest.mark.parametrize(
     ("num_classes", "shape"),
-    [(2, (5, 7, 1)), (3, (6, 6, 4)), (40, (200, 180, 3))],
-    ids=["grey", "four channels", "large"],
+    [(2, (5, 7, 1)), (3, (6, 6, 2)), (3, (6, 6, 4)), (40, (200, 180, 3))],
+    ids=["grey", "two channels", "four channels", "large"],
 )
 def test_any_data_set_can_be_drawn(tmp_path, num_classes, shape):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
@@ -165,6 +177,14 @@ def test_rows_of_a_contact_sheet_have_one_class_each():
     assert sheet.shape == (3 * 3 - 1, 4 * 3 - 1, 3)
     for c in range(3):
         assert (sheet[3 * c : 3 * c + 2, 0:2] == 50 * c).all() and (sheet[3 * c : 3 * c + 2, 2] == 255).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
+def test_contact_sheet_shows_the_first_three_channels_or_the_first(depth):
+    tile = RNG.integers(0, 256, (2, 3, depth), np.uint8)
+    sheet = pictures._mosaic([[tile]], 1, tile.shape)
+    expected = tile[..., :3] if depth >= 3 else tile[..., [0, 0, 0]]
+    np.testing.assert_array_equal(sheet, expected)
 
 
 def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):

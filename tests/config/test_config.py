@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedvg_jax import config
 from fedvg_jax.config import Config, presets
+from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,30 @@ def test_unreadable_file_is_one_line(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"mine\.toml"):
         config.read_toml(path)
+
+
+def _written(rule) -> str:
+    """Returns the text of a rule; a mean has no parentheses of its own."""
+    if isinstance(rule, Permuted):
+        return f"permuted({_written(rule.of)})"
+    return f"{_written(rule.first)}+{_written(rule.second)}" if isinstance(rule, Mean) else rule
+
+
+_TERMS = st.deferred(lambda: st.sampled_from(WEIGHTINGS) | st.builds(Permuted, _RULES))
+_RULES = st.deferred(lambda: _TERMS | st.builds(Mean, _TERMS, _TERMS))
+
+
+@given(_RULES.filter(lambda rule: len(_written(rule)) <= MAX_CHARACTERS))
+def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
+    assert parse_weighting(_written(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["(samples+fedvg)", "permuted(samples", "samples+fedvg)", "a+", "samples+fedvg+uniform"]
+)
+def test_malformed_weighting_is_refused(text):
+    with pytest.raises(UsageError, match="weighting"):
+        parse_weighting(text)
 
 
 _KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=8) | st.sampled_from(list(config.flatten(Config())))

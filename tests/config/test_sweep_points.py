@@ -236,6 +236,12 @@ def test_file_has_settings_axes_and_a_tiny_size(tmp_path):
     assert flatten(points[-1].config)["fedvg.norm"] == "l2" and points[-1].config.partition_seed == 4
 
 
+def test_tiny_size_keeps_zipped_axes_of_which_it_has_no_setting(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text("[[zip]]\nlr = [0.1, 0.2]\nbatch_size = [8, 16]\n[tiny]\nrounds = 3\n")
+    assert [axis.names for axis in axes.read_file(path, "tiny").axes] == [("lr", "batch_size")]
+
+
 @pytest.mark.parametrize(
     ("text", "scale", "message"),
     [
@@ -248,6 +254,9 @@ def test_file_has_settings_axes_and_a_tiny_size(tmp_path):
         ("rounds = 3", "tiny", r"has no table \[tiny\]"),
         ("rounds = 3", "huge", "unknown scale 'huge'"),
         ("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]", "full", "lr is on two axes"),
+        ("[[zip]]\nlr = [0.1]\n[tiny]\nlr = 1.0", "tiny", r"\[tiny\] has lr, which a \[\[zip\]\] .*add zip = \[\]"),
+        ("[[zip]]\nlr = [0.1]\n[tiny.axes]\nlr = [1.0]", "tiny", r"\[tiny\] has lr, .*add zip = \[\]"),
+        ("[[zip]]\nfedvg.norm = ['l1']\n[tiny.fedvg]\nnorm = 'l2'", "tiny", r"\[tiny\] has fedvg.norm"),
     ],
 )
 def test_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, text, scale, message):

@@ -67,6 +67,41 @@ def test_set_is_pooled_as_train_validation_test(saved, name):
     assert (arrays.name, arrays.num_train, arrays.class_names, arrays.groups) == (name, 5, tuple(NAMES), None)
 
 
+HUB = ["data/{}-00000-of-00001", "data/{}-00000-of-00001-0a1b2c3d4e5f", "set-{}-00000-of-00001", "config/{}/0000"]
+EVERY = [*SPLITS, "extra", "unsupervised"]
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        *((form, EVERY) for form in [*HUB, "{}", "{}/part-0", "config/my_{}"]),
+        *((form, [*SPLITS, "train_extra"]) for form in HUB),
+        *((form, ["extra", "test"]) for form in HUB),
+        *((form, ["extra", "more"]) for form in HUB[:3]),
+    ],
+)
+def test_parquet_files_give_the_rows_of_the_same_set_saved(tmp_path, form, names):
+    sets = library.DatasetDict({name: rows([i]) for i, name in enumerate(names)})
+    sets.save_to_disk(tmp_path / "saved")
+    for name, dataset in sets.items():
+        path = tmp_path / "files" / f"{form.format(name)}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dataset.to_parquet(path)
+    from_files, saved = load(tmp_path / "files"), load(tmp_path / "saved")
+    np.testing.assert_array_equal(from_files.x, saved.x)
+    assert from_files.y.tolist() == saved.y.tolist()
+
+
+@pytest.mark.parametrize("others", [[], ["test"], ["validation", "test"]])
+@pytest.mark.parametrize("name", ["rows", "0", "part-0"])
+def test_parquet_file_of_no_split_is_the_training_set(tmp_path, name, others):
+    for i, split in enumerate([name, *others]):
+        rows([i]).to_parquet(tmp_path / f"{split}.parquet")
+    arrays = load(tmp_path)
+    np.testing.assert_array_equal(arrays.x, X[: len(others) + 1])
+    assert arrays.num_train == 1
+
+
 def test_group_column_divides_the_rows_among_clients(saved):
     arrays = load(saved / "saved", group="writer")
     order = [*SPLITS["train"], *SPLITS["validation"], *SPLITS["test"]]
@@ -97,6 +132,15 @@ def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     arrays = load(tmp_path / "set")
     np.testing.assert_array_equal(arrays.x, grey[:4])
     assert (arrays.y.tolist(), arrays.class_names) == ([1, 0, 1, 2], ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("place", [None, 0, 1, 3])
+def test_images_are_grey_only_if_all_are(tmp_path, place):
+    mixed = [X[i] if i == place else X[i, ..., :1] for i in range(4)]
+    rows(range(4), mixed).save_to_disk(tmp_path / "set")
+    arrays = load(tmp_path / "set")
+    assert arrays.x.shape[-1] == (1 if place is None else 3)
+    np.testing.assert_array_equal(arrays.x, np.array([np.broadcast_to(x, arrays.x.shape[1:]) for x in mixed]))
 
 
 def test_column_of_pixel_arrays_is_read(tmp_path):

@@ -155,6 +155,11 @@ def test_balanced_client_holds_equally_many_rows_of_every_class():
         equal_size.balanced_client(LABELS, 2, 0.05, _stream(1))
 
 
+def test_balanced_client_depends_on_the_classes_that_have_rows_only():
+    dense, sparse = (equal_size.balanced_client(y, 10, 0.05, _stream(0)) for y in (EVEN, EVEN * 2 + 1))
+    assert all(np.array_equal(a, b) for a, b in zip(dense, sparse, strict=True))
+
+
 @pytest.mark.parametrize("rule", ["redraw", "top_up"])
 @pytest.mark.parametrize("alpha", [0.3, 5.0])
 def test_quantity_skew_keeps_label_proportions(rule, alpha):
@@ -209,6 +214,16 @@ def test_groups_are_not_divided_and_spread_evenly():
     assert members != [set(GROUPS[client_rows]) for client_rows in rows_by_client(make(kind="group", seed=43))]
     ids = rows_by_client(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
     assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))  # client i is group i
+
+
+@pytest.mark.parametrize("held_out", ["client", "global"])
+def test_groups_may_be_any_integers_or_strings_one_per_row(held_out):
+    parts = make(kind="group", held_out=held_out)
+    for groups in (GROUPS.tolist(), [f"{group:02}" for group in GROUPS], GROUPS * 3 - 5):
+        assert same(parts, make(kind="group", held_out=held_out, groups=groups))
+    for wrong in (GROUPS[:-1], [*GROUPS, 0], GROUPS[:, None], GROUPS / 2):
+        with usage_error("groups must be integers or strings [700], one per row; got"):
+            make(kind="group", held_out=held_out, groups=wrong)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +307,12 @@ def test_validation_and_test_rows_may_belong_to_no_client():
 def test_malformed_partition_is_refused_in_one_line(given, parts):
     with usage_error(*parts):
         check(given)
+
+
+def test_given_parts_are_taken_as_they_are_whatever_the_ratios_and_the_minimum():
+    given = ([[0, 1], [2]], [[3], []], [[4], [5]])
+    parts = check(given, test_ratio=0.6, val_ratio=0.3, min_samples=100, seed=7)
+    assert [[rows.tolist() for rows in part] for part in parts] == [list(part) for part in given]
 
 
 def test_given_client_below_the_minimum_is_refused():

@@ -132,6 +132,21 @@ def test_organamnist_is_read_from_published_arrays(tmp_path):
     np.testing.assert_array_equal(data.load("organamnist", tmp_path).x[..., 0], x)
 
 
+@pytest.mark.parametrize("name", medmnist.SETS)
+def test_options_that_published_arrays_cannot_follow_are_refused(tmp_path, name):
+    """Also where a file that could follow them lies beside the arrays."""
+    np.save(tmp_path / "xdata.npy", pixels(3, 28, 28, 3))
+    np.save(tmp_path / "ydata.npy", np.arange(3))
+    assert data.load(name, tmp_path, size=(28, 28)).x.shape[1:3] == (28, 28)
+    for _ in range(2):
+        with usage_error("xdata.npy", "28 x 28", "--image-size asks for 64 x 64", "leave --image-size out"):
+            data.load(name, tmp_path, size=(64, 64))
+        if medmnist.SETS[name].left_out:
+            with usage_error("xdata.npy", "no splits", "leave --splits official out"):
+                data.load(name, tmp_path, splits="official")
+        write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, (3,))
+
+
 X = np.zeros((2, 3, 3, 3), np.uint8)
 
 

@@ -15,6 +15,7 @@ from fedvg_jax.views import display, plots
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
+TOKENS = np.arange(12).reshape(6, 2) % 3
 PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 
 
@@ -61,6 +62,11 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((np.zeros((6, 8, 8, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "1 or 3 channels"),
+        ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
+        ((FLOATS[:, :0], LABELS), {}, r"mlp takes rows of one value or more, x is float64 \[6, 0\]"),
+        ((IMAGES[:, :0], LABELS), {}, r"mlp takes rows of one value or more, x is uint8 \[6, 0, 8, 1\]"),
+        ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),
+        ((TOKENS, LABELS), {"model": "gru"}, r"takes sequences, integers x and y \[T, L\]"),
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
 )
@@ -69,6 +75,24 @@ def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, dat
     with pytest.raises(UsageError, match=message) as error:
         simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
     assert "\n" not in str(error.value)
+
+
+def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_them():
+    arrays = user_data.as_arrays(Arrays("mine", TOKENS, TOKENS, ("a", "b", "c"), 6))
+    user_data.check_model_fits(arrays, Config(model="gru", partition="iid"))
+
+
+GROUPED = [("labels", LABELS, ("0", "1", "2")), ("next characters", TOKENS, ("0", "1", "2")), ("targets", TARGETS, ())]
+
+
+@pytest.mark.parametrize(("y", "names"), [case[1:] for case in GROUPED], ids=[case[0] for case in GROUPED])
+def test_groups_are_one_per_row_whatever_the_labels(y, names):
+    for groups in (["b", "a", "b", "c", "a", "a"], [7, 5, 7, 9, 5, 5], np.array([[1], [0], [1], [2], [0], [0]])):
+        arrays = user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, groups))
+        assert arrays.groups.tolist() == [1, 0, 1, 2, 0, 0] and arrays.groups.dtype == np.int32
+    for wrong in (np.arange(5), np.arange(7), np.arange(12).reshape(6, 2), np.ones(6), [None] * 6):
+        with pytest.raises(UsageError, match=r"data: groups must be integers or strings \[6\], one per row, got"):
+            user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, wrong))
 
 
 # --- runs whose metric is the loss

@@ -7,6 +7,7 @@ client has `min_samples` rows.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ def bulk(
         if len(number):
             for rows in members:
                 stream.shuffle(rows)
-            return Draw(_deal(members, cuts[0]), done + int(number[0]) + 1)
+            return Draw(_deal(members, cuts), done + int(number[0]) + 1)
         done, size = done + size, max(16, min(4 * size, _ELEMENTS // (len(counts) * _WIDTH)))
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
@@ -133,13 +134,16 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
         stream: consumed.
     """
     piles = [list(stream.permutation(client_rows)) for client_rows in rows]
-    sizes = np.array([len(pile) for pile in piles])
-    for client in np.flatnonzero(sizes < min_samples):
-        while sizes[client] < min_samples:
-            donor = int(sizes.argmax())
-            piles[client].append(piles[donor].pop())
-            sizes[client] += 1
-            sizes[donor] -= 1
+    donors = [(-len(pile), client) for client, pile in enumerate(piles) if len(pile) > min_samples]
+    heapq.heapify(donors)  # the largest first, of equal ones that of the smallest id
+    for pile in piles:
+        while len(pile) < min_samples:
+            size, donor = donors[0]
+            pile.append(piles[donor].pop())
+            if -size - 1 > min_samples:
+                heapq.heapreplace(donors, (size + 1, donor))
+            else:
+                heapq.heappop(donors)
     return [np.array(pile, np.int64) for pile in piles]
 
 
@@ -217,11 +221,11 @@ def _bulk(
     others of a Dirichlet vector are a scaled Dirichlet vector. Most candidates fail early and need no further draws.
 
     Returns:
-        The numbers [s] of the successful candidates, and their cuts, int64 [s, C, K-1].
+        The numbers [s] of the successful candidates, and the cuts of the first of them, int64 [C, K-1].
     """
     number = np.arange(size)
     reached = np.zeros((size, len(counts), 1), np.float32)
-    cuts = np.zeros((size, len(counts), 1), np.int64)
+    cuts, place = np.zeros((size, len(counts), 1), np.int64), number  # candidate number[i] has the cuts cuts[place[i]]
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width
@@ -230,12 +234,25 @@ def _bulk(
         ends = (cumulative * counts[:, None]).astype(np.int64)
         if not later:
             ends[..., -1] = counts
-        sizes = np.diff(ends.sum(1), prepend=cuts[..., -1].sum(1, keepdims=True))
+        sizes = np.diff(ends.sum(1), prepend=cuts[place, :, first].sum(1, keepdims=True))
         fits = (sizes >= min_samples).all(-1)
-        number, reached, cuts = number[fits], cumulative[fits, :, -1:], np.concatenate([cuts[fits], ends[fits]], -1)
+        number, reached, place = number[fits], cumulative[fits, :, -1:], place[fits]
         if not len(number):
-            break
-    return number, cuts[..., 1:-1]
+            return number, cuts[:0, :, 0]
+        if first + width >= cuts.shape[-1]:
+            cuts, place = _extended(cuts[..., : first + 1], place, min(2 * (first + width), num_clients) + 1)
+        cuts[place, :, first + 1 : first + width + 1] = ends[fits]
+    return number, cuts[place[0], :, 1:num_clients]
+
+
+def _extended(cuts: np.ndarray, place: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the cuts of the candidates at `place` in an array with room for `width` each, and their new places.
+
+    The room doubles each time, so that copying takes linear time in the number of clients.
+    """
+    extended = np.empty((len(place), cuts.shape[1], width), np.int64)
+    extended[..., : cuts.shape[-1]] = cuts[place]
+    return extended, np.arange(len(place))
 
 
 def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int) -> np.ndarray:

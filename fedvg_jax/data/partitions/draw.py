@@ -130,7 +130,7 @@ def draw_partition(
             as the paper's text, and "stratified" does so with every class in proportion.
         shards_per_client: for the kind "shards".
         classes_per_client: for the kind "classes".
-        groups: int [T], for the kind "group".
+        groups: [T] integers or strings, for the kind "group".
         cache_dir: folder where partitions are kept; None keeps nothing.
         progress: called with (draws done, maximum of draws).
 
@@ -147,7 +147,7 @@ def draw_partition(
         shards_per_client, classes_per_client,
     )  # fmt: skip
     _check(settings, len(labels))
-    groups = groups if kind == "group" else None
+    groups = None if groups is None or kind != "group" else _checked_groups(np.asarray(groups), len(labels))
     name = cache.digest(VERSION, labels, groups, *settings)
     entry = None if cache_dir is None else Path(cache_dir) / f"partition-{name}.npz"
     partition = entry and _load(entry, len(labels))
@@ -181,6 +181,14 @@ def _checked_labels(labels: np.ndarray) -> np.ndarray:
     if labels.size and not (labels.min() >= 0 and labels.max() < 2**31):
         raise UsageError(f"partition needs labels 0..{2**31 - 1}; got {labels.min()}..{labels.max()}")
     return labels.astype(np.int32)
+
+
+def _checked_groups(groups: np.ndarray, num_samples: int) -> np.ndarray:
+    """Returns the groups; a UsageError unless they are integers or strings, one for each row."""
+    if groups.shape != (num_samples,) or groups.dtype.kind not in "iuSU":
+        got = f"{groups.dtype} {list(groups.shape)}"
+        raise UsageError(f"groups must be integers or strings [{num_samples}], one per row; got {got}")
+    return groups
 
 
 def _check(s: Settings, num_samples: int) -> None:

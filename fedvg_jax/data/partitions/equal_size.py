@@ -42,13 +42,13 @@ def dirichlet_equal(
 def balanced_client(
     labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
 ) -> list[np.ndarray]:
-    """Gives client 0 equally many rows of every class, and divides the others by `dirichlet_equal`.
+    """Gives client 0 equally many rows of every class that has any, and divides the others by `dirichlet_equal`.
 
     Sizes differ by at most 1. In the paper's norm ablation, one client of ten is balanced: a good norm gives it the
     largest weight.
 
     Args:
-        labels: int [T], 0..C-1.
+        labels: int [T].
         num_clients: K >= 2.
         alpha: concentration, > 0.
         stream: consumed.
@@ -56,16 +56,16 @@ def balanced_client(
     Raises:
         UsageError: a class has too few rows.
     """
-    size, counts = len(labels) // num_clients, np.bincount(labels)
+    size, (classes, counts) = len(labels) // num_clients, np.unique(labels, return_counts=True)
     wanted = np.full(len(counts), size // len(counts))
     wanted[stream.permutation(len(counts))[: size % len(counts)]] += 1
     if (counts < wanted).any():
         scarce = int(np.argmin(counts - wanted))
         raise UsageError(
-            f"a balanced client of {size} rows needs {wanted[scarce]} of class {scarce}, which has {counts[scarce]};"
-            " use more clients"
+            f"a balanced client of {size} rows needs {wanted[scarce]} of class {classes[scarce]}, which has"
+            f" {counts[scarce]}; use more clients"
         )
-    members = [stream.permutation(np.flatnonzero(labels == c)) for c in range(len(counts))]
+    members = [stream.permutation(np.flatnonzero(labels == c)) for c in classes]
     balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
     rest = np.setdiff1d(np.arange(len(labels)), balanced)
     return [balanced, *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream))]

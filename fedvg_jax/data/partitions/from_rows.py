@@ -83,7 +83,7 @@ def check(
         num_samples: T, rows of the pool.
         num_clients: N.
         source: its name in errors.
-        min_samples: rows of every client before the split.
+        min_samples: rows of every client before the split; this and the next three are for a list only.
         test_ratio: part of each client's rows for test, rounded down.
         val_ratio: the same for validation.
         seed: of the split.

@@ -33,6 +33,9 @@ IMAGE_NAMES = ("image", "img", "images", "pixel_values", "x")
 LABEL_NAMES = ("label", "labels", "y", "target", "class", "character", "digit")
 """Usual names of columns, where their types do not tell them apart."""
 
+VERSION = 2
+"""Version of the rows read from given files; part of the names of cache entries."""
+
 STATE = "state.json"
 DICT = "dataset_dict.json"
 """Files of `save_to_disk`: of one split, and of a dict of splits."""
@@ -82,7 +85,7 @@ def load(
     folder = find(data_dir, name)
     members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
-    sources = [cache.Folder(folder, members), f"{size}", repr(columns)]
+    sources = [cache.Folder(folder, members), f"{size}", repr(columns), f"version {VERSION}"]
     arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, size, progress), cache_dir)
     return arrays._replace(name=_title(folder))
 
@@ -173,7 +176,7 @@ def _saved(library: Any, folder: Path) -> list[_Split]:
 
 
 def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
-    """Returns the splits of parquet files, each named by its file or by the folder of the file.
+    """Returns the splits of parquet files to pool, each named by its file or by the folder of the file.
 
     Raises:
         UsageError: a split has files in several folders, which are several configurations of the set.
@@ -181,9 +184,7 @@ def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
     import pyarrow  # pyright: ignore[reportMissingImports]  part of the extra
     import pyarrow.parquet  # pyright: ignore[reportMissingImports]
 
-    of_split: dict[str, list[Path]] = {}
-    for file in files:
-        of_split.setdefault(_split_of(file, folder), []).append(file)
+    of_split = _by_split(files, folder)
     for members in of_split.values():
         places = sorted({path.parent for path in members})
         if len(places) > 1:
@@ -196,19 +197,67 @@ def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
     return splits
 
 
-def _split_of(file: Path, folder: Path) -> str:
-    """Returns the split that a file belongs to by its name, or by that of its folder; train if neither names one.
+def _by_split(files: Sequence[Path], folder: Path) -> dict[str, list[Path]]:
+    """Returns split of `SPLITS` -> its files; if no file names one of them, all files as train.
 
-    >>> [_split_of(Path(name), Path("a")) for name in ("a/data/val-0-of-2.parquet", "a/test/0.parquet", "a/0.parquet")]
-    ['validation', 'test', 'train']
+    Files of splits with other names are left out, as those of a saved set. A file whose name is none of the hub's, such
+    as `rows.parquet`, is train where no other file is, and is left out otherwise.
     """
-    places = [part for part in file.relative_to(folder).parent.parts[::-1] if part != "data"]
-    for text in (file.stem, *places):
-        words = re.split(r"[^a-z]+", text.lower())
-        for split, names in SPLITS.items():
-            if set(names) & set(words):
-                return split
-    return "train"
+    of_name: dict[str, list[Path]] = {}
+    for file in files:
+        of_name.setdefault(_split_named(file, folder), []).append(file)
+    if of_name.get("") and "train" not in of_name:
+        of_name["train"] = of_name.pop("")
+    known = {name: members for name, members in of_name.items() if name in SPLITS}
+    if known:
+        return known
+    by_words: dict[str, list[Path]] = {}
+    for file in files:
+        by_words.setdefault(_split_of(file, folder) or "train", []).append(file)
+    return by_words
+
+
+def _split_named(file: Path, folder: Path) -> str:
+    """Returns the split that a file names; "" if it has a name that is none, train if it has no name.
+
+    The hub names files SPLIT-00000-of-00002, datasets DATASET-SPLIT-00000-of-00002, and the hub's conversion
+    SPLIT/0000. These splits may have any name. Other files belong to a split of `SPLITS`, as in `_split_of`.
+
+    >>> names = ("extra-00000-of-00002", "data/val-0-of-2", "unsupervised/0000", "test/part-0", "rows", "0")
+    >>> [_split_named(Path(f"a/{name}.parquet"), Path("a")) for name in names]
+    ['extra', 'validation', 'unsupervised', 'test', '', 'train']
+    """
+    stem, places = file.stem.lower(), _places(file, folder)
+    shard = re.fullmatch(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?", stem)
+    is_converted = bool(places) and re.fullmatch(r"\d{4}", stem) is not None
+    if not shard and not is_converted:
+        return _split_of(file, folder) or ("" if re.search("[a-z]", stem) else "train")
+    pieces = (shard[1] if shard else places[0]).split("-")[::-1]
+    others = places if shard else places[1:]
+    return _known_split([[piece] for piece in pieces]) or _known_split(_words(others)) or pieces[0]
+
+
+def _split_of(file: Path, folder: Path) -> str:
+    """Returns the split of `SPLITS` that is a word of a file's name, or of its folders' from the inner one; "" if none.
+
+    >>> [_split_of(Path(f"a/{name}.parquet"), Path("a")) for name in ("my_val-0", "my-test/0", "0")]
+    ['validation', 'test', '']
+    """
+    return _known_split(_words([file.stem, *_places(file, folder)]))
+
+
+def _places(file: Path, folder: Path) -> list[str]:
+    """Returns the names of the folders of a file, from the inner one, except `data`."""
+    return [part.lower() for part in file.relative_to(folder).parent.parts[::-1] if part != "data"]
+
+
+def _words(texts: Sequence[str]) -> list[list[str]]:
+    return [re.split(r"[^a-z]+", text.lower()) for text in texts]
+
+
+def _known_split(texts: Sequence[Sequence[str]]) -> str:
+    """Returns the split of `SPLITS` that the first text with a known word names; "" if there is none."""
+    return next((split for words in texts for split, names in SPLITS.items() if set(names) & set(words)), "")
 
 
 def _validated(rows: Any) -> Any:
@@ -355,13 +404,9 @@ def _images(
             raise UsageError(f"{source}: holds no bytes of an image; save the set with its images, by save_to_disk")
         return data, source
 
-    channels = _channels(read(0))
-    return images.stack(int(ends[-1]), read, size=size, channels=channels, progress=progress)
-
-
-def _channels(first: tuple[bytes, object]) -> int:
-    """Returns 1 if the first image is grey, otherwise 3."""
-    return 1 if images.is_grey(*first) else 3
+    num = int(ends[-1])
+    are_grey = all(images.is_grey(*read(row)) for row in range(num))  # opens headers, up to the first with colours
+    return images.stack(num, read, size=size, channels=1 if are_grey else 3, progress=progress)
 
 
 def _pixels(splits: list[_Split], column: str, folder: Path, size: images.Size | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
@@ -189,16 +190,28 @@ def _refuse_others(config: Config) -> None:
 
 
 def _show(config: Config) -> int:
-    """Measures the bounds, prints them, and writes bounds.json."""
+    """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
+    from fedvg_jax.runs import history
+
+    _refuse_others(config)
+    if config.out:
+        history.refuse_taken(config.out)
+        return _write(config, config.out)
+    out = history.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
+    try:
+        return _write(config, out)
+    finally:
+        history.remove_unused(out)
+
+
+def _write(config: Config, out: Path) -> int:
+    """Measures the bounds, prints them, and writes bounds.json into a folder; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
     from fedvg_jax.runs import history
 
-    _refuse_others(config)
-    out = config.out or history.default_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
-    history.refuse_taken(out)
     command.start_jax(config)
     console = Console()
     with Progress(console=console) as progress:

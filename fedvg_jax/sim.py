@@ -201,24 +201,26 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def choose(settings: Config) -> Config:
-        return _choose_folder(settings, log)
+    with contextlib.ExitStack() as reserved:
 
-    if is_shared:
-        from fedvg_jax.core import processes
-        from fedvg_jax.runs import shared_start
+        def choose(settings: Config) -> Config:
+            return _choose_folder(settings, log, reserved)
 
-        console.quiet = not processes.is_first()
-        with processes.together():
+        if is_shared:
+            from fedvg_jax.core import processes
+            from fedvg_jax.runs import shared_start
+
+            console.quiet = not processes.is_first()
+            with processes.together():
+                _check_outputs(config)
+            config = shared_start.choose_folder(config, choose)
+        else:  # without jax, so that a stop signal finds a handler that names the run folder
             _check_outputs(config)
-        config = shared_start.choose_folder(config, choose)
-    else:  # without jax, so that a stop signal finds a handler that names the run folder
-        _check_outputs(config)
-        if config.dry_run:
-            return _show_target_plan(config, console) if config.target else _show_plan(config, console, unused)
-        config = choose(config)
-    with stop_signals.ignore_save_requests(), _explain_stop(config):
-        return _train(config, console, log, unused)
+            if config.dry_run:
+                return _show_target_plan(config, console) if config.target else _show_plan(config, console, unused)
+            config = choose(config)
+        with stop_signals.ignore_save_requests(), _explain_stop(config, reserved.close):
+            return _train(config, console, log, unused)
 
 
 def _check_outputs(config: Config) -> None:
@@ -230,27 +232,46 @@ def _check_outputs(config: Config) -> None:
         files.export_target(config.export_partition, "export_partition")
 
 
-def _choose_folder(config: Config, log: Callable[[str], None]) -> Config:
-    """Returns the settings with the folder of a new run, or of the run to resume."""
+def _choose_folder(config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack) -> Config:
+    """Returns the settings with the folder of a new run, or of the run to resume.
+
+    Args:
+        config: of the command line.
+        log: called with a line about the run to resume.
+        reserved: removes a folder that is made here, if nothing is written to it.
+    """
     wants_resume, config = config.resume, resume.resolve(config)
     if config.resume:
         log(f"resuming {config.out}")
         return config
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
-    out = config.out or history.default_folder(config)
-    history.refuse_taken(out)
-    return dataclasses.replace(config, out=out)
+    if config.out is None:
+        out = history.reserve_folder(config)
+        reserved.callback(history.remove_unused, out)
+        return dataclasses.replace(config, out=out)
+    history.refuse_taken(config.out)
+    return config
 
 
 @contextlib.contextmanager
-def _explain_stop(config: Config) -> Iterator[None]:
-    """Makes the line at a stop signal say what the run leaves in its folder."""
+def _explain_stop(config: Config, remove_unused: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Makes the line at a stop signal say what the run leaves in its folder.
+
+    Args:
+        config: its `out` is the folder.
+        remove_unused: removes a folder that was reserved for the run, if it is empty.
+    """
+
+    def message() -> str:
+        remove_unused()
+        return exit_message(_run_folder(config))
+
     try:
-        with stop_signals.say_at_once(lambda: exit_message(_run_folder(config))):
+        with stop_signals.say_at_once(message):
             yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(exit_message(_run_folder(config))) from None
+        raise KeyboardInterrupt(message()) from None
 
 
 def _run_folder(config: Config) -> Path:
@@ -358,7 +379,7 @@ def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulat
 
 def _set_environment(config: Config) -> None:
     """Sets what jax reads when it is imported and when its back end starts."""
-    flags, deterministic = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"
+    flags, deterministic = os.environ.get("XLA_FLAGS", ""), hardware.DETERMINISTIC
     if "device_count" not in flags:
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
     if config.deterministic and deterministic not in flags:

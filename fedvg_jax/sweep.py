@@ -304,6 +304,7 @@ def _share_out(
 
     if not pending:
         return None
+    sweep_folder.clear_failures(out, pending)
     if command.slurm is None:
         start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
         return sweep_workers.run_local(start, count, report_finished)
@@ -329,7 +330,7 @@ def _work(command: CommandLine, share: Share) -> int:
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
     observers = sweeps.Observers(track=tracking.Trackers)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(mine, out, observers, share=sweeps.sharing(command.vectorize))
+        _, stopped_by = sweeps.compute(mine, out, observers, retries=False, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
-from fedvg_jax.core import tree
+from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
 
 DEFAULTS = (
@@ -83,5 +82,4 @@ def clipped(max_norm: Array, grads: Tree) -> Tree:
     >>> clipped(jnp.float32(1), {"w": jnp.array([3.0, 4.0])})["w"].round(3).tolist()
     [0.6000000238418579, 0.800000011920929]
     """
-    norm = optax.safe_norm(jnp.stack([optax.safe_norm(g.reshape(-1), 0.0) for g in jax.tree.leaves(grads)]), 0.0)
-    return tree.scale(max_norm / jnp.maximum(norm, max_norm), grads)
+    return tree.scale(max_norm / jnp.maximum(norms.joint_l2(grads), max_norm), grads)

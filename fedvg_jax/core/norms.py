@@ -25,6 +25,17 @@ def l2(x: Array) -> Array:
     return optax.safe_norm(x.reshape(-1), 0.0)
 
 
+def joint_l2(tensors: Tree) -> Array:
+    """Returns the L2 norm of all entries of a pytree together.
+
+    `optax.tree.norm` has gradient NaN where all entries are 0.
+
+    >>> float(joint_l2({"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}))
+    5.0
+    """
+    return l2(jnp.stack([l2(x) for x in jax.tree.leaves(tensors)]))
+
+
 def spectral(x: Array) -> Array:
     """Returns the largest singular value of a tensor as a matrix [product of leading axes, last axis]; 0 for a vector.
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Hyper, Tree, Variables
 
 Disturb = Callable[[Hyper, Array, Array, Variables, Variables], Variables]
@@ -82,7 +82,7 @@ def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
 
     theta_g + scale ||delta_k|| / sqrt(d) N(0, I),   d the number of scalars
     """
-    std = scale * optax.tree.norm(delta) / jnp.sqrt(jnp.asarray(tree.size(delta), scale.dtype))
+    std = scale * norms.joint_l2(delta) / jnp.sqrt(jnp.asarray(tree.size(delta), scale.dtype))
     return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
 
 

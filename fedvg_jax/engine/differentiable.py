@@ -11,7 +11,7 @@ and the same result. `over_rounds` scans such a round; `hypergradient` different
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,7 @@ def hypergradient(
 
     Args:
         objective: hyper -> scalar [].
-        hyper: name -> value.
+        hyper: name -> value. Integers to differentiate become floats.
         names: of the hyperparameters to differentiate.
         mode: reverse or forward.
 
@@ -156,7 +156,8 @@ def hypergradient(
         The objective []; and name -> gradient, of the shape of `hyper[name]`.
 
     Raises:
-        UsageError: for a name that is not in `hyper`, or another mode; or reverse mode meets an executor without it.
+        UsageError: for a name that is not in `hyper`, a value that is no number, or another mode; or reverse mode meets
+            an executor without it.
 
     >>> value, gradient = hypergradient(lambda hyper: hyper["a"] ** 2 * hyper["b"], {"a": 3.0, "b": 2.0}, ["a"])
     >>> float(value), float(gradient["a"])
@@ -167,7 +168,7 @@ def hypergradient(
             raise UsageError(f"unknown hyperparameter '{name}'; hyper has {', '.join(sorted(hyper))}")
     if mode not in ("reverse", "forward"):
         raise UsageError(f"mode must be reverse or forward; got {mode}")
-    chosen = {name: jnp.asarray(hyper[name]) for name in names}
+    chosen = {name: _as_floats(name, hyper[name]) for name in names}
 
     def objective_of(chosen: Hyper) -> Array:
         return objective({**hyper, **chosen})
@@ -188,6 +189,24 @@ def hypergradient(
 
     value, gradient = jax.vmap(directional, out_axes=(None, 0))(jnp.eye(flat.size, dtype=flat.dtype))
     return value, restore(gradient)
+
+
+def _as_floats(name: str, value: Tree) -> Tree:
+    """Returns a hyperparameter as arrays of floats.
+
+    Raises:
+        UsageError: it holds something else than real numbers.
+    """
+
+    def as_float(leaf: Any) -> Array:
+        if type(leaf) in (int, float):
+            return jnp.asarray(float(leaf))
+        dtype = getattr(leaf, "dtype", np.dtype(object))
+        if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+            raise UsageError(f"hyperparameter '{name}' must be a number to be differentiated; got {str(leaf)[:100]}")
+        return jnp.asarray(leaf, float if jnp.issubdtype(dtype, jnp.integer) else None)
+
+    return jax.tree.map(as_float, value, is_leaf=lambda leaf: leaf is None)
 
 
 def stack(schedules: Sequence[Schedule]) -> Schedule:

@@ -158,7 +158,7 @@ def clipped_mean(
     """
     most = hyper["clip_norm"]
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
-    factor = most / jnp.maximum(jax.vmap(optax.tree.norm)(deltas), most)
+    factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
     averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware, sharding=sharding)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))

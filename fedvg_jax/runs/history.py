@@ -12,6 +12,7 @@ tracking/        what trackers wrote, and what identifies the tracked runs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -328,11 +329,34 @@ def move_aside(folder: Path, why: str) -> str:
     return name
 
 
-def default_folder(config: Config) -> Path:
-    """Returns runs/<time>-<method>, with a number appended where that exists."""
+def reserve_folder(config: Config) -> Path:
+    """Makes the folder runs/<time>-<method>, with a number appended where that exists, and returns it.
+
+    No other process gets the same one.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
-    tries = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(1000))
-    return next(path for path in tries if not path.exists())
+    paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
+    with files.writing("a run folder in runs", "--out"):
+        Path("runs").mkdir(exist_ok=True)
+        return next(path for path in paths if _make_folder(path))
+
+
+def _make_folder(folder: Path) -> bool:
+    """Makes a folder; returns whether it did not exist."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes a folder of `reserve_folder` if nothing was written to it."""
+    with contextlib.suppress(OSError):  # of a folder that is not empty, or is gone
+        folder.rmdir()
 
 
 def read_config(folder: Path) -> Config:

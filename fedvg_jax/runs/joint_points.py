@@ -192,13 +192,13 @@ def compute(
     """
     with stop_signals.catch_signals() as requests, stop_signals.watch(exit_message):
         try:
-            _compute(joint, list(members), waiting, requests.stop)
+            _compute(joint, list(members), waiting, requests)
         finally:
             if requests.stop:
                 on_stop(requests.stop[0])
 
 
-def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], stops: list[str]) -> None:
+def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], requests: stop_signals.Requests) -> None:
     for member in members:
         member.seconds[0] += joint.seconds / len(members)
     states, arrays = [m.state for m in members], None
@@ -220,12 +220,15 @@ def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], sto
         states = [_take_state(joint.executor)(arrays.state, i) for i in range(len(members))]
         for member in members:
             member.seconds[1] += (time.perf_counter() - start) / len(members)
-        is_over = [_add(*each) for each in zip(members, states, new, strict=True)]
-        if stops:
+        saves = stop_signals.take_save_requests(requests)
+        is_over = [_add(*each, bool(saves)) for each in zip(members, states, new, strict=True)]
+        if requests.stop:
             for member, last, over in zip(members, states, is_over, strict=True):
                 if not over:
-                    _finish(member, last, stops[0])
+                    _finish(member, last, requests.stop[0])
             return
+        if saves:
+            _answer_save_requests(saves, [m for m, over in zip(members, is_over, strict=True) if not over])
         if any(is_over):
             kept = [(m, s) for m, s, over in zip(members, states, is_over, strict=True) if not over]
             added = list(itertools.islice(waiting, joint.num_places - len(kept)))
@@ -233,19 +236,34 @@ def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], sto
             states, arrays = [s for _, s in kept] + [m.state for m in added], None
 
 
-def _add(member: Member, state: SimState, new: list[Record]) -> bool:
-    """Records a chunk of a run; returns whether the run has ended or failed."""
+def _add(member: Member, state: SimState, new: list[Record], is_requested: bool) -> bool:
+    """Records a chunk of a run; returns whether the run has ended or failed.
+
+    Args:
+        member: the run.
+        state: after the chunk.
+        new: the chunk's records.
+        is_requested: whether a signal requests a checkpoint.
+    """
     run = member.run
     try:
         loop.add_chunk(run, state, new)
         if member.num_done < run.sim.config.rounds:
-            loop.save_checkpoint(run, state)
+            loop.save_checkpoint(run, state, is_requested=is_requested)
             return False
     except Exception as error:  # one run's error, of whatever kind, must not end the others
         member.end(error)
         return True
     _finish(member, state, None)
     return True
+
+
+def _answer_save_requests(signals: Sequence[str], members: Sequence[Member]) -> None:
+    """Logs how many runs were saved for the signals that request a checkpoint."""
+    count = sum(member.run.recorder.keeps_checkpoints for member in members)
+    if members:
+        answer = f"checkpoints of {count} run{'s' * (count != 1)}" if count else "no checkpoints are kept"
+        members[0].run.observers.log(f"{signals[0]}: {answer}")
 
 
 def _finish(member: Member, state: SimState, stopped_by: str | None) -> None:

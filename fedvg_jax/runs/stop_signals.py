@@ -100,8 +100,7 @@ def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]])
         requests: of this process; those that are returned are removed, except to stop.
         largest: numbers -> the largest over all processes, position by position.
     """
-    own = Requests(list(requests.stop), list(requests.save))
-    del requests.save[: len(own.save)]
+    own = Requests(list(requests.stop), take_save_requests(requests))
     stop, save = (int(number) for number in largest([_number(names) for names in own]))
     return Requests(own.stop or _names(stop), own.save or _names(save))
 
@@ -187,6 +186,37 @@ def ignore_save_requests() -> Iterator[None]:
 
 def _nothing_to_save(number: int, frame) -> None:
     """The handler of `ignore_save_requests`."""
+
+
+def take_save_requests(requests: Requests) -> list[str]:
+    """Returns the names of the signals that request a checkpoint, and removes them from the requests."""
+    taken = list(requests.save)
+    del requests.save[: len(taken)]
+    return taken
+
+
+@contextlib.contextmanager
+def delay_save_requests() -> Iterator[None]:
+    """Delays SIGUSR1 and SIGQUIT, also in processes that are started within, until they `accept_save_requests`.
+
+    They would end a process that has no handler yet.
+    """
+    if not SAVING:  # Windows has neither
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SAVING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def accept_save_requests() -> None:
+    """Ends the delay of `delay_save_requests` in a process that was started within. It has nothing to save yet."""
+    for number in filter(_has_default_handler, SAVING):
+        signal.signal(number, _nothing_to_save)
+    if SAVING:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SAVING)
 
 
 def _has_default_handler(number: signal.Signals) -> bool:

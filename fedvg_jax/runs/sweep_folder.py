@@ -169,6 +169,26 @@ def is_done(folder: Path, config: Config) -> bool:
     return is_finished(folder, config) if failure is None else failure.kind == "diverged"
 
 
+def is_tried(folder: Path, config: Config) -> bool:
+    """Returns whether a point is finished, or has a recorded failure, of whatever kind."""
+    return read_failure(folder) is not None or is_finished(folder, config)
+
+
+def clear_failures(out: Path, points: Sequence[Point]) -> None:
+    """Removes the records of points that failed, so that they are computed again; points that diverged stay.
+
+    A command does this once, at its start: what its processes find later is a failure of this command.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    with files.writing(f"the folder of the sweep {out}", "--out"):
+        for folder in (point_folder(out, point.name) for point in points):
+            failure = read_failure(folder)
+            if failure is not None and failure.kind != "diverged":
+                (folder / FAILURE).unlink(missing_ok=True)
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Returns whether the run of a point can be resumed."""
     return any((path / seals.SEAL).is_file() for path in seals.checkpoint_folders(folder))

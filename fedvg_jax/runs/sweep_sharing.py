@@ -102,7 +102,7 @@ def _joint_program(sims: Sequence[simulation.Simulation], share: Sharing) -> joi
 def _candidates(
     work: Work, points: Iterator[Point], claims: contextlib.ExitStack, busy: list[Point], deferred: list[Point]
 ) -> Iterator[_Candidate]:
-    """Yields the points that this process can claim, has not finished, and that fit the first one.
+    """Yields the points that this process can claim, that no process has tried, and that fit the first one.
 
     Args:
         work: of this process.
@@ -116,7 +116,7 @@ def _candidates(
         stack = claims.enter_context(contextlib.ExitStack())
         if not stack.enter_context(claim(work.folder(point))):
             busy.append(point)
-        elif not work.is_done(point):
+        elif not work.is_tried(point):
             try:
                 sim = simulation_of(work, point)
             except Exception as error:

@@ -72,10 +72,10 @@ class Work(NamedTuple):
         """Returns the run folder of a point, or None."""
         return sweep_folder.point_folder(self.out, point.name) if self.out else None
 
-    def is_done(self, point: Point) -> bool:
-        """Returns whether nothing is left to compute of a point."""
+    def is_tried(self, point: Point) -> bool:
+        """Returns whether a point is finished, or has failed since the command started, in whichever process."""
         folder = self.folder(point)
-        return folder is not None and sweep_folder.is_done(folder, point.config)
+        return folder is not None and sweep_folder.is_tried(folder, point.config)
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def compute_alone(work: Work, points: Sequence[Point]) -> list[Point]:
         with claim(work.folder(point)) as is_mine:
             if not is_mine:
                 busy.append(point)
-            elif not work.is_done(point):
+            elif not work.is_tried(point):
                 work.observers.on_start(point)
                 store_result(work, point, _compute_point(work, point))
         if work.stops:

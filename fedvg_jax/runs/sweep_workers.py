@@ -118,7 +118,11 @@ def _num_devices(config: Config, machine: hw.Hardware) -> int:
 
 
 def stop_without_parent() -> None:
-    """Ends this process like SIGTERM when standard input closes: the process that started it has died."""
+    """Ends this process like SIGTERM when standard input closes: the process that started it has died.
+
+    Until then that process forwards requests for checkpoints, which `run_local` has delayed.
+    """
+    stop_signals.accept_save_requests()
 
     def wait() -> None:
         with contextlib.suppress(OSError):
@@ -131,6 +135,8 @@ def stop_without_parent() -> None:
 
 def run_local(command: Sequence[str], count: int, on_poll: Callable[[], None]) -> str | None:
     """Runs workers on this machine to their end; returns the signal that stopped them, or None.
+
+    Signals that request a checkpoint, and the first one that requests to stop, are forwarded to all of them.
 
     Args:
         command: of the sweep, to which `--worker I/N` is appended.
@@ -145,13 +151,17 @@ def run_local(command: Sequence[str], count: int, on_poll: Callable[[], None]) -
         workers = []
         for i in range(count):  # in sessions of their own: a terminal's signals reach them through this process only
             words = [*command, "--worker", f"{i + 1}/{count}"]
-            worker = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+            with stop_signals.delay_save_requests():
+                worker = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
             stack.callback(_end, worker)
             workers.append(worker)
         num_forwarded = 0
         while any(worker.poll() is None for worker in workers):
             if requests.stop and not num_forwarded:
                 num_forwarded = len([_send(worker, requests.stop[0]) for worker in workers])
+            for name in stop_signals.take_save_requests(requests):
+                for worker in workers:
+                    _send(worker, name)
             on_poll()
             time.sleep(POLL_SECONDS)
         on_poll()

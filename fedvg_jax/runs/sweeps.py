@@ -2,7 +2,7 @@
 
 Points are ordered by their programs, so each program is compiled once, and a data set is read once for the points that
 follow one another. A point is a run with a folder of its own: finished points are skipped, one that was interrupted
-continues from its checkpoint, and one that fails is recorded and stops nothing.
+continues from its checkpoint, and one that fails is recorded, stops nothing, and is tried again by the next command.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def compute(
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
     replacements: Mapping[str, Any] = {},
     waits: bool = True,
+    retries: bool = True,
     share: Sharing = Sharing(1),  # noqa: B008  a named tuple of numbers
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are neither finished nor held by another process.
@@ -68,11 +69,15 @@ def compute(
         replacements: arguments of `simulation.simulation` other than the config, the same for all points.
         waits: whether to wait for points that other processes compute. If such a process dies, its point is computed
             here.
+        retries: whether points that failed before this call are computed again. Points that fail during the call, in
+            whichever process, are not.
         share: how points of one program share it.
 
     Returns:
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
     """
+    if out and retries:
+        sweep_folder.clear_failures(out, points)
     work = Work(out, observers, replacements, DataStore({}), {}, [])
     pending = list(points)
     while pending:

@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,9 @@ def make_weighting(
         gradient: replaces FedVG's signal before norms, `make_signal`.
         others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
         hardware: what it will run on; defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; or see `make_fedvg`.
     """
     named = {
         "samples": basic.samples,
@@ -58,7 +62,11 @@ def make_weighting(
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
         **others,
     }
-    return _build_rule(parse_weighting(config.weighting), named | {"native": named[algorithm.native_weighting]})
+
+    def native() -> Weighting:
+        return named[_native_name(algorithm, named)]()
+
+    return _build_rule(parse_weighting(config.weighting), {**named, "native": native})
 
 
 def make_fedvg(
@@ -185,6 +193,17 @@ def _build_rule(rule: Rule, named: dict[str, Callable[[], Weighting]]) -> Weight
         case Mean(first, second):
             return basic.mix(_build_rule(first, named), _build_rule(second, named))
     return named[rule]()
+
+
+def _native_name(algorithm: Algorithm, named: Mapping[str, Any]) -> str:
+    """Returns `algorithm.native_weighting`, a key of `named`."""
+    name = algorithm.native_weighting
+    if not isinstance(name, str) or name not in named:
+        raise UsageError(
+            f"algorithm.native_weighting must be one of {', '.join(named)}; got {str(name)[:100]!r}; set one of these,"
+            " or use another weighting than native"
+        )
+    return name
 
 
 def _shapes(task: Task) -> Variables:

@@ -162,7 +162,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
 
 def _length(hyper: Hyper, report: Report, data: Data) -> Array:
-    return norms.l2(jnp.stack([norms.l2(x) for x in jax.tree.leaves(report.delta)]))
+    return norms.joint_l2(report.delta)
 
 
 def _models(returns: Returns) -> Variables:

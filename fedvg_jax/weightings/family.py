@@ -162,22 +162,25 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array, link: C
         is_present = jnp.broadcast_to(present, exponents.shape)
         # an absent client's measurement must neither set the scale nor overflow
         exponents = jnp.where(is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min())))
-        raw = shares(jnp.exp(-p * (exponents + _largest(-exponents))), present)
+        # p x = |p| (sign x), less the smallest sign x: every exponential is at most 1
+        sign = jnp.where(p < 0, jnp.asarray(-1, p.dtype), 1)
+        exponents = sign * exponents
+        raw = shares(jnp.exp(-(sign * p) * (exponents + _largest(-exponents))), present)
         return sharpened((1 - part) * raw + part * shares(rows, present), t, present)
 
     return weights_of_mean
 
 
 def sharpened(weights: Array, temperature, present: Array | bool = True) -> Array:
-    """s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0.
+    """s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0, and a NaN makes all weights NaN, as in `shares`.
 
     >>> sharpened(jnp.array([0.5, 0.5, 0.0]), 2.0).tolist()
     [0.5, 0.5, 0.0]
     """
-    is_positive = weights > 0
-    logs = jnp.log(jnp.where(is_positive, weights, 1))
-    logs = jnp.where(is_positive, logs - _largest(jnp.where(is_positive, logs, -jnp.inf)), 0)
-    return shares(jnp.where(is_positive, jnp.exp(logs / temperature), 0), present)
+    is_zero = weights <= 0  # False for NaN
+    logs = jnp.log(jnp.where(is_zero, 1, weights))
+    logs = jnp.where(is_zero, 0, logs - _largest(jnp.where(is_zero, -jnp.inf, logs)))
+    return shares(jnp.where(is_zero, 0, jnp.exp(logs / temperature)), present)
 
 
 def _largest(exponents: Array) -> Array:

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from fedvg_jax.core import norms
 from fedvg_jax.core.types import Data, Hyper, Report, Signal, Task, Term, Tree, Weighting
 from fedvg_jax.weightings import signals
 
 
 def client_drift(hyper: Hyper, report: Report, data: Data) -> Array:
     """L2 norm of one client's update theta_g - theta_k."""
-    return jnp.asarray(optax.tree.norm(report.delta))
+    return norms.joint_l2(report.delta)
 
 
 def client_fisher_trace(task: Task) -> Signal:

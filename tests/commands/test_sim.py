@@ -289,12 +289,10 @@ def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     assert "mine: 240 images 16 x 16 x 1, 3 classes" in capsys.readouterr().out
 
 
-def test_default_run_folder_is_named_by_time_and_method_and_never_taken(tmp_path, monkeypatch):
+def test_default_run_folder_is_named_by_time_and_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = history.default_folder(Config())
-    assert first.parent == Path("runs") and first.name.endswith("-fedavg-fedvg")
-    first.mkdir(parents=True)
-    assert history.default_folder(Config()) != first
+    folder = history.reserve_folder(Config())
+    assert folder.parent == Path("runs") and re.fullmatch(r"\d{8}-\d{6}-fedavg-fedvg", folder.name)
 
 
 # --- signals before the first round

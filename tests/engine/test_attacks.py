@@ -92,6 +92,18 @@ def test_an_attack_on_a_zero_update_changes_nothing(attack):
     jax.tree.map(np.testing.assert_array_equal, sent, model.params)
 
 
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_gradients_of_an_attack_are_finite_at_a_zero_update(attack):
+    model = jax.tree.map(jnp.float32, returns()[0])
+
+    def number(scale, params, delta):
+        return sum(x.sum() for x in jax.tree.leaves(attack(scale, KEY, params, delta)))
+
+    at = jnp.float32(2.0), model.params, jax.tree.map(jnp.zeros_like, model.params)
+    slopes = worlds.jit(jax.grad(number, (0, 1, 2)))(*at)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
+
+
 # --- who
 
 

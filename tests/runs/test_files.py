@@ -7,12 +7,15 @@ import signal
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from processes import started
 
+from fedvg_jax import sim
+from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history, stop_signals
@@ -60,6 +63,63 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     (tmp_path / "config.json").touch()
     with pytest.raises(UsageError, match="is taken"):
         history.refuse_taken(tmp_path)
+
+
+@pytest.fixture
+def stopped_clock(tmp_path, monkeypatch):
+    """A folder to run in, at an instant that does not pass."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(history.time, "strftime", lambda form: "NOW")
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(history.reserve_folder, [Config()] * 16))
+    assert len(set(folders)) == 16
+    for folder in folders:
+        history.refuse_taken(folder)  # nothing is in it
+    (folders[0] / "config.json").touch()
+    for folder in folders:
+        history.remove_unused(folder)
+    assert list(Path("runs").iterdir()) == [folders[0]]
+
+
+ENDS = {
+    "error": (UsageError("no such data"), 2, "error: no such data\n"),
+    "interrupt": (
+        KeyboardInterrupt(),
+        130,
+        "stopped at once; there is no run folder runs/NOW-fedavg-fedvg\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("is_written", [False, True])
+def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, end, is_written):
+    error, code, text = ENDS[end]
+
+    def train(config, *rest):
+        assert config.out.is_dir()
+        if is_written:
+            (config.out / "config.json").touch()
+        raise error
+
+    monkeypatch.setattr(sim, "_train", train)
+    monkeypatch.setattr(sim, "_set_environment", lambda config: None)
+    assert sim.main([]) == code and Path("runs").is_dir()
+    assert len(list(Path("runs").iterdir())) == is_written
+    assert is_written or capsys.readouterr().err == text
+
+
+def test_run_that_writes_nothing_leaves_the_folder_that_its_user_made(stopped_clock, monkeypatch):
+    def train(config, *rest):
+        raise UsageError("no such data")
+
+    monkeypatch.setattr(sim, "_train", train)
+    monkeypatch.setattr(sim, "_set_environment", lambda config: None)
+    Path("mine").mkdir()
+    assert sim.main(["--out", "mine"]) == 2 and Path("mine").is_dir()
 
 
 def test_folder_lock_is_exclusive_and_released(tmp_path):

@@ -9,6 +9,7 @@ import flax.linen as nn
 import numpy as np
 import pytest
 import worlds
+from processes import default_signals
 from small_sweeps import base_config, histories, timeless
 
 import fedvg_jax
@@ -16,7 +17,16 @@ from fedvg_jax.config import axes, sweep_points
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
-from fedvg_jax.runs import history, joint_points, simulation, sweep_folder, sweeps, verification
+from fedvg_jax.runs import (
+    checkpoint,
+    history,
+    joint_points,
+    simulation,
+    stop_signals,
+    sweep_folder,
+    sweeps,
+    verification,
+)
 from fedvg_jax.runs.sweep_folder import Failure
 
 NAMES = ("alpha", "seed", "lr", "rounds")
@@ -157,6 +167,25 @@ def test_stop_signal_ends_all_points_after_the_present_chunk_and_the_sweep_can_g
     results, stopped_by = compute(points, out)
     assert stopped_by is None
     assert [timeless(results[point.name].records) for point in points] == list(histories(alone).values())
+
+
+@pytest.mark.parametrize("name", [number.name for number in stop_signals.SAVING])
+def test_save_signal_writes_a_checkpoint_of_every_point_and_they_go_on(base, alone, tmp_path, name):
+    """After the chunk that is computed when the signal arrives: the one of rounds 2."""
+    out, logged = tmp_path / "out", []
+    points = open_sweep(dataclasses.replace(base, keep=9), out, ROWS[:2])
+
+    def ask(point, records):
+        if records[-1]["round"] == 1 and point is points[-1]:
+            signal.raise_signal(signal.Signals[name])
+
+    with default_signals():
+        results, stopped_by = compute(points, out, on_records=ask, log=logged.append)
+    assert (stopped_by, logged) == (None, [f"{name}: checkpoints of 2 runs"])
+    for point, expected in zip(points, alone, strict=False):
+        folders = checkpoint.checkpoint_folders(out / "points" / point.name)
+        assert [folder.name for folder in folders] == ["000002", "000004"]
+        assert timeless(results[point.name].records) == timeless(expected.result.records)
 
 
 def test_point_that_cannot_be_recorded_fails_alone(base, alone, tmp_path, monkeypatch):

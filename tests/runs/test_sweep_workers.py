@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import sys
 
 import pytest
+from processes import default_signals
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import sweep_workers
+from fedvg_jax.runs import stop_signals, sweep_workers
 from fedvg_jax.runs.sweep_workers import Share
 
 GROUPS = [list("abc"), list("d"), list("efgh")]
@@ -73,6 +76,30 @@ def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     assert "JAX_NUM_CPU_DEVICES" not in sweep_workers.worker_environment(2)
+
+
+WORKER = """
+import sys, time
+from fedvg_jax.runs import stop_signals, sweep_workers
+
+sweep_workers.stop_without_parent()
+with stop_signals.ignore_save_requests(), stop_signals.catch_signals() as requests:
+    while not requests.save:
+        time.sleep(0.01)
+print(*requests.save, file=open(f"{sys.argv[1]}/{sys.argv[-1][0]}", "w"))
+"""
+"""Waits for a request of a checkpoint, and writes it to a file of the worker's number."""
+
+
+@pytest.mark.parametrize("name", [number.name for number in stop_signals.SAVING])
+def test_save_requests_reach_every_worker_and_end_none_that_starts(tmp_path, monkeypatch, name):
+    """From the first instant on: Python needs longer to start than the poll."""
+    monkeypatch.setattr(sweep_workers, "POLL_SECONDS", 0.05)
+    with default_signals():
+        command, request = [sys.executable, "-c", WORKER, str(tmp_path)], signal.Signals[name]
+        stopped_by = sweep_workers.run_local(command, 2, lambda: signal.raise_signal(request))
+    assert stopped_by is None
+    assert [(tmp_path / number).read_text() for number in "12"] == [f"{name}\n"] * 2
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/0", "a/b", "-1/2", "1/2/3"])

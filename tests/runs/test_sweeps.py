@@ -14,7 +14,7 @@ import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop, programs, sweep_folder, sweeps, verification
+from fedvg_jax.runs import loop, programs, sweep_folder, sweep_sharing, sweep_work, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -195,6 +195,54 @@ def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, 
     monkeypatch.undo()
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
     assert not (out / "points" / results[1].name / "failure.json").exists()
+
+
+@pytest.mark.parametrize("num_places", [1, 2])
+def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(
+    base, tmp_path, monkeypatch, num_places
+):
+    """Also a process that waits for the point while another one computes it; alone or side by side."""
+    out, share, tried = tmp_path / "out", sweeps.Sharing(num_places), []
+    points = open_sweep(base, out)
+
+    def fail(work, point):
+        tried.append(point.name)
+        raise OSError(28, "No space left on device")
+
+    for module in (sweep_work, sweep_sharing):
+        monkeypatch.setattr(module, "simulation_of", fail)
+    sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
+    for number in range(1, 3):
+        for _ in range(2):  # workers, of which the second finds what the first has recorded
+            sweeps.compute(points, out, retries=False, share=share)
+        assert sorted(tried) == sorted([point.name for point in points] * number)
+        sweep_folder.clear_failures(out, points)
+    sweeps.compute(points, out, share=share)
+    assert len(tried) == 3 * len(points)
+    sweeps.compute(points, out, share=share)
+    assert len(tried) == 4 * len(points)
+
+
+def test_waiting_process_does_not_repeat_a_failure(base, tmp_path, monkeypatch):
+    out, tried = tmp_path / "out", []
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[0].name)
+    folder.mkdir()
+    other = files.claimed(folder / sweep_folder.CLAIM)
+    other.__enter__()
+
+    def end_of_other(seconds):
+        sweep_folder.write_failure(folder, points[0].config, Failure("failed", 0, "No space left on device"))
+        other.__exit__(None, None, None)
+
+    def fail(work, point):
+        tried.append(point.name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sweeps.time, "sleep", end_of_other)
+    monkeypatch.setattr(sweep_work, "simulation_of", fail)
+    sweeps.compute(points, out)
+    assert tried == [points[1].name]
 
 
 def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):

@@ -140,6 +140,26 @@ def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_
     assert rule.signal({}, report, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
 
 
+OWN = worlds.algorithm("fedavg")._replace(native_weighting="samples+fedvg")
+
+
+@pytest.mark.parametrize("name", ["native", "samples+native", "permuted(native)"])
+@pytest.mark.parametrize("own", ["samples+fedvg", "", "native", "sample", None, ["samples"]], ids=str)
+def test_an_unknown_native_weighting_is_refused_in_one_line_where_it_is_used(name, own):
+    settings, algorithm = config.Config(weighting=name), OWN._replace(native_weighting=own)
+    with pytest.raises(UsageError, match=r"\Aalgorithm.native_weighting must be one of samples, [^\n]*; got [^\n]*\Z"):
+        simulation.make_weighting(settings, worlds.TASK, algorithm)
+
+
+@pytest.mark.parametrize("name", ["samples", "fedvg", "samples+permuted(uniform)"])
+def test_an_unknown_native_weighting_does_not_matter_to_other_weightings(name):
+    rules = [
+        simulation.make_weighting(config.Config(weighting=name), worlds.TASK, algorithm)
+        for algorithm in (OWN, worlds.algorithm("fedavg"))
+    ]
+    assert rules[0].defaults == rules[1].defaults
+
+
 def test_a_cohort_without_rows_has_finite_weights():
     """If every row is probed and none is left for training, n_k is 0 for all clients."""
     weights = weigh(make("samples", "modelwise"), jnp.zeros(K))

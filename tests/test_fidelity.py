@@ -1,14 +1,32 @@
-"""Every difference between the papers, the published code and the defaults has settings or a reason."""
+"""Every difference between the papers, the published code and the defaults has settings or a reason.
 
+The settings of `--fidelity official` change what a run is made of.
+"""
+
+import functools
+import random
 import re
 import typing
 from collections import Counter
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import linear
+import numpy as np
+import pytest
+import worlds
 from cases import naming
 
 from fedvg_jax import config, sim
+from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, presets
+from fedvg_jax.core.types import Anchor, Cohort, Report
+from fedvg_jax.data.partitions import client_rows, draw
+from fedvg_jax.engine import executors
+from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.paper import fidelity
+from fedvg_jax.runs import host_pool, population, registry, simulation
 
 DEFAULTS = config.flatten(Config())
 WORDS = 15
@@ -79,3 +97,150 @@ def test_rows_have_unique_ids_and_evidence():
     allowed = typing.get_args(fidelity.Evidence)
     assert all({row.paper_evidence, row.published_evidence} <= set(allowed) for row in fidelity.DEPARTURES)
     assert all(row.published_evidence != "memory" for row in fidelity.DEPARTURES), "the published code was at hand"
+
+
+# --- what the settings change
+
+SIZES = np.array([12, 9, 17, 20, 1])
+"""Training rows of five clients, in minibatches of 4; three clients have a minibatch of a single row."""
+SPLIT = np.split(np.arange(240), np.cumsum([*SIZES, *5 * [5], *5 * [3]]))[:-1]
+PARTITION = SPLIT[:5], SPLIT[5:10], SPLIT[10:]
+ROWS = linear.data()[0], np.arange(240) % 3
+EPOCHS = 2
+
+
+def _counting_loss(params, stats, batch, mask, train):
+    value, _ = linear.TASK.loss(params, {}, batch, mask, train)
+    return value, {"steps": stats["steps"] + 1} if train else stats
+
+
+COUNTING = linear.TASK._replace(
+    init=lambda key: linear.TASK.init(key)._replace(stats={"steps": jnp.zeros(())}), loss=_counting_loss
+)
+"""Linear regression whose running statistic counts local steps."""
+ONE, ZERO = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
+
+
+@functools.cache
+def simulated(profile, flags, task=linear.TASK):
+    settings = sim.parse(["--fidelity", profile, "--validation.rho", "0.5", *flags.split()])
+    changes = {"clients": 5, "join_ratio": 1.0, "local_epochs": EPOCHS, "batch_size": 4, "alpha": 10.0}
+    settings = replace(settings, **changes, devices="1", lanes="1")
+    return simulation.simulation(settings, data=ROWS, partition=PARTITION, task=task)
+
+
+def by_client(name):
+    """Returns a function of a simulation: a field of the first round's schedule, client after client."""
+
+    def values(sim):
+        schedule = sim.schedule(0)
+        return getattr(schedule, name)[np.argsort(schedule.clients)].tolist()
+
+    return values
+
+
+def block(sim):
+    task = registry.named_task(replace(sim.config, model="resnet18"), (32, 32, 3), 3)
+    return task.block_of("layer2_0/bn1/scale")
+
+
+def drawn(sim):
+    return client_rows.sizes(population.make_partition(sim.config, sim.arrays).train).tolist()
+
+
+def sizes_of_kind(kind):
+    settings = {"alpha": 10.0, "num_clients": 5} | {n: getattr(Config(), n) for n in ("min_samples", "test_ratio")}
+    settings |= {"val_ratio": Config().val_ratio, "seed": Config().partition_seed}
+    return client_rows.sizes(draw.draw_partition(ROWS[1].astype(np.int32), kind=kind, **settings).train).tolist()
+
+
+def native_signal(sim):
+    """Returns what the weights of a client of 7 rows are proportional to."""
+    return float(sim.weighting.signal(sim.hyper, Report(sim.state.variables, jnp.int32(7), ONE), sim.data))
+
+
+def stored_memory(sim):
+    """Returns c_k+ of a client that has moved from 1 to 0 by steps of length 1."""
+    return float(sim.algorithm.report(sim.hyper, ZERO, Anchor(ONE, ZERO, ZERO), jnp.ones(()))[0]["w"])
+
+
+def regularisation(sim):
+    """Returns what FedDyn adds to the gradient of a client at 1, whose global model is 0, in units of alpha."""
+    corrected = sim.algorithm.correct(sim.hyper, ZERO, ONE, Anchor(ZERO, (), ZERO))["w"]
+    return float(corrected / sim.hyper["dyn_alpha"])
+
+
+def residual_of_second_round(sim):
+    """Returns FedDyn's R in the second round, of an update 1 and duals 0."""
+    server = sim.algorithm.init(sim.hyper, ZERO)[0]._replace(round=jnp.int32(1))
+    return float(sim.algorithm.residual(sim.hyper, server, ZERO, Cohort(ONE, ZERO, (), {}, {}, 5))[0]["w"])
+
+
+def second_moment(sim):
+    """Returns the start of v, in units of eps^2."""
+    return max(float(leaf.max()) for leaf in jax.tree.leaves(sim.state.server)) / sim.config.fedopt.eps**2
+
+
+STEPS = [EPOCHS * -(-n // 4) for n in SIZES.tolist()]
+EFFECTS = {
+    "single_rows": (
+        "--method fedavg", by_client("num_steps"), STEPS, [EPOCHS * (n // 4 + (n % 4 > 1)) for n in SIZES.tolist()]
+    ),
+    "fedvg.block": ("--method fedvg", block, "layer2_0", "layer2"),
+    "scaffold.steps": ("--method scaffold", by_client("num_steps"), STEPS, [2, 2, 2, 2, 0]),
+    "scaffold.memory": ("--method scaffold", stored_memory, 1, 0),
+    "feddyn.regulariser": ("--method feddyn", regularisation, 1, 0),
+    "feddyn.weights": ("--method feddyn", native_signal, 1, 7),
+    "feddyn.average": ("--method feddyn+fedvg", residual_of_second_round, 0, 1),
+    "elastic.sensitivity": (
+        "--method elastic", lambda sim: sim.algorithm.probe, sensitivity, official_sensitivity
+    ),
+    "elastic.rows": (
+        "--method elastic", by_client("num_samples"), SIZES.tolist(), [n - int(0.3 * n) for n in SIZES.tolist()]
+    ),
+    "fedopt.variant": ("--algorithm fedadam", second_moment, pytest.approx(1), 0),
+    "partition": ("--method fedavg", drawn, sizes_of_kind("dirichlet"), sizes_of_kind("official")),
+    "cohorts": (
+        "--method fedavg", lambda sim: sim.schedule(0).clients.tolist(),
+        schedules.cohort(Config().seed, 0, 5, 5)[0].tolist(), random.Random(Config().seed).sample(range(5), 5),
+    ),
+    # of 25 rows, floor(25 / 2) = 12 are shared out as 4 : 2 : 1
+    "validation.imbalance": ("--method fedavg", lambda sim: int((sim.data.scoring >= 0).sum()), 6 + 3 + 1, 2 * 4),
+}  # fmt: skip
+"""Setting -> flags, function of a simulation, its value by default and under `--fidelity official`."""
+OF_A_ROUND = ("server_stats", "untrained")
+
+
+def test_every_setting_of_the_profile_has_an_effect_on_a_run():
+    assert {*EFFECTS, *OF_A_ROUND} == set(fidelity.official_settings())
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_setting_of_the_profile_changes_what_a_run_is_made_of(name):
+    flags, value_of, corrected, official = EFFECTS[name]
+    assert corrected != official
+    assert value_of(simulated("corrected", flags)) == corrected
+    assert value_of(simulated("official", flags)) == official
+
+
+def test_host_pool_holds_the_rows_of_scaffolds_single_minibatches_only(monkeypatch):
+    """On two devices, one has at most 3 + 1 clients; of all minibatches, at most 9 + 5. See `most_rows_of_round`."""
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)
+    for profile, most in (("official", EPOCHS * 4 * (3 + 1)), ("corrected", 4 * (9 + 5))):
+        made = simulated(profile, "--method scaffold")
+        pool = host_pool.make(made.config, made.data, made.data, made.partition, executors.sharded(2, 1))
+        assert pool.capacity == most
+
+
+def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the_profile():
+    """The statistic moves by 1 + beta of a mean m of s_k, and then by 1 + beta + beta^2 (Nesterov).
+
+    The client without a step has a share of the mean.
+    """
+    made = simulated("official", "--method fedavgm", COUNTING)
+    rounds = schedules.stack([made.schedule(number) for number in range(2)], simulation.MAX_ROUNDS)
+    state, metrics = worlds.jit(made.chunk.__wrapped__)(made.state, jnp.int32(2), rounds, made.data, made.hyper)
+    schedule, beta = made.schedule(0), made.config.fedavgm.momentum
+    assert (schedule.num_steps == 0).sum() == 1 and (np.asarray(metrics.weights[:2]) > 0).all()
+    mean = schedule.num_samples @ schedule.num_steps / schedule.num_samples.sum()
+    np.testing.assert_allclose(state.variables.stats["steps"], (2 + 2 * beta + beta**2) * mean, rtol=1e-5)

@@ -58,11 +58,14 @@ class World(NamedTuple):
     train: Sequence[np.ndarray]
     """Rows of every client."""
     scoring: np.ndarray
+    """Table of D_val that FedVG scores with."""
     test: np.ndarray
     """Rows, not a table."""
     batch_size: int
     cohort_size: int
     local_epochs: int
+    val: np.ndarray | None = None
+    """Rows of D_val in evaluation mode; None for those of `scoring`."""
 
     def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> Schedule:
         settings = {
@@ -80,20 +83,23 @@ class World(NamedTuple):
         return self.local_epochs * -(-max(map(len, self.train)) // self.batch_size)
 
     def data(self) -> Data:
-        tables = (jnp.asarray(table) for table in (self.scoring, self.scoring, self.test[:, None]))
+        rows = self.scoring[self.scoring >= 0] if self.val is None else self.val
+        val = schedule.table(rows, 3, self.scoring.size // 3 + 1)
+        tables = (jnp.asarray(table) for table in (self.scoring, val, self.test[:, None]))
         return Data(jax.tree.map(jnp.asarray, self.pool), *tables)
 
 
 def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0) -> World:
     """Returns clients of the given sizes. D_val is 10 rows, so its last batch of 4 is partial; its table also has an
-    empty batch."""
+    empty batch. In evaluation mode it has a row more, as where scoring leaves out a last batch of a single row."""
     rng = np.random.default_rng(seed)
     val, test = 10, 13
     size = sum(sizes) + val + test
     pool = Batch(rng.integers(0, 256, (size, *IMAGE), np.uint8), rng.integers(0, CLASSES, size, np.int32))
     parts = np.split(rng.permutation(size).astype(np.int32), np.cumsum([*sizes, val]))
     scoring = schedule.table(parts[-2], batch_size, -(-val // batch_size) + 1)
-    return World(pool, parts[:-2], scoring, parts[-1], batch_size, cohort_size, local_epochs)
+    evaluated = np.append(parts[-2], parts[-1][0])
+    return World(pool, parts[:-2], scoring, parts[-1], batch_size, cohort_size, local_epochs, evaluated)
 
 
 def small() -> World:

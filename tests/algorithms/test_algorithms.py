@@ -11,9 +11,10 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.core import tree
+from fedvg_jax.core import gradient_support, tree
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
-from fedvg_jax.engine import local_training
+from fedvg_jax.engine import attacks, local_training
 from fedvg_jax.runs import simulation
 
 every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
@@ -241,7 +242,7 @@ def test_the_published_scaffold_stores_no_client_memory(x64):
 
 
 def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
-    """theta <- theta_g + mean lambda, for any models that the clients return."""
+    """theta <- theta_g + mean lambda, for any models that the clients return; under FedVG's weights only."""
     algorithm = worlds.algorithm("feddyn", weighting="fedvg", feddyn=config.FedDyn(average="once"))
     states = after(algorithm, 3, "samples+fedvg")
     for before, now in itertools.pairwise(states):
@@ -249,6 +250,14 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     always = after(worlds.algorithm("feddyn"), 3, "samples+fedvg")
     worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
     assert tree_distance(states[1].variables, always[1].variables) > 1e-3
+    native = worlds.algorithm("feddyn", weighting="native", feddyn=config.FedDyn(average="once"))
+    update = states[0].variables.params
+    cohort = Cohort(update, tree.zeros_like(update), (), {}, {}, 5)
+    residuals = [
+        rule.residual(worlds.hyper(), states[1].server, update, cohort)[0]
+        for rule in (native, worlds.algorithm("feddyn"), algorithm)
+    ]
+    assert tree_distance(residuals[0], residuals[1]) == 0 < tree_distance(residuals[0], residuals[2])
 
 
 def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
@@ -277,6 +286,50 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
     cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
     np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
+
+
+# --- parameters without a gradient
+
+SUPPORT = gradient_support.from_boxes(lambda: {"left/x": [(1, 2)]})
+USED = np.array([0, 1, 1]) * np.random.default_rng(2).uniform(0.5, 2, (2, 5, 3))
+UNUSED = worlds.quadratics(*USED, [4, 8, 2, 6, 3], 3)
+"""Losses that do not depend on the first number, which is not in SUPPORT."""
+
+STORING = {
+    "scaffold": {},
+    "scaffold, noise": {"attack.kind": "noise"},
+    "feddyn": {},
+    "feddyn, noise": {"attack.kind": "noise"},
+    "feddyn, linear": {"feddyn.regulariser": "linear"},
+    **{f"{name}, noise": {"attack.kind": "noise"} for name in simulation.ALGORITHMS},
+}
+"""Name of an algorithm, with other settings than the defaults -> these settings."""
+
+
+def is_quick(case):
+    return case.startswith(("scaffold,", "feddyn,"))
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if is_quick(c) else pytest.mark.slow) for c in STORING])
+def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes(x64, case):
+    """In two rounds, in which all clients are corrupt where any is."""
+    name, settings = case.partition(",")[0], STORING[case]
+    chosen = config.apply(config.Config(), {"algorithm": name, **settings}, "test")
+    algorithm = simulation.ALGORITHMS[name](chosen)
+    disturb = attacks.BY_KIND[chosen.attack.kind](np.arange(5), 5)
+
+    def last_state(support):
+        step = worlds.make_round(UNUSED, algorithm, "uniform", support=support, disturb=disturb)
+        state = worlds.state(UNUSED, algorithm, worlds.QUADRATIC)
+        for number in range(2):
+            state, _ = step(state, schedule_of(UNUSED, number), UNUSED.data(), worlds.hyper())
+        return state
+
+    pairs = zip(*(jax.tree.leaves(last_state(support)) for support in (SUPPORT, FULL_SUPPORT)), strict=True)
+    is_same = all(np.allclose(part, whole, rtol=1e-12, atol=1e-12) for part, whole in pairs)
+    assert simulation.make_live(chosen, worlds.QUADRATIC._replace(support=SUPPORT)) is (
+        SUPPORT if is_same else FULL_SUPPORT
+    )
 
 
 # --- convergence

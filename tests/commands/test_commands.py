@@ -238,8 +238,3 @@ def test_extras_in_the_readme_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = re.findall(r"\.\[(\w+)\]'", (ROOT / "README.md").read_text())
     assert named and set(named) <= set(extras)
-
-
-def test_one_liners_in_the_readme_compile():
-    for code in re.findall(r'python -c "([^"]+)"', (ROOT / "README.md").read_text()):
-        compile(code, "README.md", "exec")

@@ -108,6 +108,18 @@ def test_quarter_turns_differ_between_clients_and_are_never_zero():
     np.testing.assert_array_equal(apply("rotate90", x=wide)[0][CLIENTS[1]], wide[CLIENTS[1], ::-1])
 
 
+def test_rotation_turns_all_images_of_a_client_by_one_angle_within_its_strength():
+    """The angle is the first draw of the client's stream."""
+    from scipy import ndimage
+
+    x, _ = apply("rotate", 0.25, seed=7)
+    for client in IDS:
+        angle = np.random.default_rng([int.from_bytes(b"corrupt"), 7, client]).uniform(-45, 45)
+        for row in CLIENTS[client]:
+            expected = ndimage.rotate(X[row], angle, reshape=False, order=1, mode="nearest")
+            np.testing.assert_array_equal(x[row], expected)
+
+
 def test_small_rotation_changes_little_and_keeps_the_centre():
     x, _ = apply("rotate", 1e-6)
     np.testing.assert_allclose(x.astype(int), X.astype(int), atol=1)

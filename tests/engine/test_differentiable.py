@@ -9,10 +9,11 @@ import pytest
 import worlds
 
 import fedvg_jax
+from fedvg_jax.config import Config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry, simulation
 
 ROUNDS = 3
 ALGORITHMS = tuple(simulation.ALGORITHMS)
@@ -164,8 +165,8 @@ def test_a_loop_that_is_too_short_returns_nan(x64):
 QUADRATIC = worlds.uneven()
 
 
-def of_quadratics(horizon=None, executor=None, num_rounds=2):
-    """(lr, x) -> the models after two rounds of FedAvg with uniform weights; losses are sum a x^2 / 2 - b x."""
+def rounds_of_quadratics(horizon=None, executor=None, num_rounds=2):
+    """(lr, x) -> state and metrics of two rounds of FedAvg with uniform weights; losses are sum a x^2 / 2 - b x."""
     plans = [QUADRATIC.schedule(number) for number in range(num_rounds)]
     executor = executor or differentiable.unrolled(differentiable.most_steps(plans))
     algorithm = worlds.algorithm("fedavg")
@@ -174,62 +175,110 @@ def of_quadratics(horizon=None, executor=None, num_rounds=2):
     rounds = differentiable.over_rounds(step, horizon=horizon)
     start = worlds.state(QUADRATIC, algorithm, worlds.QUADRATIC)
 
-    def f(lr, params):
-        state, _ = rounds(
+    def run(lr, params):
+        return rounds(
             start._replace(variables=Variables(params, {})),
             differentiable.stack(plans),
             QUADRATIC.data(),
             worlds.hyper() | {"lr": lr},
         )
-        return sum(x.sum() for x in jax.tree.leaves(state.variables.params))
 
-    return f, plans
-
-
-def contraction(lr):
-    """schedule -> [3] the factor of the model in a round: the mean over its clients of (1 - lr a)^steps."""
-    a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
-    own = np.stack([a[rows[0]] for rows in QUADRATIC.train])
-
-    def of(plan):
-        return np.mean((1 - lr * own[plan.clients]) ** plan.num_steps[:, None], 0)
-
-    return of
+    return run, plans
 
 
-@pytest.mark.parametrize(("horizon", "through"), [(5, (0, 1)), (1, ())])
-def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon, through):
+def of_quadratics(*args, **options):
+    """(lr, x) -> the sum of the models after the rounds."""
+    run, plans = rounds_of_quadratics(*args, **options)
+    return lambda lr, params: sum(x.sum() for x in jax.tree.leaves(run(lr, params)[0].variables.params)), plans
+
+
+@functools.cache
+def horizon_of_rounds(horizon):
+    """Returns (lr, x) -> the sum of the models after two rounds with the metrics, and its gradients; and the plans."""
+    run, plans = rounds_of_quadratics(horizon)
+
+    def f(lr, params):
+        state, metrics = run(lr, params)
+        return sum(x.sum() for x in jax.tree.leaves(state.variables.params)), metrics
+
+    return worlds.jit(jax.value_and_grad(f, (0, 1), has_aux=True)), plans
+
+
+def joined(params):
+    return np.concatenate([params["left"]["x"], params["right"]["x"]], -1)
+
+
+def own_quadratics(plan):
+    """Returns a and the minimum b / a of every client of a round, [K, 3]."""
+    a, b = (joined(part)[[QUADRATIC.train[client][0] for client in plan.clients]] for part in QUADRATIC.pool)
+    return a, b / a
+
+
+def after_steps(plan, lr, x, fewer=0):
+    """Returns the clients' models after their steps from x, [K, 3], or after some steps fewer."""
+    a, minimum = own_quadratics(plan)
+    return minimum + (1 - lr * a) ** (plan.num_steps[:, None] - fewer) * (x - minimum)
+
+
+def contraction(plan, lr):
+    """Returns the factor of the model in a round, [3]: the mean over its clients of (1 - lr a)^steps."""
+    return np.mean((1 - lr * own_quadratics(plan)[0]) ** plan.num_steps[:, None], 0)
+
+
+def slope(plan, lr, x):
+    """Returns the derivative of the mean of the clients' models after their steps from x with respect to lr, [3]."""
+    a, minimum = own_quadratics(plan)
+    steps = plan.num_steps[:, None]
+    return np.mean(-steps * a * (1 - lr * a) ** (steps - 1) * (x - minimum), 0)
+
+
+@pytest.mark.parametrize("horizon", [5, 1])
+def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon):
     """The derivative of a quadratic's model with respect to the initial one is the product of the rounds' factors. A
-    horizon of one round leaves no path to it. No learning rate recompiles the program."""
-    f, plans = of_quadratics(horizon)
+    horizon of one round leaves no path to it, and to the learning rate that of the last round. No learning rate
+    recompiles the program."""
+    f, (first, last) = horizon_of_rounds(horizon)
     start = worlds.QUADRATIC.init(None).params
-    gradient = worlds.jit(jax.grad(f, 1))
     for lr in (0.3, 0.1, 0.0):
-        gradients = gradient(jnp.asarray(lr), start)
-        expected = np.prod([contraction(lr)(plans[i]) for i in through], 0) if through else np.zeros(3)
-        np.testing.assert_allclose(
-            np.concatenate([gradients["left"]["x"], gradients["right"]["x"]]), expected, rtol=1e-12
-        )
-    assert gradient._cache_size() == 1
+        (value, _), (by_lr, by_start) = f(jnp.asarray(lr), start)
+        between = after_steps(first, lr, joined(start)).mean(0)
+        np.testing.assert_allclose(value, after_steps(last, lr, between).mean(0).sum(), rtol=1e-12)
+        is_whole = horizon > 1
+        earlier = contraction(last, lr) * slope(first, lr, joined(start)) if is_whole else np.zeros(3)
+        np.testing.assert_allclose(by_lr, (slope(last, lr, between) + earlier).sum(), rtol=1e-12)
+        product = contraction(first, lr) * contraction(last, lr) if is_whole else np.zeros(3)
+        np.testing.assert_allclose(joined(by_start), product, rtol=1e-12)
+    assert f._cache_size() == 1
+
+
+def test_a_horizon_changes_no_metrics(x64):
+    at = jnp.asarray(0.3), worlds.QUADRATIC.init(None).params
+    (_, expected), (_, metrics) = (horizon_of_rounds(horizon)[0](*at)[0] for horizon in (5, 1))
+    assert expected.train_loss.shape == (2, 3) and np.ptp(expected.train_loss) > 0
+    worlds.assert_close(metrics, expected, 1e-12)
+
+
+def test_clients_with_more_steps_than_the_loop_count_as_diverged(x64):
+    run, (plan,) = rounds_of_quadratics(executor=differentiable.unrolled(1), num_rounds=1)
+    _, metrics = worlds.jit(run)(0.3, worlds.QUADRATIC.init(None).params)
+    assert len({*plan.num_steps}) > 1
+    np.testing.assert_array_equal(metrics.finite[0], plan.num_steps <= 1)
 
 
 def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
     """With a horizon of one step, the derivative with respect to the initial model passes through clients with a single
-    step only, 1 - lr a each. The values are those of all steps."""
-    plans = [QUADRATIC.schedule(0)]
-    most = differentiable.most_steps(plans)
-    f, _ = of_quadratics(executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1)
+    step only, 1 - lr a each; that with respect to lr is minus the gradient at the last step, a (x - b / a). The values
+    are those of all steps."""
+    most, lr = differentiable.most_steps([QUADRATIC.schedule(0)]), 0.3
+    f, (plan,) = of_quadratics(executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1)
     start = worlds.QUADRATIC.init(None).params
-    value, gradients = worlds.jit(jax.value_and_grad(f, 1))(0.3, start)
-    a = np.concatenate([QUADRATIC.pool[0]["left"]["x"], QUADRATIC.pool[0]["right"]["x"]], 1)
-    single = [c for c, n in zip(plans[0].clients, plans[0].num_steps, strict=True) if n <= 1]
-    expected = sum((1 - 0.3 * a[QUADRATIC.train[c][0]] for c in single), np.zeros(3)) / 3
-    np.testing.assert_allclose(np.concatenate([gradients["left"]["x"], gradients["right"]["x"]]), expected, atol=1e-12)
-    first = [QUADRATIC.train[c][0] for c in plans[0].clients]
-    a, b = a[first], np.concatenate([QUADRATIC.pool[1]["left"]["x"], QUADRATIC.pool[1]["right"]["x"]], 1)[first]
-    x = np.concatenate([start["left"]["x"], start["right"]["x"]])
-    trained = b / a + (1 - 0.3 * a) ** plans[0].num_steps[:, None] * (x - b / a)
-    np.testing.assert_allclose(value, trained.mean(0).sum(), rtol=1e-12)
+    value, (by_lr, by_start) = worlds.jit(jax.value_and_grad(f, (0, 1)))(lr, start)
+    (a, minimum), x = own_quadratics(plan), joined(start)
+    assert plan.num_steps.min() >= 1 and plan.num_steps.max() > 1
+    np.testing.assert_allclose(value, after_steps(plan, lr, x).mean(0).sum(), rtol=1e-12)
+    np.testing.assert_allclose(by_lr, -(a * (after_steps(plan, lr, x, fewer=1) - minimum)).mean(0).sum(), rtol=1e-12)
+    expected = np.where(plan.num_steps[:, None] == 1, 1 - lr * a, 0).mean(0)
+    np.testing.assert_allclose(joined(by_start), expected, atol=1e-12)
 
 
 def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
@@ -254,6 +303,13 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
         (lambda: differentiable.over_rounds(None, horizon=-1), "horizon must be >= 1; got -1"),
         (lambda: differentiable.stack([]), "at least one schedule"),
         (lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["mu"]), "unknown hyperparameter 'mu'; hyper has lr"),
+        *(
+            (
+                lambda v=v: differentiable.hypergradient(sum, {"lr": v}, ["lr"]),
+                "'lr' must be a number to be diff",
+            )
+            for v in (True, "0.1", 1j, None)
+        ),
         (
             lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["lr"], mode="both"),
             "mode must be reverse or forward",
@@ -333,6 +389,35 @@ def test_no_gradient_is_nan_at_a_special_value(corner):
     clients, val = CORNERS[corner](clients, val)
     by_argument = gradients()(clients, val.x, jnp.float32(1e-8), val.y)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument))
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"optimiser": "adam"}, {"optimiser": "adamw"}], ids=str)
+def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradient(settings):
+    """Two steps on w_0^2 / 2, which does not depend on w_1; with respect to the rate and the initial weights."""
+    optimiser = registry.make_optimiser(Config(**settings))
+
+    @worlds.jit
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def slopes(hyper, weights):
+        rule, start = optimiser(hyper, jnp.int32(0)), weights
+        memory = rule.init(start)
+        for _ in range(2):
+            with local_training.standard_promotion():
+                updates, memory = rule.update(weights * jnp.float32([1, 0]), memory, weights)
+            weights = weights + updates
+        return (weights**2).sum()
+
+    by_argument = slopes(registry.make_hyper(Config(**settings)), jnp.float32([0.7, 0.3]))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument)) and by_argument[0]["lr"] != 0
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+@pytest.mark.parametrize("number", [2, np.int32(2), np.array(2), jnp.int32(2)], ids=lambda n: type(n).__name__)
+def test_an_integer_is_differentiated_like_the_float_of_its_value(number, mode):
+    value, gradients = differentiable.hypergradient(
+        lambda hyper: hyper["lr"] ** 2 + hyper["mu"], {"lr": number, "mu": 1}, ["lr"], mode=mode
+    )
+    assert (value, gradients["lr"]) == (5.0, 4.0)
 
 
 def test_reverse_mode_of_a_loop_without_it_is_refused_in_one_line():

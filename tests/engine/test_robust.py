@@ -9,8 +9,10 @@ import pytest
 import worlds
 
 from fedvg_jax import config
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.engine import robust, schedule, server_tuning
+from fedvg_jax.models import pixels
 from fedvg_jax.runs import registry, simulation
 from fedvg_jax.weightings import basic
 
@@ -41,8 +43,9 @@ _renormalised = worlds.jit(basic.renormalise_over_present)
 def weights_of(model, absent=(), seed=1):
     """Unequal weights, one per tensor and client; 0 for those that are absent."""
     present = jnp.asarray(~np.isin(np.arange(K), absent))
-    raw = jnp.asarray(np.random.default_rng(seed).uniform(0.5, 2, K))
-    return _renormalised(present, jax.tree.map(lambda _: raw / raw.sum(), model))
+    rng = np.random.default_rng(seed)
+    raw = jax.tree.map(lambda _: jnp.asarray(rng.uniform(0.5, 2, K)), model)
+    return _renormalised(present, jax.tree.map(lambda w: w / w.sum(), raw))
 
 
 def joined(rule, model, clients, weights, **changes):
@@ -183,6 +186,25 @@ def test_krum_that_keeps_all_is_the_mean_and_that_keeps_one_is_a_client(x64):
     worlds.assert_close(one, jax.tree.map(lambda c: c[chosen], clients), 1e-12)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
+    """An absent client's model is theta_g: its update is 0, where a root has no derivative."""
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+
+    @worlds.jit
+    def slopes(hyper, clients, weights):
+        def number(hyper, clients):
+            return sum(x.sum() for x in jax.tree.leaves(RULES[name](hyper, KEY, model, clients, weights)))
+
+        return jax.grad(number, (0, 1))(hyper, clients)
+
+    for absent in ([0, 7], range(K)):
+        at = tree.where(jnp.asarray(np.isin(np.arange(K), absent)), tree.repeat(model, K), clients)
+        weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
+        by_argument = slopes(worlds.hyper(clip_norm=2.0, noise=0.1), at, weights)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(by_argument))
+
+
 # --- clipping and noise
 
 
@@ -209,9 +231,11 @@ def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):
     n = 40_000
     model = Variables({"a": jnp.zeros(n // 2), "b": jnp.zeros((n // 4, 2))}, {"mean": jnp.ones(5)})
     clients = jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), model)
-    weights = weights_of(model)
+    weights = weights_of(model, seed=6)
     joined_model = joined(robust.clipped_mean, model, clients, weights, clip_norm=2.0, noise=1.5)
-    std = 1.5 * 2.0 * float(weights.params["a"].max())
+    of_tensors = [float(w.max()) for w in weights.params.values()]
+    assert of_tensors[1] > 1.1 * of_tensors[0]
+    std = 1.5 * 2.0 * max(of_tensors)
     drawn = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(joined_model.params)]) / std
     assert abs((drawn**2).mean() - 1) < 5 * math.sqrt(2 / n) and abs(drawn.mean()) < 5 / math.sqrt(n)
     assert abs(np.corrcoef(drawn[: n // 2], drawn[n // 2 :])[0, 1]) < 5 / math.sqrt(n // 2)
@@ -281,9 +305,11 @@ def test_invalid_settings_are_refused_with_the_reason(settings, reason):
 
 def test_settings_reach_the_round():
     changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean", "robust.noise": 0.1}
-    settings = config.apply(config.Config(), changes | {"robust.clip_norm": 2.0, "tuning.steps": 2}, "test")
+    changes |= {"robust.clip_norm": 2.0, "tuning.steps": 2, "augment": "flip_crop"}
+    settings = config.apply(config.Config(), changes, "test")
     hooks, hyper = registry.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
+    assert hooks["augment"] is pixels.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})

@@ -9,12 +9,14 @@ import programs
 import pytest
 import worlds
 
+from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.models import pixels
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.mlp import MLP
+from fedvg_jax.runs import registry
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
 
@@ -191,3 +193,15 @@ def test_task_normalises_its_images(x64):
     actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(3, jnp.int32)))
     normalised = (x / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     np.testing.assert_allclose(actual, normalised.reshape(3, -1) @ kernel, rtol=1e-9)
+
+
+def test_statistics_of_the_settings_reach_the_model():
+    """Under half, uint8 pixels are x / 127.5 - 1; inputs of other dtypes are taken as they are under none."""
+    plain, half = (registry.named_task(Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half"))
+    shapes = jax.eval_shape(plain.init, jax.random.key(0)).params
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
+    x, y = rng.integers(0, 256, (3, 2, 2, 1), np.uint8), jnp.zeros(3, jnp.int32)
+    actual = half.predict(params, {}, Batch(jnp.asarray(x), y))
+    expected = plain.predict(params, {}, Batch(jnp.asarray(x / 127.5 - 1, jnp.float32), y))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import worlds
 
@@ -12,24 +13,27 @@ from fedvg_jax.models import precision
 WORLD = worlds.small()
 
 
-def trained(name):
-    """Returns loss, statistics and gradient of a batch, and the sums of an evaluation."""
+def functions(name):
+    """Returns functions of the parameters: the gradient of a batch with its statistics, outputs, and sums."""
     task = precision.compute_in(worlds.TASK, name)
-    params, stats = worlds.variables()
+    _, stats = worlds.variables()
     batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
     mask = jnp.arange(12) < 10
-
-    @worlds.jit
-    def run(params):
-        trained = jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True)
-        return trained, task.measure(params, stats, batch, mask)
-
-    return run(params)
+    return {
+        "gradient": lambda params: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True),
+        "predict": lambda params: task.predict(params, stats, batch),
+        "measure": lambda params: task.measure(params, stats, batch, mask),
+    }
 
 
 @pytest.fixture(scope="module")
 def results():
-    return {name: jax.tree.map(np.asarray, trained(name)) for name in precision.NAMES}
+    params, _ = worlds.variables()
+
+    def results_of(name):
+        return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(params)
+
+    return {name: jax.tree.map(np.asarray, results_of(name)) for name in precision.NAMES}
 
 
 def test_allowed_settings_are_the_names_of_the_module():
@@ -48,10 +52,19 @@ def test_default_equals_highest_on_a_cpu(results):
     jax.tree.map(np.testing.assert_array_equal, results["highest"], results["default"])
 
 
+@pytest.mark.parametrize("part", ["gradient", "predict", "measure"])
+def test_highest_asks_for_full_precision_in_every_product(part):
+    """A CPU computes the same either way."""
+    found = programs.equations(functions("highest")[part], worlds.variables().params)
+    precisions = [equation.params["precision"] for equation in found if equation.primitive.name == "dot_general"]
+    assert len(precisions) >= 2 and {*precisions} == {(jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)}
+
+
 def test_bfloat16_changes_results_within_its_rounding(results):
     """A number is rounded by 2^-9 of itself; a few operations in a row stay within 2^-4 of the largest entry."""
     for exact, rough in zip(jax.tree.leaves(results["default"]), jax.tree.leaves(results["bfloat16"]), strict=True):
         if exact.dtype == np.float32:
             assert np.abs(exact - rough).max() <= 2**-4 * max(1, np.abs(exact).max())
-    differences = jax.tree.map(lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"])
-    assert any(jax.tree.leaves(differences))
+    differ = jax.tree.map(lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"])
+    (_, gradients), sums = differ["gradient"], differ["measure"]
+    assert all(jax.tree.leaves(gradients)) and differ["predict"] and sums["loss"]

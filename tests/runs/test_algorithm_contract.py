@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import linear
 import pytest
 import worlds
 
 from fedvg_jax import algorithms
+from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import algorithm_contract
+from fedvg_jax.runs import algorithm_contract, simulation
 
 WORLD = worlds.small()
 AVERAGE = worlds.algorithm("fedavg")
@@ -68,3 +70,12 @@ def test_every_algorithm_of_the_package_passes(name, stats_too):
     algorithm_contract.check_algorithm(
         algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=stats_too
     )
+
+
+def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
+    """This one reads a parameter by name, which running statistics beside the parameters hide."""
+    algorithm = AVERAGE._replace(residual=lambda hyper, server, params, cohort: ({"w": 0 * params["w"]}, server))
+    own = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+    simulation.simulation(Config(clients=4), **own)
+    with pytest.raises(UsageError, match=r"algorithm\.residual"):
+        simulation.simulation(Config(clients=4, server_stats="official"), **own)

@@ -66,22 +66,23 @@ def test_records_are_intact_for_a_report(finished):
 
 @pytest.mark.parametrize("executor", [None, executors.sharded(2, 1)], ids=["one device", "two devices"])
 def test_details_place_every_row_and_bin_by_its_confidence(executor):
-    """Logits (0, log 3) for positive x have confidence 3/4, others (0, 0) have 1/2; both bins include their end."""
+    """Logits have confidence 3/4, 1/2 and 1/3 for x = 1, 0 and -1; 1/3 = 5/15 is the end of the fifth bin."""
 
     def predict(params, stats, batch):
-        return jnp.stack([jnp.zeros_like(batch.x), jnp.where(batch.x > 0, jnp.log(3.0), 0)], -1)
+        third = jnp.where(batch.x < 0, 0, -jnp.inf)
+        return jnp.stack([jnp.zeros_like(batch.x), jnp.where(batch.x > 0, jnp.log(3.0), 0), third], -1)
 
     def measure(params, stats, batch, mask):
         return {"rows": mask.sum()}
 
     task = Task(None, None, predict, measure, None, None)  # pyright: ignore[reportArgumentType]
-    batch = Batch(jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.array([1, 1, 0, 1]))
-    rows = jnp.array([[3, 2], [1, 0], [0, -1], [-1, -1]])
+    batch = Batch(jnp.array([1.0, 0.0, 1.0, 1.0, -1.0]), jnp.array([1, 1, 0, 1, 0]))
+    rows = jnp.array([[3, 2], [1, 0], [0, 4], [4, -1], [-1, -1]])
     actual = evaluate.make_evaluate(task, executor, is_detailed=True)(Variables({}, {}), batch, rows)
-    assert actual.sums["rows"] == 5
-    assert actual.correct.tolist() == [[1, 0], [0, 1], [1, 0], [0, 0]]
+    assert actual.sums["rows"] == 7
+    assert actual.correct.tolist() == [[1, 0], [0, 1], [1, 1], [1, 0], [0, 0]]
     used = {int(i): actual.bins[:, i].tolist() for i in np.flatnonzero(actual.bins[0])}
-    assert used == {7: [1, 0.5, 0], 11: [4, pytest.approx(3.0), 3]}
+    assert used == {4: [2, pytest.approx(2 / 3), 2], 7: [1, 0.5, 0], 11: [4, pytest.approx(3.0), 3]}
 
 
 def test_test_rows_without_clients_and_a_metric_of_that_name_are_refused():

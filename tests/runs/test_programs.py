@@ -11,7 +11,7 @@ import pytest
 
 import fedvg_jax
 from fedvg_jax import config
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, allowed
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, simulation
@@ -26,13 +26,17 @@ def default_simulation():
 
 
 def changed(settings: Config) -> Config:
-    """Every value of `programs.VALUES` that is a number or one of several names, moved from where it was."""
+    """Every value of `programs.VALUES` that is a number, a truth value or one of several names, moved."""
     flat, moved = config.flatten(settings), {}
     for name in programs.VALUES:
         if isinstance(flat[name], float):
             moved[name] = flat[name] / 2 + 0.1
         elif type(flat[name]) is int:
             moved[name] = flat[name] + 1
+        elif type(flat[name]) is bool:
+            moved[name] = not flat[name]
+        elif name in allowed.NAMES:
+            moved[name] = next(value for value in allowed.NAMES[name] if value != flat[name])
     return config.apply(settings, moved, "test")
 
 
@@ -54,7 +58,7 @@ def program_text(settings: Config) -> str:
         pytest.param({}, marks=pytest.mark.slow),  # the others have its settings and more
         {"algorithm": "scaffold", "momentum": 0.5, "optimiser_state": "reset"},
         {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
-        {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "uniform", "tuning.steps": 1},
+        {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
         {"algorithm": "elastic", "attack.kind": "scaling", "lr_schedule": "exponential"},
     ],
     ids=lambda settings: settings.get("algorithm", "default"),
@@ -67,9 +71,8 @@ def test_program_depends_on_static_settings_only(settings):
     assert program_text(whole).split() == program_text(static).split()
 
 
-def test_every_setting_is_a_value_or_static():
-    names = set(config.flatten(Config()))
-    assert set(programs.VALUES) <= names
+def test_values_are_names_of_settings_without_repetition():
+    assert set(programs.VALUES) <= set(config.flatten(Config()))
     assert len(set(programs.VALUES)) == len(programs.VALUES)
 
 

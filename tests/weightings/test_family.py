@@ -1,6 +1,7 @@
 """The generalised inverse-norm family: special cases, such as FedVG, and derivatives."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Returns, UsageError
+from fedvg_jax.runs import weighting_registry
 from fedvg_jax.weightings import family
 
 K = 4
@@ -160,17 +162,73 @@ def test_gradients_are_finite_at_a_corner(corner):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jacobians))
 
 
+def test_link_of_the_settings_reaches_the_weighting(x64):
+    """Under softmax, s_k is proportional to exp(-p G_k / mean G), where G_k is the mean over tensors."""
+    rule = worlds.weighting("generalised", worlds.algorithm("fedavg"), worlds.TASK, 4, link="softmax")
+    model = worlds.variables()
+    measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
+    weights = rule.weigh(worlds.hyper(exponent=2.0), (measured, jnp.ones(K)), returns)
+    mean = np.mean(jax.tree.leaves(measured), 0)
+    expected = np.exp(-2 * mean / mean.mean())
+    np.testing.assert_allclose(weights.params["fc1"]["kernel"], expected / expected.sum(), rtol=1e-12)
+
+
+def test_first_multiplier_whose_pattern_matches_scales_a_tensor():
+    settings = config.FedVG(multipliers="fc1=2,kernel$=3")
+    chosen = config.Config(weighting="generalised", fedvg=settings)
+    factors = weighting_registry.make_multipliers(chosen, worlds.TASK)["multipliers"]
+    assert jax.tree.map(float, factors) == {
+        "fc1": {"kernel": 2, "bias": 2},
+        "bn1": {"scale": 1, "bias": 1},
+        "classifier": {"kernel": 3, "bias": 1},
+    }
+
+
 def test_absent_client_changes_no_weight(x64):
-    """For small, large, infinite and NaN norms of the absent client."""
+    """For small, large, infinite and NaN norms of the absent client, and exponents of both signs."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
-    for link in family.LINKS.values():
-        of_mean = family.make_weights_of_mean(3.0, 0.5, 1e-8, 0.2, counts, link)
+    for link, exponent in itertools.product(family.LINKS.values(), (3.0, -300.0)):
+        of_mean = family.make_weights_of_mean(exponent, 0.5, 1e-8, 0.2, counts, link)
         first, *others = (
             of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)
         )
         for weights in others:
             np.testing.assert_array_equal(weights, first)
-        assert first[2] == 0
+        assert first[2] == 0 and first.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("link", family.LINKS)
+def test_a_large_exponent_gives_all_weight_to_one_client(link):
+    """To the smallest norm where it is positive, to the largest where it is negative; with finite gradients, also
+    beside an absent client."""
+    norms, present = jnp.float32([10.0, 1.0, 1e30, 100.0]), jnp.array([True, True, False, True])
+
+    @worlds.jit
+    def weights_and_slope(norms, exponent):
+        def weights(norms, exponent):
+            rule = family.make_weights_of_mean(exponent, 1.0, 1e-8, 0.0, jnp.ones(K), family.LINKS[link])
+            return rule(norms, present)
+
+        return weights(norms, exponent), jax.jacrev(weights, (0, 1))(norms, exponent)
+
+    for exponent in (-1e4, -200.0, 200.0, 1e4):
+        weights, slopes = weights_and_slope(norms, jnp.float32(exponent))
+        np.testing.assert_allclose(weights, np.eye(K)[1 if exponent > 0 else 3], atol=1e-6)
+        assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+def test_weights_of_a_negative_exponent_are_those_of_inverse_norms_under_the_positive_one():
+    """Norms from 1e-3 to 1e3, in float32."""
+    given = jnp.logspace(-3, 3, K, dtype=jnp.float32)
+    weights = worlds.jit(lambda norms, p: family.generalised_weights({"w": norms}, eps=0.0, exponent=p)["w"])
+    for exponent in (0.5, 40.0):
+        np.testing.assert_allclose(weights(given, -exponent), weights(1 / given, exponent), atol=1e-5)
+
+
+def test_a_weight_that_is_nan_makes_no_uniform_weights():
+    weights = family.sharpened(jnp.array([0.5, np.nan, 0.0]), 2.0)
+    assert np.isnan(weights).all()
 
 
 @pytest.mark.parametrize(

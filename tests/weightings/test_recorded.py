@@ -47,6 +47,11 @@ def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
         assert record["client_val_loss"] == pytest.approx(record["scores"], rel=1e-5)
 
 
+def test_drift_is_the_l2_norm_of_the_update_over_all_tensors():
+    report = Report(None, None, {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])})
+    assert recorded.client_drift({}, report, None) == 5
+
+
 def test_fisher_trace_is_the_mean_squared_norm_of_the_gradients_of_examples():
     """A model w'x with loss (w'x - y)^2 / 2 has gradients (w'x - y) x; here of norms 1 and 2."""
 

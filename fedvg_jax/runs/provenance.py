@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Batch
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
@@ -53,12 +54,13 @@ def code() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Returns the system, Python version, back end and devices."""
+    """Returns the system, Python version, processor, back end and devices."""
     devices = jax.devices()
     return {
         "system": platform.platform(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
+        "instructions": " ".join(hardware.vector_instructions()),
         "backend": devices[0].platform,
         "device": devices[0].device_kind,
         "devices": len(devices),

@@ -524,7 +524,9 @@ def _write_manifest(folder: Path, run_sources: Sources, num_done: int, log: Log 
     with as_usage_error(folder):
         history.write_json(folder / "manifest.json", seals.with_digest(entries))
     last = parts[-1] if parts else this_part
-    changed = [name for name in ("versions", "backend", "device") if last.get(name) != this_part[name]]
+    stored = {"instructions": this_part["instructions"], **last}  # those of an earlier version have no instructions
+    names = ("versions", "instructions", "backend", "device")
+    changed = [name for name in names if stored.get(name) != this_part[name]]
     if changed and log:
-        listed = "; ".join(f"{name} {last.get(name)} -> {this_part[name]}" for name in changed)
+        listed = "; ".join(f"{name} {stored.get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")

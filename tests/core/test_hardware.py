@@ -163,6 +163,20 @@ def test_the_figures_of_a_known_device_are_found_by_its_kind():
     assert device_models.by_kind("cpu") is None
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model name\t: X\nflags\t\t: fpu avx2 fma avx sse\nbugs\t: avx512f\n", ["avx", "avx2", "fma"]),
+        ("Features\t: fp asimd evtstrm\n", ["asimd"]),
+        ("", []),
+    ],
+    ids=["x86", "arm", "unknown"],
+)
+def test_vector_instructions_are_those_of_the_processor(monkeypatch, text, expected):
+    monkeypatch.setattr(hw.Path, "read_text", lambda path, encoding: text)
+    assert hw.vector_instructions() == expected
+
+
 ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",

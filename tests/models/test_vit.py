@@ -90,7 +90,9 @@ def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(variables):
 def test_grayscale_equals_three_equal_channels(variables):
     task, gray = make((6, 9, 1)), batch((6, 9, 1))
     both = gray, Batch(jnp.repeat(gray.x, 3, -1), gray.y)
-    np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
+    actual, expected = worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()
+    # the compiler may round the two programs differently: by 2e-7 of the largest output with AVX2
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * jnp.abs(expected).max())
 
 
 def test_images_of_the_model_s_size_are_not_resampled():

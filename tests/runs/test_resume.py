@@ -265,6 +265,20 @@ def test_run_that_starts_again_keeps_its_earlier_history(tiny, run):
     assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in logged[0]
 
 
+@pytest.mark.parametrize("stored", ["avx", None, "the same"])
+def test_run_that_goes_on_with_other_instructions_says_so(tiny, run, stored):
+    """Manifests of earlier versions have none."""
+    manifest, logged = json.loads((run / "manifest.json").read_text()), []
+    (part,) = manifest["runs"]
+    own = part.pop("instructions")
+    if stored:
+        part["instructions"] = stored if stored == "avx" else own
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    tiny().run(run, resume=str(run), rounds=7, log=logged.append)
+    expected = [f"later rounds may differ by rounding: instructions avx -> {own}"] if stored == "avx" else []
+    assert [line for line in logged if "rounding" in line] == expected
+
+
 # --- verify
 
 

@@ -329,7 +329,8 @@ VECTOR_INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16
 def vector_instructions() -> list[str]:
     """Returns the vector instructions of this host's processor; none where the system is not Linux."""
     with contextlib.suppress(OSError):
-        match = re.search(r"^(?:flags|Features)\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        match = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
         flags = set(match[1].split()) if match else set()
         return [name for name in VECTOR_INSTRUCTIONS if name in flags]
     return []

@@ -118,10 +118,10 @@ _ALONE: dict[str, Any] = {
 """Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
 
 NOT_OF_BOUNDS = {
-    "dry_run": "plan the federated run",
+    "dry_run": "sim --dry-run plans the federated run",
     "export": "there is no single final model",
-    "export_partition": "export that of the federated run",
-    "profile": "profile the federated run",
+    "export_partition": "sim exports that of the federated run",
+    "profile": "sim --profile times the federated run",
     "resume": "bounds are computed in one go",
     "track": "results are in bounds.json",
 }

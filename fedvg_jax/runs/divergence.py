@@ -15,19 +15,32 @@ ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took
 """entry of a record -> words for its clients"""
 
 
+def until_first(records: Sequence[Record]) -> list[Record]:
+    """Returns the records up to the first round in which a client diverged, and that one.
+
+    >>> until_first([{"round": 1}, {"round": 2, "diverged": [0]}, {"round": 3}])
+    [{'round': 1}, {'round': 2, 'diverged': [0]}]
+    """
+    first = next((i for i, record in enumerate(records) if "diverged" in record), len(records))
+    return list(records[: first + 1])
+
+
 def error(records: Sequence[Record], data: Data, variables: Variables | None = None) -> str:
     """Returns the error message for the first round in which a client diverged, "" if none did.
 
     Args:
         records: of the last rounds.
         data: the pool and the tables of rows.
-        variables: the global model after these rounds. It stays non-finite once it is, because no client is averaged.
+        variables: the global model after these rounds. Before the first of them in which a client diverged it was the
+            same if that round and all later ones averaged no client.
     """
-    record = next((r for r in records if "diverged" in r), None)
-    if record is None:
+    earlier = len(until_first(records)) - 1
+    record = records[earlier] if records else {}
+    if "diverged" not in record:
         return ""
     number, clients = record["round"], record["diverged"]
-    if variables is not None and not is_finite(variables):
+    is_unchanged = all(map(averaged_no_client, records[earlier:]))
+    if variables is not None and is_unchanged and not is_finite(variables):
         culprit = f"the server's step of round {number - 1} was" if number > 1 else "the initial model is"
         advice = (
             "use a smaller server learning rate, or correct the algorithm's residual" if number > 1 else "correct it"

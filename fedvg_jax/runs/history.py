@@ -13,6 +13,7 @@ tracking/        what trackers wrote, and what identifies the tracked runs
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -80,7 +81,8 @@ class History(_Results):
     def load(cls, folder: Path | str) -> History:
         """Returns the history of a run folder.
 
-        Models are read from the newest intact checkpoint when they are first used, as nested dicts on the host.
+        Models are read from the newest intact checkpoint when they are first used, as nested dicts on the host. The
+        config's `config` is None, so that it can be run again: the settings of that file are in it.
 
         Args:
             folder: a run folder; the run may still be going on, or have been killed. `summary` is then empty.
@@ -95,7 +97,7 @@ class History(_Results):
         fedvg_jax.UsageError: nowhere is not a run folder (it has no config.json); name the folder of a run
         """
         folder = Path(folder)
-        config = read_config(folder)
+        config = dataclasses.replace(read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []
         path = folder / "summary.json"
         stored = files.read_object(path) if path.exists() else {}
@@ -168,7 +170,8 @@ class DivergedError(UsageError):
     def __init__(self, message: str, history: History):
         super().__init__(message)
         self.history = history
-        """the rounds up to the one in which a client diverged, and that one; the run folder has the same records"""
+        """the rounds up to the one in which a client diverged, and that one; the run folder has the same records. Its
+        model may be that of a later round."""
 
 
 def _is_result(name: str, value: Any) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, sweep_points
 from fedvg_jax.config.help import show_default
+from fedvg_jax.config.passed import with_passed
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -32,6 +33,9 @@ LIBRARY = "fedvg_jax"
 
 PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained")
 """Settings that name files of this machine, which an export does not tell."""
+
+_METHOD = {"algorithm", "weighting"}
+"""Objects from Python that make the method of a run."""
 
 PIPELINES = {"images": "image-classification", "rows": "tabular-classification", "sequences": "text-generation"}
 """Kind of a data set's rows -> the hub's name of the task."""
@@ -85,19 +89,21 @@ def export(path: Path, sim: Simulation, history: History) -> None:
         return
     with files.writing(path, "--export"):
         path.mkdir(exist_ok=True)
-        content = description(sim.config, sim.arrays)
+        content = description(sim.config, sim.arrays, sim.given)
         files.replace(path / DESCRIPTION, json.dumps(content, indent=2) + "\n")
         files.replace(path / CARD, card(sim, history))
     pretrained.save(path / pretrained.FILE, history.variables, sim.config.model)
 
 
-def description(config: Config, arrays: Arrays) -> dict[str, Any]:
+def description(config: Config, arrays: Arrays, given: Collection[str] = ()) -> dict[str, Any]:
     """Returns the content of config.json: what is needed to build the model, and the settings of the run.
 
     Args:
         config: of the run.
         arrays: the data set.
+        given: what the caller passed in place of the config's.
     """
+    settings = _settings(config, given)
     return {
         "library_name": LIBRARY,
         "architecture": config.model,
@@ -105,26 +111,30 @@ def description(config: Config, arrays: Arrays) -> dict[str, Any]:
         "class_names": list(arrays.class_names),
         "input_shape": list(arrays.x.shape[1:]),
         "normalise": config.normalise,
-        "settings": {name: sweep_points.plain(value) for name, value in _settings(config).items()},
+        "settings": {name: sweep_points.plain(value) for name, value in settings.items()},
     }
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    """Returns the settings that the run used and that can affect its results, without paths of this machine."""
+def _settings(config: Config, given: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the settings that the run used and that can affect its results, without paths of this machine.
+
+    Objects that the caller passed stand in place of the settings that they replace, as "own weighting".
+    """
     left_out = {*sweep_points.HOST, *PLACES, *unused(config)}
     settings = {name: value for name, value in configs.flatten(config).items() if name not in left_out}
     prefix, colon, folder = config.dataset.partition(":")
     if Path(folder).is_absolute():
         settings["dataset"] = f"{prefix}{colon}{Path(folder).name}"
-    return settings
+    return with_passed(settings, given)
 
 
 def card(sim: Simulation, history: History) -> str:
     """Returns the model card, Markdown below a header in YAML."""
-    config = sim.config
-    name = f"{config.model}-{sim.arrays.name}-{method_name(config)}"
+    config, settings = sim.config, _settings(sim.config, sim.given)
+    method = f"{settings['algorithm']}, {settings['weighting']}" if _METHOD & sim.given else method_name(config)
+    name = f"{settings['model']}-{sim.arrays.name}-{method}"
     parts = [
-        f"---\n{_header(config, sim.arrays, history.summary)}---\n",
+        f"---\n{_header(settings, sim.arrays, history.summary)}---\n",
         f"# {_escape(name)}",
         _introduction(sim, history),
         "## Results",
@@ -132,7 +142,7 @@ def card(sim: Simulation, history: History) -> str:
         "The maximum is chosen on the test rows and is optimistic. The round best on validation is chosen on the shared"
         " validation set" + (", which the weights also use." if config.select == "shared" else "."),
         "## Settings",
-        _table(("setting", "value"), {name: show_default(value) for name, value in _settings(config).items()}),
+        _table(("setting", "value"), {name: show_default(value) for name, value in settings.items()}),
         "## Provenance",
         _table(("source", "value"), _provenance(history)),
         "## Use",
@@ -154,28 +164,32 @@ def _inputs(sim: Simulation) -> str:
     return f"Images are divided by 255{normalised}; they are {shape}. `config.json` lists the classes."
 
 
-def _header(config: Config, arrays: Arrays, summary: Mapping[str, Any]) -> str:
+def _header(settings: Mapping[str, Any], arrays: Arrays, summary: Mapping[str, Any]) -> str:
     """Returns the lines of the YAML header; texts are quoted as in JSON, which YAML contains."""
     dataset = arrays.name
-    entries: dict[str, Any] = {"library_name": LIBRARY, "tags": ["federated-learning", "jax", "flax", config.algorithm]}
+    entries: dict[str, Any] = {
+        "library_name": LIBRARY,
+        "tags": ["federated-learning", "jax", "flax", settings["algorithm"]],
+    }
     accuracy = summary.get("test_accuracy_final")
     if accuracy is not None:
         task = {"type": PIPELINES[user_data.kind(arrays)]}
         metrics = [{"type": "accuracy", "value": accuracy, "name": "test accuracy, final round"}]
         entries |= {"pipeline_tag": task["type"], "metrics": ["accuracy"]}
         result = {"task": task, "dataset": {"name": dataset, "type": dataset}, "metrics": metrics}
-        entries["model-index"] = [{"name": config.model, "results": [result]}]
+        entries["model-index"] = [{"name": settings["model"], "results": [result]}]
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in entries.items())
 
 
 def _introduction(sim: Simulation, history: History) -> str:
-    config, summary = sim.config, history.summary
+    config, summary, settings = sim.config, history.summary, _settings(sim.config, sim.given)
     stopped = f" It was stopped by {summary['stopped_by']} before its end." if summary.get("stopped_by") else ""
     data = f"{len(sim.arrays.y):,} {user_data.kind(sim.arrays)}, {len(sim.arrays.class_names)} classes"
     return (
         f"The global model after {len(history.records)} rounds of simulated federated learning on"
         f" {_escape(sim.arrays.name)} ({data}) among"
-        f" {config.clients} clients: algorithm {config.algorithm}, weights {_escape(config.weighting)}.{stopped}"
+        f" {config.clients} clients: algorithm {settings['algorithm']}, weights"
+        f" {_escape(settings['weighting'])}.{stopped}"
     )
 
 

@@ -25,6 +25,7 @@ from fedvg_jax.runs import (
     shared_start,
     simulation,
     stop_signals,
+    sweep_objects,
     verification,
 )
 from fedvg_jax.runs import recorder as recording
@@ -93,8 +94,10 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
+    described = sweep_objects.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
+    given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim)
-    with shared_start.open_run_folder(config, sim.state, documents, sources, log) as recorder:
+    with shared_start.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
         if config.export_partition and processes.is_first():
             to_rows.write(config.export_partition, sim.partition, config.export_form)
         yield recorder
@@ -199,16 +202,22 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
 def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """Records a chunk of rounds, and calls the callbacks.
 
+    Where `nonfinite` is "raise", rounds after the first in which a client diverged are not recorded: how many there are
+    depends on the length of the chunk.
+
     Raises:
         DivergedError: a client diverged, and `nonfinite` is "raise".
     """
-    run.records.extend(new)
-    run.recorder.add(new, state)
-    run.observers.on_records(new)
+    error = divergence.error(new, run.sim.data, state.variables) if run.sim.config.nonfinite == "raise" else ""
+    recorded = divergence.until_first(new) if error else new
+    run.records.extend(recorded)
+    run.recorder.add(recorded, state)
+    run.observers.on_records(recorded)
     for callback in run.observers.callbacks:
-        callback(new[-1], state)
-    _raise_on_divergence(run, state, new)
-    _warn_of_no_client(run, new)
+        callback(recorded[-1], state)
+    if error:
+        raise history.DivergedError(error, _history(run, state, "diverged"))
+    _warn_of_no_client(run, recorded)
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requested: bool = False) -> None:
@@ -270,12 +279,6 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     recorder.write_summary(summary)
     best = recorder.best.variables if recorder.best else None
     return History(run.records, summary, state.variables, config.out, best, config)
-
-
-def _raise_on_divergence(run: Run, state: SimState, new: list[Record]) -> None:
-    """Raises DivergedError if a client diverged where `nonfinite` is "raise"."""
-    if run.sim.config.nonfinite == "raise" and (message := divergence.error(new, run.sim.data, state.variables)):
-        raise history.DivergedError(message, _history(run, state, "diverged"))
 
 
 def _warn_of_no_client(run: Run, new: list[Record]) -> None:

@@ -67,6 +67,8 @@ class Sources(NamedTuple):
     """() -> digests of data and partition; computed once"""
     documents: dict[str, str]
     """texts of layers.json and partition.json"""
+    given: Mapping[str, str] = {}
+    """object that Python passed in place of a setting -> names of its functions; data and partition have digests"""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the entries of a seal."""
@@ -259,7 +261,12 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def open_run_folder(
-    config: Config, state: SimState, documents: Mapping[str, Any], sources: Callable[[], dict[str, str]], log: Log
+    config: Config,
+    state: SimState,
+    documents: Mapping[str, Any],
+    sources: Callable[[], dict[str, str]],
+    log: Log,
+    given: Mapping[str, str] | None = None,
 ) -> Iterator[Recorder]:
     """Locks the folder of a new or resumed run, and yields its recorder.
 
@@ -269,14 +276,15 @@ def open_run_folder(
         documents: other arguments of `history.write_settings`, by name.
         sources: () -> digests of data and partition; called once.
         log: called with one line per problem with the folder.
+        given: see `Sources`.
 
     Raises:
-        UsageError: the folder has files already, is in use, or cannot be written; or the run has other data.
+        UsageError: the folder has files already, is in use, or cannot be written; or the run has other data or objects.
     """
     if config.out is None:
         yield Recorder(config, Start(state, []), None)
         return
-    run_sources = Sources(functools.cache(sources), history.document_texts(**documents))
+    run_sources = Sources(functools.cache(sources), history.document_texts(**documents), given or {})
     with contextlib.ExitStack() as stack:
         with files.writing(f"the run folder {config.out}", "--out"):
             config.out.mkdir(parents=True, exist_ok=True)
@@ -319,11 +327,12 @@ def _resumed_start(
     """Returns the start at the newest intact checkpoint, and removes later records from the folder.
 
     Raises:
-        UsageError: the run has other data, another partition or other settings.
+        UsageError: the run has other data, another partition, other settings or other objects.
     """
     folder, digests = config.out, run_sources.digests()
     assert folder is not None, "a run without a folder cannot be resumed"
     manifest = read_object(folder / "manifest.json") or {}
+    _refuse_other_objects(folder, manifest, run_sources.given)
     if other := _other_sources(manifest, digests):
         raise UsageError(f"{folder} ran {other[0]} (its manifest.json); {other[1]}")
     lines = _history_text(folder)
@@ -405,10 +414,12 @@ def newest_state(
 def _finished_records(config: Config, folder: Path) -> list[Record]:
     """Returns the records of a run that has finished its `config.rounds` without any checkpoint; else none.
 
+    A run that diverged in its last round has not finished.
+
     `--keep 0` leaves such a folder. Its results are reported again, and its model is lost.
     """
     summary = read_object(folder / "summary.json") or {}
-    is_finished = summary.get("rounds") == config.rounds and not summary.get("interrupted")
+    is_finished = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None
     if not is_finished or checkpoint.checkpoint_folders(folder):
         return []
     records = history.read(folder)
@@ -428,6 +439,33 @@ def _other_sources(stored: Mapping[str, Any], digests: Mapping[str, str]) -> tup
             return f"with {ran or 'no given hyperparameters'}, not {given or 'none'}", "pass the same"
         return f"on {'other data' if name == 'data' else f'another {name}'}", "give the files it ran on"
     return None
+
+
+def _refuse_other_objects(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Raises UsageError unless task, algorithm and weighting come from Python as they did when the run started.
+
+    Functions are not compared: their names say little. Data and partitions are compared by their digests. Earlier
+    versions stored none.
+    """
+    stored = manifest.get("given")
+    if not isinstance(stored, dict):
+        return
+    ran, passed = ([name for name in ("algorithm", "task", "weighting") if name in all_] for all_ in (stored, given))
+    if ran != passed:
+        raise UsageError(
+            f"{folder} ran with {_own(ran)}, this run has {_own(passed)}; pass the same objects to fedvg_jax.run"
+        )
+
+
+def _own(names: Sequence[str]) -> str:
+    """Returns objects from Python as a text.
+
+    >>> _own(["algorithm", "task", "weighting"]), _own([])
+    ('its own algorithm, task and weighting', "the config's algorithm, task and weighting")
+    """
+    *first, last = names or ("",)
+    listed = f"{', '.join(first)} and {last}" if first else last
+    return f"its own {listed}" if names else "the config's algorithm, task and weighting"
 
 
 def _shortest_numbers(text: str) -> str:
@@ -520,7 +558,10 @@ def _write_manifest(folder: Path, run_sources: Sources, num_done: int, log: Log 
     runs = (read_object(folder / "manifest.json") or {}).get("runs", [])
     parts = [part for part in runs if isinstance(part, dict)] if isinstance(runs, list) else []
     this_part = {"from_round": num_done + 1, **provenance.code(), **provenance.machine()}
-    entries = {**run_sources.digests(), "documents": run_sources.as_json()["documents"], "runs": [*parts, this_part]}
+    digests = run_sources.digests()
+    given = {name: digests.get(name, text) for name, text in sorted(run_sources.given.items())}
+    documents = run_sources.as_json()["documents"]
+    entries = {**digests, "given": given, "documents": documents, "runs": [*parts, this_part]}
     with as_usage_error(folder):
         history.write_json(folder / "manifest.json", seals.with_digest(entries))
     last = parts[-1] if parts else this_part

@@ -59,7 +59,12 @@ def refuse_different_data(sim: Simulation) -> None:
 
 @contextlib.contextmanager
 def open_run_folder(
-    config: Config, state: SimState, documents: Mapping[str, Any], sources: Callable[[], dict[str, str]], log
+    config: Config,
+    state: SimState,
+    documents: Mapping[str, Any],
+    sources: Callable[[], dict[str, str]],
+    log: recording.Log,
+    given: Mapping[str, str],
 ) -> Iterator[recording.Recorder]:
     """Yields the recorder of a run: as `recorder.open_run_folder` in process 0, in memory only in the others.
 
@@ -71,7 +76,7 @@ def open_run_folder(
         # memories that process 0 restores stay on its host until each process gets its rows
         template = client_memories.host_template(state) if is_sent else state
         with processes.together():
-            opening = recording.open_run_folder(settings, template, documents, sources, log)
+            opening = recording.open_run_folder(settings, template, documents, sources, log, given)
             recorder = stack.enter_context(opening)
         if is_sent:
             recorder.follow(_start_of_first(recorder.start, state))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from fedvg_jax.config import Config
@@ -31,14 +31,14 @@ class Tracking(Protocol):
         ...
 
 
-MakeTracking = Callable[[Config, Callable[[str], None]], Tracking]
-"""(settings, log) -> the report of a run; `log` takes lines for the user."""
+MakeTracking = Callable[[Config, Callable[[str], None], Collection[str]], Tracking]
+"""(settings, log, given) -> the report of a run; `log` takes lines for the user, `given` is that of the simulation."""
 
 
 class Untracked:
     """The report of a run without trackers."""
 
-    def __init__(self, config: Config, log: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str] = ()) -> None:
         pass
 
     def open(self) -> None:

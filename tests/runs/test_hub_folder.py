@@ -64,6 +64,15 @@ def test_card_has_results_and_a_header_that_is_yaml(exported):
     assert "| test accuracy, final round | 50.00% |" in body and "| version of jax | 1 |" in body
 
 
+def test_card_and_settings_name_a_weighting_from_python(exported):
+    _, sim, history = exported
+    given = sim._replace(given=frozenset({"weighting"}))
+    text = hub_folder.card(given, history)
+    assert "# mlp-digits-fedavg, own weighting\n" in text and "weights own weighting." in text and "fedvg |" not in text
+    content = hub_folder.description(sim.config, sim.arrays, given.given)
+    assert content["settings"]["weighting"] == "own weighting" and content["settings"]["algorithm"] == "fedavg"
+
+
 def test_names_from_data_are_escaped_in_the_card(exported):
     _, sim, history = exported
     named = sim._replace(arrays=sim.arrays._replace(name="a|b<script>\n---\n# c"))

@@ -259,6 +259,23 @@ def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manif
     assert len(history.read(run)) == 6
 
 
+def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny, run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
+    assert manifest["given"]["data"] == manifest["data"] and "weigh" in manifest["given"]["weighting"]
+    settings = replace(tiny().sim.config, out=run, resume=str(run))
+    for names, text in (("", "the config's algorithm, task and weighting"), ("task", "its own task")):
+        other = tiny().sim._replace(config=settings, given=frozenset(names.split()))
+        with pytest.raises(UsageError) as error, loop.open_recorder(other, pytest.fail):
+            pass
+        message = f"{run} ran with its own algorithm, task and weighting, this run has {text}; pass the same objects"
+        assert message in str(error.value) and "\n" not in str(error.value)
+    del manifest["given"]  # as of earlier versions
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with loop.open_recorder(other, lambda line: None) as opened:
+        assert len(opened.start.records) == 6
+
+
 def test_run_that_starts_again_keeps_its_earlier_history(tiny, run):
     before, logged = (run / "history.jsonl").read_bytes(), []
     tiny().run(left_at(run, 0), resume=str(run), log=logged.append)

@@ -31,7 +31,7 @@ def record(number):
     }
 
 
-def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None):
+def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None, given=()):
     """Runs `tracking.run_simulation` on records in place of a simulation, as a run from `first` on gives them."""
 
     def run(sim, on_start, on_records, **_):
@@ -47,7 +47,7 @@ def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: Non
         return fv.History([record(i) for i in range(1, last + 1)], summary, None, sim.config.out, None, sim.config)
 
     monkeypatch.setattr(loop, "run_simulation", run)
-    return tracking.run_simulation(types.SimpleNamespace(config=config), log=log)
+    return tracking.run_simulation(types.SimpleNamespace(config=config, given=given), log=log)
 
 
 @pytest.fixture
@@ -74,6 +74,12 @@ def settings(tmp_path, **changes):
 
 def rounds_of(calls):
     return [number for name, value in calls if name == "log" for number in value]
+
+
+def test_settings_of_a_tracked_run_name_objects_from_python(fake, tmp_path, monkeypatch):
+    a_run(monkeypatch, settings(tmp_path), given={"weighting"})
+    shown = fake[0][1].settings
+    assert (shown["weighting"], shown["algorithm"]) == ("own weighting", "fedavg")
 
 
 def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monkeypatch):
@@ -157,7 +163,7 @@ def test_points_of_a_sweep_are_tracked(fake, monkeypatch, tmp_path):
         return fv.History([record(1)], {"interrupted": False}, None, None, None, sim.config)
 
     monkeypatch.setattr(loop, "run_simulation", run)
-    monkeypatch.setattr(simulation, "simulation", lambda config, **_: types.SimpleNamespace(config=config))
+    monkeypatch.setattr(simulation, "simulation", lambda config, **_: types.SimpleNamespace(config=config, given=()))
     start = Config(rounds=1, cache_dir=tmp_path / "cache")
     assert len(fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")) == 2
     assert [name for name, _ in fake] == ["open", "log", "close"] * 2

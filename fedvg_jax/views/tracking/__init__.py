@@ -16,13 +16,14 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, sweep_points
 from fedvg_jax.config.options import tracker_names
+from fedvg_jax.config.passed import with_passed
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -75,14 +76,21 @@ def run_simulation(sim: Simulation, **listeners: Any) -> History:
     from fedvg_jax.runs import tracked
 
     require(sim.config, sim.config.out is not None)
-    return tracked.run_simulation(sim, Trackers(sim.config, listeners.get("log", _log_warning)), **listeners)
+    trackers = Trackers(sim.config, listeners.get("log", _log_warning), sim.given)
+    return tracked.run_simulation(sim, trackers, **listeners)
 
 
 class Trackers:
-    """The trackers of one run that have not failed: a `runs.tracked.Tracking`."""
+    """The trackers of one run that have not failed: a `runs.tracked.Tracking`.
 
-    def __init__(self, config: Config, log: Callable[[str], None]) -> None:
-        self._config, self._log = config, log
+    Args:
+        config: settings of the run.
+        log: called with one line about every tracker.
+        given: what the caller passed in place of the config's.
+    """
+
+    def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str] = ()) -> None:
+        self._config, self._log, self._given = config, log, given
         self._folder = config.out and config.out / FOLDER
         self._stored = _read(self._folder)
         self._writers: dict[str, Writer] = {}
@@ -101,7 +109,7 @@ class Trackers:
                     self._folder.mkdir(exist_ok=True)
                 stored = self._stored.setdefault(name, {"rounds": 0})
                 module = importlib.import_module(WRITERS[name][1])
-                self._writers[name] = module.open_writer(_describe(self._config, self._folder, stored))
+                self._writers[name] = module.open_writer(_describe(self._config, self._folder, stored, self._given))
                 self._stored[name] = {**self._writers[name].stored, "rounds": stored["rounds"]}
                 self._write()
                 self._log(f"tracked by {name}: {self._writers[name].place}")
@@ -164,15 +172,19 @@ def scalars(record: Record) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any]) -> TrackedRun:
+def _describe(
+    config: Config, folder: Path | None, stored: Mapping[str, Any], given: Collection[str] = ()
+) -> TrackedRun:
+    """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out
-    name = out.resolve().name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
+    method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
+    name = out.resolve().name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     is_point = out is not None and out.resolve().parent.name == "points"
     group = out.resolve().parent.parent.name if out and is_point else ""
     left_out = {*sweep_points.HOST, *unused(config)}
     settings = {n: sweep_points.plain(v) for n, v in configs.flatten(config).items() if n not in left_out}
     identity = {key: value for key, value in stored.items() if key != "rounds"}
-    return TrackedRun(name, group, folder, settings, identity, stored["rounds"])
+    return TrackedRun(name, group, folder, with_passed(settings, given), identity, stored["rounds"])
 
 
 def _results(

@@ -221,8 +221,13 @@ def _source_of_run(name: str) -> str:
     """Command, commit, machine and date of a folder of results, or of each of its parts."""
     written = load(f"{name}/run")
     parts = written if isinstance(written, list) else [written]
-    lines = [f"`{p['command']}` at commit {p['commit'][:7]} on {p['machine']}, {p['date']}." for p in parts]
+    lines = [f"`{p['command']}` at commit {_short(p['commit'])} on {p['machine']}, {p['date']}." for p in parts]
     return "\n".join(f"- {line}" for line in lines) if len(lines) > 1 else lines[0]
+
+
+def _short(commits: str) -> str:
+    """The first digits of a commit; several, which are named in words, as they are."""
+    return commits[:7] if len(commits) == 40 else commits
 
 
 def claims() -> str:

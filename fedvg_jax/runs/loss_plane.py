@@ -16,9 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedvg_jax.algorithms.base import no_residual
 from fedvg_jax.config import Config
+from fedvg_jax.config.robustness import Robust, Tuning
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
+    RoundStep,
     Schedule,
     SimState,
     Task,
@@ -174,25 +177,28 @@ def _choosing(config: Config, task: Task) -> Weighting:
 def models_of_round(sim: simulation.Simulation, state: SimState, number: int) -> Variables:
     """Returns the clients' models of a round, and those that the rules give, stacked, leaves [K + rules, ...].
 
-    The clients are trained once: `vmap` batches only what depends on the weights.
+    A client's model is the plain mean with all weight on it, without the algorithm's residual, a robust rule or server
+    tuning. `vmap` batches only what depends on the weights, so each of the two rounds trains the clients once.
     """
     config, schedule = sim.config, sim.schedule(number)
-    cohort = len(np.asarray(schedule.clients))
     assert sim.algorithm and sim.weighting and sim.executor and sim.optimiser
-    live = registry.make_live(config, sim.task)
-    step = programs.make_round(config, sim.task, sim.algorithm, sim.weighting, sim.executor, sim.optimiser, live)
-    weights = jnp.concatenate([jnp.eye(cohort), jnp.ones((len(RULES), cohort))])
-    choices = jnp.eye(len(RULES) + 1)  # the last choice is the given weights
-    choices = jnp.concatenate([jnp.repeat(choices[-1:], cohort, 0), choices[:-1]])
+    others = sim.weighting, sim.executor, sim.optimiser, registry.make_live(config, sim.task)
+    plain = dataclasses.replace(config, robust=Robust(), tuning=Tuning())
+    mean = programs.make_round(plain, sim.task, sim.algorithm._replace(residual=no_residual), *others)
+    of_run = programs.make_round(config, sim.task, sim.algorithm, *others)
+    cohort = len(np.asarray(schedule.clients))
+    *rules, is_given = jnp.eye(len(RULES) + 1)
 
     @jax.jit
-    def models(state: SimState, schedule: Schedule, weights: Array, choices: Array) -> Variables:
-        def model(own: Array, choice: Array) -> Variables:
+    def models(state: SimState, schedule: Schedule) -> Variables:
+        def model(step: RoundStep, own: Array, choice: Array) -> Variables:
             return step(state, schedule, sim.data, {**sim.hyper, "given": own, "rule": choice})[0].variables
 
-        return jax.vmap(model)(weights, choices)
+        of_clients = jax.vmap(lambda own: model(mean, own, is_given))(jnp.eye(cohort))
+        of_rules = jax.vmap(lambda choice: model(of_run, jnp.ones(cohort), choice))(jnp.stack(rules))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), of_clients, of_rules)
 
-    return models(state, schedule, weights, choices)
+    return models(state, schedule)
 
 
 def _products(first: Tree, second: Tree) -> np.ndarray:

@@ -8,6 +8,7 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax import plots
+from fedvg_jax.config.robustness import Robust, Tuning
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loss_plane
 from fedvg_jax.views import loss_plane as picture
@@ -42,6 +43,20 @@ def test_plane_of_two_updates_holds_them(plane, following):
     assert plane.number == 2 and plane.clients == following["clients"]
     assert plane.explained == pytest.approx(1, abs=1e-5)
     np.testing.assert_allclose(np.linalg.norm(plane.points, axis=1), following["client_drift"], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_clients_models_are_theirs_whatever_the_server_does(tmp_path):
+    """The server's momentum, its steps on D_val and the median move the rules' models, not the clients'."""
+    settings = {"tuning": Tuning(steps=2), "robust": Robust("median"), "weighting": "uniform"}
+    config = dataclasses.replace(CONFIG, algorithm="fedavgm", out=tmp_path / "run", **settings)
+    fv.run(config)
+    sim, state, number = loss_plane.restored(config.out)
+    models = loss_plane.models_of_round(sim, state, number)
+    updates = jax.tree.map(lambda leaf, before: leaf[:2] - before[None], models.params, state.variables.params)
+    lengths = np.sqrt(sum(np.square(leaf).reshape(2, -1).sum(1) for leaf in jax.tree.leaves(updates)))
+    resumed = fv.run(dataclasses.replace(config, rounds=2, resume=str(config.out)))
+    np.testing.assert_allclose(lengths, resumed.records[1]["client_drift"], rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Run folders become a study; mixed settings and missing runs are refused with a list."""
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
         collect([sweep, tmp_path / "untuned"])
 
 
+def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
+    """Seeds of two sweeps would be one cell of two learning rates."""
+    for seed, lr in ((0, 0.1), (1, 0.3)):
+        sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
+        chosen = {"method=fedavg": {"values": {"lr": lr}}}
+        document = json.loads((sweep / "sweep.json").read_text())
+        write_json(sweep / "sweep.json", document | {"tuning": {"chosen": chosen}})
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for fedavg; 0\.3 for fedavg"):
+        collect([tmp_path / "s0", tmp_path / "s1"])
+    assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
+
+
 def test_axes_that_go_together_are_one_scenario(tmp_path):
     """Settings that follow from data set and model, as those of a preset do, are no axes."""
     sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: None)
@@ -293,6 +306,62 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     study = collect([sweep], partial=True)
     assert study.methods == ("fedvg", "fedavg, samples", "fedavg, uniform")
     assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
+
+
+def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
+    own = fv.weightings.by_scalar(lambda hyper, report, data: report.num_samples.astype(float))
+    config = fv.Config(rounds=1, clients=6, local_epochs=1, method="fedvg", cache_dir=tmp_path, keep=0)
+    fv.run(dataclasses.replace(config, out=tmp_path / "runs" / "own"), weighting=own)
+    (run,) = collect([tmp_path / "runs"]).runs
+    assert run.given == {"weighting"} and run.weighting == "own weighting"
+    assert run.manifest["given"]["weighting"]
+    write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
+    study = collect([tmp_path / "runs"], partial=True)
+    assert set(study.methods) == {"fedvg", "fedavg, own weighting"}
+
+
+def give(folder, **functions):
+    """Adds objects from Python to the manifest of a run."""
+    path = folder / "manifest.json"
+    write_json(path, json.loads(path.read_text()) | {"given": functions})
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("data", "dataset"), ("partition", "partition"), ("task", "model")], ids=str
+)
+def test_objects_in_place_of_data_and_model_are_settings(tmp_path, name, setting):
+    give(write_run(tmp_path / "a", method="fedavg"), **{name: "mine"})
+    assert collect([tmp_path]).settings[setting] == f"own {name}"
+
+
+def test_replicates_of_different_functions_are_refused(tmp_path):
+    for seed in (0, 1):
+        give(write_run(tmp_path / f"{seed}", seed=seed), weighting=f"mine.weights{seed}")
+    with pytest.raises(UsageError, match=r"mixed weighting: 1 has mine\.weights1, other runs have mine\.weights0"):
+        collect([tmp_path])
+
+
+def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
+    for seed, loss in enumerate((0.25, None, 0.5)):
+        fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    cell = study.cell("fedavg", ())
+    assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
+    assert sorted(results(study, cell)) == [(0, 42), (2, 42)]
+
+
+def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
+    """Rows that a file has split do not depend on the partition seed."""
+    for seed in (1, 2):
+        folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
+        write_json(folder / "manifest.json", {"data": "digits", "partition": "file", "runs": []})
+    line = "repeated run: 2 has the seed, the rows and the results of 1"
+    with pytest.raises(UsageError, match=line):
+        collect([tmp_path])
+    assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
+    write_json(tmp_path / "2" / "manifest.json", {"data": "digits", "partition": "another", "runs": []})
+    assert len(collect([tmp_path]).runs) == 2
 
 
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):

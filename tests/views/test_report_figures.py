@@ -6,13 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from run_folders import write_run, write_sweep
+from run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, base, curves, layers, validity, weights
+from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, validity, weights
 
 WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
@@ -138,9 +138,27 @@ def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp
         for i in (1, 2)
     }
     study = collect([write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", fields=fields)])
-    actual = validity.correlations(study.runs[0].records)
+    actual = validity.correlations(study.runs[0])
     assert actual["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and actual["weight s_k"] == [(1, -1.0), (2, -1.0)]
     assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
+
+
+@pytest.mark.parametrize(("untrained", "expected"), [("absent", 1.0), ("weighed", 0.8)])
+def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
+    """Without clients 3 and 2 the weights rise with the accuracy; an untrained client that is weighed has a part."""
+    entries = {
+        "clients": [0, 1, 2, 3, 4], "weights": [0.1, 0.2, 0.45, 0, 0.3], "client_accuracy": [0.1, 0.2, 0.25, 0.9, 0.3],
+        "client_val_loss": [3, 2, 1, 0, 1], "scores": [1.0, 2.0, 2.5, 7.0, 3.0], "num_samples": [4, 12, 6, 10, 3],
+        "client_fisher_trace": [1, 4, 9, 16, 25], "layer_shares": [[0.5, 0.5]] * 5, "dropped": [3], "untrained": [2],
+    }  # fmt: skip
+    options = {"method": "fedvg", "untrained": untrained, "layers": ("a/kernel", "classifier/kernel")}
+    folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
+    write_json(folder / "partition.json", {"partition": "given", "clients": 5})
+    (run,) = collect([tmp_path]).runs
+    assert validity.correlations(run)["weight s_k"] == [(1, expected), (2, expected)]
+    num_present = 3 + (untrained == "weighed")
+    assert len(fisher.scores_and_roots(run)) == 2 * num_present
+    assert head.rounds_of(run)[0].correlations["gradient", "head"] == 1
 
 
 def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path):
@@ -194,6 +212,29 @@ def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):
     assert any(
         list(line.get_xdata()) == [0, 1] and line.get_linestyle() == "--" for line in drawing.figure.axes[0].lines
     )
+
+
+def test_settings_without_alpha_are_not_drawn_against_it_and_one_alpha_is_a_marker(tmp_path):
+    """Only rho has a line for a method with one value."""
+    for alpha in (0.05, 0.5):
+        write_run(tmp_path / f"v{alpha}", method="fedvg", alpha=alpha)
+    write_run(tmp_path / "a", method="fedavg", alpha=0.05)
+    write_run(tmp_path / "i", method="fedavg", partition="iid")
+    drawing = draw(collect([tmp_path], partial=True), "alphas")[0]
+    assert sorted((r["method"], r["alpha"]) for r in rows(drawing)) == [
+        ("fedavg", "0.05"), ("fedvg", "0.05"), ("fedvg", "0.5"),
+    ]  # fmt: skip
+    assert not any("alpha" in r["setting"] for r in rows(drawing))
+    assert not any(list(line.get_xdata()) == [0, 1] for line in drawing.figure.axes[0].lines)
+
+
+def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):
+    for method, seeds in (("fedavg", (1, 2)), ("fedvg", (0, 1))):
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    drawing = draw(collect([tmp_path], partial=True), "weights")[0]
+    assert {(r["method"], r["seed"]) for r in rows(drawing)} == {("fedavg", "1"), ("fedvg", "1")}
+    assert "seed 1" in drawing.title
 
 
 @pytest.mark.parametrize(("setting", "values", "name"), [

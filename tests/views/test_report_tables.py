@@ -11,6 +11,7 @@ from run_folders import write_json, write_run, write_summary, write_sweep
 pytest.importorskip("statsmodels", reason="reports need the report extra")
 
 from fedvg_jax import paper
+from fedvg_jax.config import Config, check, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import costs, markup, tables
 from fedvg_jax.views.report.collect import collect
@@ -210,6 +211,63 @@ def test_papers_value_stands_beside_ours_in_joint_standard_errors(tmp_path):
     errors = (53 - mean) / (2 / 2 + std**2 / 5) ** 0.5  # deviation of 52 and 54 is the root of 2
     assert float(values["standard_errors"]) == pytest.approx(errors)
     assert any("rounds 2 (paper 200)" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fedvg": {"norm": "l2"}}, {"tuning": {"steps": 2}}, {"robust": {"rule": "clipped_mean"}},
+        {"attack": {"kind": "sign_flip"}}, {"corrupt": {"kind": "label_flip"}}, {"validation": {"label_noise": 0.5}},
+        {"validation": {"size": 50}},
+        {"validation": {"source": "stl10", "data_dir": "d"}, "fedvg": {"granularity": "layerwise"}},
+        {"method": "fedprox+fedvg", "fedprox": {"mu": 1.0}},
+        {"method": "fedprox+fedvg", "fedvg": {"granularity": "layerwise"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_method_with_other_settings_than_the_papers_has_no_value_of_the_paper(changes):
+    assert tables.paper_name(check(Config(**{"method": "fedvg", **changes}))) is None
+
+
+@pytest.mark.parametrize("fidelity", ["corrected", "official"])
+@pytest.mark.parametrize("method", presets.METHODS)
+def test_every_method_of_the_paper_has_its_name(method, fidelity):
+    name = tables.paper_name(Config(method=method, fidelity=fidelity))
+    assert name == " + ".join(tables.PAPER_NAMES[part] for part in method.split("+"))
+
+
+def test_granularities_and_external_sets_of_plain_fedvg_have_the_papers_names():
+    layerwise = check(Config(method="fedvg", fedvg={"granularity": "layerwise"}))
+    external = check(Config(method="fedvg", validation={"source": "stl10", "data_dir": "d"}))
+    assert tables.paper_name(layerwise) == "FedVG (Layerwise)"
+    assert tables.paper_name(external) == "FedVG val=STL-10"
+
+
+def test_run_with_a_weighting_from_python_has_no_value_of_the_paper_and_no_image_gradients(tmp_path):
+    settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
+    folder = write_run(tmp_path / "a", **settings)
+    assert tables.against_paper(collect([tmp_path]))
+    write_json(folder / "manifest.json", {"data": "cifar10", "given": {"weighting": "mine"}, "runs": []})
+    study = collect([tmp_path])
+    assert tables.against_paper(study) is None and costs.image_gradients(study.runs[0]) is None
+
+
+def test_scale_names_every_value_that_differs_from_the_papers(tmp_path):
+    for method, lr in {"fedavg": 0.1, "fedvg": 0.01}.items():
+        settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05}
+        write_run(tmp_path / method, method=method, lr=lr, **settings)
+    table = tables.against_paper(collect([tmp_path], partial=True))
+    assert any("lr 0.1 or 0.01 (paper 0.01)" in note for note in table.notes)
+
+
+def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):
+    for seed, loss in enumerate((0.25, None, 0.5)):
+        fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    table = tables.accuracy(collect([tmp_path]))
+    assert row(table, "fedavg")[1].numbers[2] == 2 and row(table, "fedavg")[1].footnotes == " ‡"
+    assert table.notes[0].startswith("n = 2 runs per cell")
+    assert "‡ 1: final test loss is not finite" in table.notes
 
 
 def test_runs_without_a_counterpart_in_the_paper_have_no_such_table(study):

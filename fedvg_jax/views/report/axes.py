@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config.passed import PASSED, with_passed
 from fedvg_jax.config.uses import unused
 from fedvg_jax.runs.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
@@ -34,7 +35,8 @@ class Point(NamedTuple):
     values: Mapping[str, Any] = {}
     """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
     base: Mapping[str, Any] = {}
-    """Settings that all points of the sweep share, of which a missing run has no other record."""
+    """Settings that all points of the sweep share, of which a missing run has no other record; and given.NAME for every
+    object that Python passed in place of one."""
     tuned: Collection[str] = ()
     """Settings that the sweep has chosen on D_val."""
 
@@ -54,7 +56,13 @@ def used_settings(point: Point) -> Mapping[str, Any]:
     if point.config is None:
         return {}
     declared = {name: value for name, value in point.values.items() if name.startswith("hyper.")}
-    return {**_used(point.config), **declared} if declared else _used(point.config)
+    given = passed_objects(point)
+    return {**with_passed(_used(point.config), given), **declared} if declared or given else _used(point.config)
+
+
+def passed_objects(point: Point) -> frozenset[str]:
+    """Returns the names of the objects that Python passed in place of settings of a point."""
+    return frozenset(name for name in PASSED if f"given.{name}" in point.base)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,12 +90,30 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
 def places(points: Sequence[Point]) -> list[Place]:
     """Returns the place of every point.
 
-    A setting that was chosen on D_val for all points that use it is part of no scenario and no name.
+    A setting that was chosen on D_val for all points that use it is part of no scenario and no name, unless a cell
+    would then have runs at several of its values, as of two sweeps that were tuned apart.
 
     Args:
         points: all runs of the study, and those that are missing.
     """
     fixed = {name for point in points for name in used_settings(point) if name not in point.tuned}
+    placed = _places(points, fixed)
+    values: dict[tuple[str, Scenario, str], list[Any]] = {}
+    for point, place in zip(points, placed, strict=True):
+        settings = used_settings(point)
+        for name in settings.keys() & {*point.tuned} - fixed:
+            values.setdefault((place.method, place.scenario, name), []).append(settings[name])
+    pooled = {name for (_, _, name), several in values.items() if any(value != several[0] for value in several)}
+    return _places(points, fixed | pooled) if pooled else placed
+
+
+def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
+    """Returns the place of every point.
+
+    Args:
+        points: all runs of the study, and those that are missing.
+        fixed: settings that may be part of a scenario or a name.
+    """
     differing = [name for name in varying(points) if name in fixed]
     has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
     names = _scenario_settings(points, differing, has_fidelity)
@@ -95,11 +121,12 @@ def places(points: Sequence[Point]) -> list[Place]:
     weighted = len({point.values.get("weighting") for point in points} - {None}) > 1
     result = []
     for point in points:
-        settings = used_settings(point) or _settings_of_values({**point.base, **point.values})
+        listed = with_passed(_settings_of_values({**point.base, **point.values}), passed_objects(point))
+        settings = used_settings(point) or listed
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
-        base = base_name(*(_part(name, settings, point) for name in ("algorithm", "weighting")))
+        base = base_name(*(settings.get(name, "") for name in ("algorithm", "weighting")))
         details = [
             f"{_short(name, base)} {value_text(settings[name])}"
             for name in of_method
@@ -121,11 +148,6 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
     """
     is_default = flatten(Config()).get(name) == value
     return presets.METHODS.get(base, {}).get(name) == value or (is_default and value in (0, "none"))
-
-
-def _part(name: str, settings: Mapping[str, Any], point: Point) -> str:
-    """Returns the name of a point's algorithm or weighting, which a sweep from Python may have as an object."""
-    return f"own {name}" if f"given.{name}" in point.base else settings.get(name, "")
 
 
 def _short(name: str, base: str) -> str:

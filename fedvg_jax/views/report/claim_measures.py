@@ -16,9 +16,9 @@ from fedvg_jax.views.report import statistics
 from fedvg_jax.views.report.figures import head
 from fedvg_jax.views.report.figures.against import RHO
 from fedvg_jax.views.report.figures.layers import layer_norms
-from fedvg_jax.views.report.figures.validity import ACCURACY, rank_correlation
+from fedvg_jax.views.report.figures.validity import ACCURACY, of_present, rank_correlation
 from fedvg_jax.views.report.study import Cell, Run, Scenario, Study, results, scenario_text
-from fedvg_jax.views.report.tables import EXTERNAL, paper_name
+from fedvg_jax.views.report.tables import DIRICHLET, EXTERNAL, paper_name
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
 WITHIN = 2.3
@@ -61,22 +61,48 @@ def paper_values() -> tuple[Value, ...]:
 
 
 def our_values(study: Study) -> list[Value]:
-    """Returns the means in the final round of the methods that the paper has; none without accuracy."""
-    if study.metric != "accuracy":
-        return []
-    values = []
-    for cell in study.cells.values():
+    """Returns the means in the final round of the methods that the paper has; none without accuracy.
+
+    Left out are partitions without the paper's alpha, and values of several cells, see `ambiguities`.
+    """
+    return [values[0] for values in _values_by_key(study).values() if len(values) == 1]
+
+
+def ambiguities(study: Study) -> list[str]:
+    """Returns a line for every value of the paper that several cells stand for, such as those of two learning rates."""
+    return [
+        f"{key.method} on {key.dataset}, {key.model}, alpha {key.alpha:g} has {len(values)} cells that differ in other"
+        " settings"
+        for key, values in _values_by_key(study).items()
+        if len(values) > 1
+    ]
+
+
+class _Key(NamedTuple):
+    """What identifies a value of the paper."""
+
+    dataset: str
+    model: str
+    method: str
+    alpha: float
+
+
+def _values_by_key(study: Study) -> dict[_Key, list[Value]]:
+    """Returns the means of all cells that stand for a value of the paper."""
+    by_key: dict[_Key, list[Value]] = {}
+    for cell in study.cells.values() if study.metric == "accuracy" else ():
         finals = list(results(study, cell).values())
         if finals:
-            config = next(iter(cell.runs.values())).config
-            if name := paper_name(config):
-                mean, std = statistics.mean_and_std(finals)
-                values.append(Value(config.dataset, config.model, name, config.alpha, mean, std))
-    return values
+            run = next(iter(cell.runs.values()))
+            config, name = run.config, paper_name(run.config, run.given)
+            if name and config.partition in DIRICHLET:
+                key = _Key(config.dataset, config.model, name, config.alpha)
+                by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))
+    return by_key
 
 
 def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]:
-    """Returns the values by (data set, model, alpha) and method; the first of a method counts."""
+    """Returns the values by (data set, model, alpha) and method."""
     grouped: dict[tuple[str, str, float], dict[str, Value]] = {}
     for value in values:
         grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(value.method, value)
@@ -204,17 +230,20 @@ def external_within(values: Values) -> Finding | None:
 
 
 def best_granularities(values: Values) -> Finding | None:
-    """Holds if more than one granularity is the best somewhere."""
+    """Holds if no granularity is the best everywhere; one that ties with the best is the best, too."""
     names = {"FedVG": "modelwise"} | {f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")}
     counts: dict[str, int] = {}
+    num_cells = 0
     for methods in _by_method(values).values():
         ran = {names[name]: value.mean for name, value in methods.items() if name in names}
         if len(ran) > 1:
-            best = max(ran, key=lambda name: ran[name])
-            counts[best] = counts.get(best, 0) + 1
+            num_cells += 1
+            for name, mean in ran.items():
+                counts[name] = counts.get(name, 0) + (mean == max(ran.values()))
     if not counts:
         return None
-    return Finding(len(counts) > 1, "best: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
+    return Finding(max(counts.values()) < num_cells, f"best: {listed}")
 
 
 # --- measures of studies
@@ -259,7 +288,7 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
     largest: dict[str, tuple[bool, float]] = {}
     for cell in study.cells.values():
         run = next(iter(cell.runs.values()), None)
-        if run and run.config.partition == "balanced_client" and "fedvg" in run.config.weighting:
+        if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
             largest[run.config.fedvg.norm] = _weight_of_client_0(cell)
     if not {"l1", "l2"} <= largest.keys():
         return None
@@ -374,9 +403,13 @@ def _weight_correlations(
     """
     correlations = []
     for run in study.runs:
-        if run.config.weighting != "fedvg":
+        if run.weighting != "fedvg":
             continue
-        values = [rank_correlation(r["weights"], v) for r in run.records if (v := other(run, r))]
+        values = [
+            rank_correlation(of_present(r, r["weights"], run.config.untrained), v)
+            for r in run.records
+            if (v := other(run, r))
+        ]
         values = [value for value in values if math.isfinite(value)]
         if values:
             correlations.append(float(np.mean(values)))

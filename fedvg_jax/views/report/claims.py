@@ -80,6 +80,10 @@ def judge(studies: Sequence[Study]) -> list[Judged]:
         for study, finding in findings:
             texts.setdefault(scale(study), []).append(finding.text)
         ours = "; ".join(f"{name}: {'; '.join(several)}" for name, several in texts.items())
+        left_out = [line for study in studies for line in claim_measures.ambiguities(study)] if of_values else []
+        if left_out:
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            ours = "; ".join(filter(None, (ours, f"left out: {left_out[0]}{more}")))
         judged.append(Judged(claim, claim.paper or (printed.text if printed else ""), ours or "–", verdict))
     return judged
 

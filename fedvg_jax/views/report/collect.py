@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import verification
-from fedvg_jax.runs.history import History, round_ranges
+from fedvg_jax.runs import divergence, verification
+from fedvg_jax.runs.history import History, is_lost, round_ranges
 from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
 from fedvg_jax.views.report.study import (
@@ -26,6 +26,9 @@ from fedvg_jax.views.report.study import (
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
+
+MEASURED = ("clients", "weights", "train_loss", "test_loss")
+"""Keys of a record in which runs of different seeds differ."""
 
 
 class _Folder(NamedTuple):
@@ -77,24 +80,27 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells = cells if is_one_sweep else _with_unpaired(cells)
     missing = [line for cell in cells.values() for line in cell.missing]
     missing += [folder.missing for folder, place in zip(run_folders, placed, strict=True) if not place.method]
-    problems = mixed + missing + _different_data(cells)
+    different = _different_data(cells) + _different_objects(cells) + _repeated(cells)
+    problems = mixed + missing + different
     if problems and not partial:
         raise UsageError(
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
+    has_accuracy = all(_has_accuracy(folder.run) for folder in run_folders if folder.run)
+    metric = "accuracy" if has_accuracy else "loss"
+    cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
     title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
     runs = [folder.point for folder in run_folders if folder.run]
-    has_accuracy = all(_has_accuracy(folder.run) for folder in run_folders if folder.run)
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title=title,
         methods=tuple(dict.fromkeys(method for method, _ in cells)),
         scenarios=tuple(scenarios),
         cells=cells,
-        metric="accuracy" if has_accuracy else "loss",
+        metric=metric,
         settings=axes.shared_settings(runs),
-        notes=tuple(_tuned(sweeps) + notes + mixed + _different_data(cells) + _lost(cells)),
+        notes=tuple(_tuned(sweeps) + notes + mixed + different + _lost(cells)),
     )
 
 
@@ -129,6 +135,16 @@ def _title(folders: Sequence[Path | str]) -> str:
 
 def _has_accuracy(run: Run | None) -> bool:
     return run is not None and any(record.get("test_accuracy") is not None for record in run.records)
+
+
+def _with_lost_results(cell: Cell, metric: str) -> Cell:
+    """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
+    key, lines = f"test_{metric}", []
+    for run in cell.runs.values():
+        evaluated = [record for record in run.records if key in record]
+        if evaluated and evaluated[-1][key] is None and not is_lost(evaluated[-1]):
+            lines.append(f"{run.folder.name}: final test {metric} is not finite")
+    return cell._replace(failures=cell.failures + tuple(lines))
 
 
 # --- reading
@@ -205,6 +221,8 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
     point = empty._replace(config=history.config)
     if damaged := intact.damage(history.records, documents):
         return _Folder(point, None, f"{name}: {damaged}")
+    given = (documents["manifest"] or {}).get("given", {})
+    point = point._replace(base={**point.base, **{f"given.{key}": True for key in given}})
     if failure := _failure(history, documents["failure"]):
         return _Folder(point, None, failure=f"{name}: {failure}")
     if problem := _unfinished(history):
@@ -212,7 +230,14 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
     if misfits := verification.check(folder, with_checkpoints=False).misfits:
         return _Folder(point, None, f"{name}: {misfits[0]}")
     layers = documents.pop("layers")
-    run = Run(folder, history, documents["partition"] or {}, documents["manifest"] or {}, layers or ())
+    run = Run(
+        folder,
+        history,
+        documents["partition"] or {},
+        documents["manifest"] or {},
+        layers or (),
+        axes.passed_objects(point),
+    )
     return _Folder(point, run)
 
 
@@ -227,7 +252,7 @@ def _failure(history: History, document: Any) -> str:
         reason = one_line(str(document.get("reason", "")))
         return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
     if history.summary.get("stopped_by") == "diverged":
-        return f"diverged in round {len(history.records)}"
+        return f"diverged in round {len(divergence.until_first(history.records))}"
     return ""
 
 
@@ -320,6 +345,41 @@ def _different_data(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
                 digest = run.manifest.get(name)
                 if digest and stored.setdefault(name, digest) != digest:
                     lines.append(f"mixed {name}: {run.folder.name} has another {name} than the runs it is paired with")
+    return lines
+
+
+def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every run whose objects from Python have other functions than those of its cell."""
+    lines = []
+    for cell in cells.values():
+        first: dict[str, str] = {}
+        for run in cell.runs.values():
+            for name, functions in run.manifest.get("given", {}).items():
+                is_named = name in ("task", "algorithm", "weighting")
+                if is_named and first.setdefault(name, functions) != functions:
+                    lines.append(f"mixed {name}: {run.folder.name} has {functions}, other runs have {first[name]}")
+    return lines
+
+
+def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every run that equals another one of its cell in all but a seed that it does not use.
+
+    The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
+    """
+    lines = []
+    for cell in cells.values():
+        first: dict[tuple, Run] = {}
+        for run in cell.runs.values():
+            digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
+            if not all(digests[:2]):
+                continue
+            measured = [[record.get(name) for name in MEASURED] for record in run.records]
+            other = first.setdefault((run.config.seed, *digests, str(measured)), run)
+            if other is not run:
+                lines.append(
+                    f"repeated run: {run.folder.name} has the seed, the rows and the results of {other.folder.name},"
+                    " and is no further replicate"
+                )
     return lines
 
 

@@ -33,12 +33,15 @@ def image_gradients(run: Run) -> float | None:
     and row of D_val in addition. Forward passes, as of val_loss, are not counted.
 
     Returns:
-        The number; None where it cannot be derived: stragglers draw their epochs, or D_val's size is not recorded.
+        The number; None where it cannot be derived: stragglers draw their epochs, D_val's size is not recorded, or the
+        algorithm or the weighting came from Python.
     """
     config = run.config
     epochs = config.local_epochs if isinstance(config.local_epochs, int) else None
     if isinstance(config.local_epochs, str) and config.local_epochs.isdigit():
         epochs = int(config.local_epochs)
+    if {"algorithm", "weighting"} & {*run.given}:
+        return None
     scored = _scored_per_round(run)
     if epochs is None or scored is None:
         return None

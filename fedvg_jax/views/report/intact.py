@@ -78,7 +78,9 @@ def _is_partition(content: Any) -> bool:
 
 
 def _is_manifest(content: Any) -> bool:
-    parts = content.get("runs", []) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(content.get("given", {}), dict):
+        return False
+    parts = content.get("runs", [])
     return isinstance(parts, list) and all(
         isinstance(part, dict)
         and isinstance(part.get("versions", {}), dict)

@@ -62,12 +62,18 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 def paired_differences(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) -> np.ndarray:
     """Returns ours - theirs for the replicates that both have, [n] float.
 
-    They are rounded to nine decimals, because results have nine digits: equal differences must tie.
+    Results have nine digits. Differences are rounded to the eighth digit of the largest result, because equal
+    differences must tie.
 
     >>> paired_differences({(0, 1): 3.0, (1, 1): 2.0}, {(1, 1): 1.5, (2, 1): 0.0}).tolist()
     [0.5]
+    >>> paired_differences({(0, 1): 50.2272727, (1, 1): 50.4545455}, {(0, 1): 50.0, (1, 1): 50.2272727}).tolist()
+    [0.227273, 0.227273]
     """
-    return np.array([round(ours[r] - theirs[r], 9) for r in sorted(ours.keys() & theirs.keys())])
+    pairs = np.array([(ours[r], theirs[r]) for r in sorted(ours.keys() & theirs.keys())]).reshape(-1, 2)
+    largest = np.abs(pairs).max(initial=0, where=np.isfinite(pairs))
+    decimals = 8 - math.ceil(math.log10(largest)) if largest else 0
+    return np.round(pairs[:, 0] - pairs[:, 1], decimals)
 
 
 def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) -> Comparison:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, passed
 from fedvg_jax.runs import history
 from fedvg_jax.runs.history import History, Record
 
@@ -37,6 +37,13 @@ class Run(NamedTuple):
     manifest: Mapping[str, Any]
     layers: Sequence[str]
     """Names of the columns of `layer_shares`."""
+    given: Collection[str] = ()
+    """Objects that the run got from Python in place of settings: data, partition, task, algorithm, weighting."""
+
+    @property
+    def weighting(self) -> str:
+        """The weighting of the config, or "own weighting" for one from Python."""
+        return passed.with_passed({"weighting": self.config.weighting}, self.given)["weighting"]
 
     @property
     def config(self) -> Config:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import costs, statistics
-from fedvg_jax.views.report.axes import base_name
+from fedvg_jax.views.report.axes import METHOD_GROUPS, base_name
 from fedvg_jax.views.report.markup import Column, Entry, Table, number, p_value, rank, spread
 from fedvg_jax.views.report.study import (
     CHOICES,
@@ -40,6 +41,9 @@ WORST_DECILE = (
     " test rows."
 )
 PAPER_SEEDS = 5
+
+DIRICHLET = ("dirichlet", "official")
+"""Partitions that the paper's alpha stands for."""
 
 PAPER_NAMES = {
     "fedavg": "FedAvg",
@@ -127,7 +131,7 @@ def accuracy(study: Study, choice: Choice = "final") -> Table:
     lead_columns = ([Column("setting", ("setting",))] if len(groups) > 1 else []) + [Column("method", ("method",))]
     columns = (*lead_columns, *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
     title = f"{study.title}: {metric_name(study)}, {choice_name(study, choice)}, mean ± standard deviation over runs"
-    return Table("accuracy", title, columns, tuple(rows), (_counts(study), *footnotes(study)))
+    return Table("accuracy", title, columns, tuple(rows), (_counts(study, choice), *footnotes(study)))
 
 
 def choice_name(study: Study, choice: Choice) -> str:
@@ -165,9 +169,9 @@ def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
     return Entry(number(value).text, (value, None, None))
 
 
-def _counts(study: Study) -> str:
-    """Returns a line with the number of runs per cell."""
-    counts = sorted({len(cell.runs) for cell in study.cells.values()})
+def _counts(study: Study, choice: Choice) -> str:
+    """Returns a line with the number of runs with a result per cell."""
+    counts = sorted({len(results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"n = {text} runs per cell. Bold is the best, underlined the second best."
 
@@ -397,31 +401,61 @@ def _value(value: Any) -> Entry:
 # --- the paper
 
 
-def paper_name(config: Config) -> str | None:
+def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
     """Returns the paper's name of a method; None where its tables have none.
 
+    Its tables have neither other hyperparameters of a method, nor objects from Python, attacks and corrupt clients.
+
+    Args:
+        config: of a run.
+        given: objects from Python that replace settings.
+
+    >>> from fedvg_jax.config import FedVG
     >>> paper_name(Config(method="fedprox+fedvg")), paper_name(Config(weighting="uniform"))
     ('FedProx + FedVG', None)
+    >>> paper_name(Config(method="fedvg", fedvg=FedVG(norm="l2"))), paper_name(Config(method="fedvg"), {"weighting"})
+    (None, None)
     """
-    parts = base_name(config.algorithm, config.weighting).split("+")
-    if not all(part in PAPER_NAMES for part in parts):
+    method = base_name(config.algorithm, config.weighting)
+    parts = method.split("+")
+    if given or not all(part in PAPER_NAMES for part in parts) or not _has_papers_method(config, method):
         return None
     name = " + ".join(PAPER_NAMES[part] for part in parts)
-    if name == "FedVG" and config.fedvg.granularity != "modelwise":
-        return f"FedVG ({config.fedvg.granularity.capitalize()})"
-    if config.validation.source != "clients":
+    is_external = config.validation.source != "clients"
+    if config.fedvg.granularity != "modelwise" and "fedvg" in config.weighting:
+        return f"FedVG ({config.fedvg.granularity.capitalize()})" if name == "FedVG" and not is_external else None
+    if is_external:
         return EXTERNAL.get(config.validation.source) if name == "FedVG" else None
     return name
 
 
-def published(config: Config) -> tuple[float, float | None] | None:
+def _has_papers_method(config: Config, method: str) -> bool:
+    """Returns whether the settings of method, data and clients besides those of the preset are the paper's.
+
+    A setting that the run does not use is of no account.
+    """
+    official, expected = presets.FIDELITY["official"], flatten(Config()) | presets.METHODS.get(method, {})
+    ignored = {"fedvg.granularity", "fedvg.block", "validation.source", "validation.data_dir", *unused(config)}
+    groups = (*METHOD_GROUPS, "attack", "corrupt", "validation")
+    for name, value in flatten(config).items():
+        is_papers = value in (expected[name], official.get(name, expected[name]))
+        if name.split(".")[0] in groups and name not in ignored and not is_papers:
+            return False
+    return True
+
+
+def published(config: Config, given: Collection[str] = ()) -> tuple[float, float | None] | None:
     """Returns the paper's mean and deviation for the data set, model, method and alpha of a run; None if it has none.
+
+    Args:
+        config: of a run.
+        given: objects from Python that replace settings.
 
     >>> published(Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05))
     (53.58, 2.78)
     """
-    name = paper_name(config)
-    if name is None or config.partition not in ("dirichlet", "official"):
+    name = paper_name(config, given)
+    if name is None or config.partition not in DIRICHLET:
         return None
     try:
         return paper.accuracy(config.dataset, config.model, name, config.alpha)
@@ -433,7 +467,9 @@ def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
     if study.metric != "accuracy":
         return None
-    values = {key: published(_any_run(cell).config) for key, cell in study.cells.items() if cell.runs}
+    values = {
+        key: published(_any_run(cell).config, _any_run(cell).given) for key, cell in study.cells.items() if cell.runs
+    }
     if not any(values.values()):
         return None
     columns = [
@@ -472,11 +508,16 @@ def _any_run(cell: Cell) -> Run:
 
 
 def _scale(study: Study) -> list[str]:
-    """Returns a line with the settings that differ from the paper's preset, for every data set."""
+    """Returns a line with the settings that differ from the paper's preset in some run, for every data set."""
     lines = []
-    for config in {run.config.dataset: run.config for run in study.runs}.values():
-        preset, ours = presets.of_dataset(config.dataset), flatten(config)
-        differing = [f"{n} {value_text(ours[n])} (paper {value_text(v)})" for n, v in preset.items() if ours[n] != v]
+    for dataset in dict.fromkeys(run.config.dataset for run in study.runs):
+        flat = [flatten(run.config) for run in study.runs if run.config.dataset == dataset]
+        differing = []
+        for name, value in presets.of_dataset(dataset).items():
+            values = dict.fromkeys(ours[name] for ours in flat)
+            if set(values) != {value}:
+                listed = " or ".join(map(value_text, values))
+                differing.append(f"{name} {listed} (paper {value_text(value)})")
         if differing:
-            lines.append(f"{config.dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
+            lines.append(f"{dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
     return lines

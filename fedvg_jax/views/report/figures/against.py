@@ -32,17 +32,19 @@ def accuracy_against_rho(study: Study, style: Style) -> list[Drawing] | str:
 
 
 def _against(study: Study, style: Style, setting: str, name: str, label: str, scale: str) -> list[Drawing] | str:
-    if len({dict(scenario).get(setting) for scenario in study.scenarios} - {None}) < 2:
+    varied = [scenario for scenario in study.scenarios if dict(scenario).get(setting) is not None]
+    if len({dict(scenario)[setting] for scenario in varied}) < 2:
         return f"the runs have one value of {setting}; a sweep varies it with --{setting}"
     groups: dict[Scenario, list[Scenario]] = {}
-    for scenario in study.scenarios:
+    for scenario in varied:
         groups.setdefault(tuple(pair for pair in scenario if pair[0] != setting), []).append(scenario)
     figure, axes = base.grid(style, len(groups))
     rows: list[tuple] = []
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
         panel.set_xscale(scale)
-        rows += _panel(study, panel, scenarios, setting, style)
-        panel.set(xlabel=label, title=base.plain(scenario_text(rest)))
+        where = scenario_text(rest)
+        rows += [(where, *row) for row in _panel(study, panel, scenarios, setting, style)]
+        panel.set(xlabel=label, title=base.plain(where))
     figure.supylabel(metric_label(study), fontsize=style.font)
     columns = ("setting", "method", setting, "mean", "std", "n")
     return [Drawing(name, f"Final result against {setting}", figure, columns, rows)]
@@ -63,13 +65,14 @@ def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, st
             continue
         line = styles[method]
         x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        if len(points) == 1:
+        is_reference = len(points) == 1 and setting == RHO
+        if is_reference:
             axes.axhline(mean[0], color=line.colour, ls="--")
         else:
             options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
             axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
-        ends.append((max(values) if len(points) == 1 else x[-1], mean[-1], method, line.colour))
-        rows += [(scenario_text(scenarios[0]), method, *point) for point in points]
+        ends.append((max(values) if is_reference else x[-1], mean[-1], method, line.colour))
+        rows += [(method, *point) for point in points]
     shares = [s for m in study.methods for c in scenarios if (s := majority(study.cell(m, c))) is not None]
     low, high = axes.get_ylim()
     if shares and low < np.mean(shares) < high:

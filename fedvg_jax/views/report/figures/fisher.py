@@ -8,7 +8,7 @@ import numpy as np
 
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.validity import rank_correlation
+from fedvg_jax.views.report.figures.validity import of_present, rank_correlation
 from fedvg_jax.views.report.study import Run, Study, scenario_text
 
 if TYPE_CHECKING:
@@ -21,13 +21,18 @@ TRACE = "client_fisher_trace"
 def scores_and_roots(run: Run) -> np.ndarray:
     """Returns (round, client, score, root of the Fisher trace) of every client in every round, [n, 4].
 
-    Clients with a score or a trace of 0 are left out.
+    Clients with a score or a trace of 0, and clients that are absent from a round, are left out.
     """
     rows = [
         (record["round"], client, score, trace**0.5)
         for record in run.records
         if record.get(TRACE)
-        for client, score, trace in zip(record["clients"], record["scores"], record[TRACE], strict=True)
+        for client, score, trace in zip(
+            record["clients"],
+            of_present(record, record["scores"], run.config.untrained),
+            record[TRACE],
+            strict=True,
+        )
         if score is not None and trace is not None and score > 0 and trace > 0
     ]
     return np.array(rows, float).reshape(-1, 4)
@@ -53,7 +58,7 @@ def score_against_fisher(study: Study, style: Style) -> list[Drawing] | str:
     for method in study.methods:
         for scenario in study.scenarios:
             runs = study.cell(method, scenario).runs
-            if runs and "fedvg" in runs[min(runs)].config.weighting:
+            if runs and "fedvg" in runs[min(runs)].weighting:
                 values = scores_and_roots(runs[min(runs)])
                 if len(values) >= 3:
                     panels.append((method, scenario, values))

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedvg_jax.config import Config
 from fedvg_jax.runs.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.figures.layers import layer_norms
-from fedvg_jax.views.report.figures.validity import LOSS, rank_correlation
+from fedvg_jax.views.report.figures.validity import LOSS, of_present, rank_correlation
 from fedvg_jax.views.report.study import Cell, Run, Study, scenario_text
 
 HEADS = ("classifier", "head")
@@ -51,14 +52,18 @@ def is_head(layer: str) -> bool:
     return layer.partition("/")[0] in HEADS
 
 
-def round_of(record: Record, layers: Sequence[str]) -> Round | None:
+def round_of(record: Record, layers: Sequence[str], untrained: str = Config.untrained) -> Round | None:
     """Returns the correlations of a round; None where it lacks norms or losses, or the network has no head or no body.
+
+    Clients that are absent from the round do not count.
 
     Args:
         record: of a round under weights of FedVG's family, with `client_val_loss`.
         layers: their names, in the order of `layer_shares`.
+        untrained: the setting, see `validity.of_present`.
 
-    >>> record = {"round": 1, "layer_shares": [[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]], "scores": [1.0, 2.0, 3.0]}
+    >>> record = {"round": 1, "clients": [4, 7, 9], "scores": [1.0, 2.0, 3.0]}
+    >>> record |= {"layer_shares": [[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]]}
     >>> round_of(record | {"client_val_loss": [0.3, 0.2, 0.1]}, ["a/kernel", "classifier/kernel"])
     Round(number=1, head_share=0.416667, correlations={('gradient', 'head'): 0.5, ('gradient', 'body'): 1.0, \
 ('val_loss', 'head'): -0.5, ('val_loss', 'body'): -1.0})
@@ -67,6 +72,8 @@ def round_of(record: Record, layers: Sequence[str]) -> Round | None:
     of_head = np.array([is_head(layer) for layer in layers])
     if norms is None or not losses or norms.shape[1] != len(layers) or of_head.all() or not of_head.any():
         return None
+    is_present = np.array(of_present(record, [True] * len(norms), untrained), bool)
+    norms = np.where(is_present[:, None], norms, np.nan)  # a correlation leaves nan out
     sums = {"head": norms[:, of_head].sum(1), "body": norms[:, ~of_head].sum(1)}
     raw = {"gradient": record["scores"], "val_loss": losses}
     # weights are inverses, so both lists have the reversed order of what they invert
@@ -134,4 +141,8 @@ def _rounds(cell: Cell) -> list[tuple[int, Round]]:
 
 def rounds_of(run: Run) -> list[Round]:
     """Returns the correlations of every round of a run that has them."""
-    return [measured for record in run.records if (measured := round_of(record, run.layers)) is not None]
+    return [
+        measured
+        for record in run.records
+        if (measured := round_of(record, run.layers, run.config.untrained)) is not None
+    ]

@@ -45,7 +45,7 @@ def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
         stem = "layers" if not drawn else f"layers-{len(drawn) + 1}"
         columns = ("setting", "method", "round", "client", "layer", "norm")
         rows = [(scenario_text(scenario), method, *row) for row in rows]
-        drawn.append(Drawing(stem, f"Gradient norms by layer: {where}", figure, columns, rows))
+        drawn.append(Drawing(stem, f"Norms by layer: {where}", figure, columns, rows))
     return drawn or "no run records shares of layers; runs with weighting fedvg or generalised do"
 
 
@@ -56,6 +56,13 @@ def chosen_rounds(count: int) -> list[int]:
     ([0, 4, 8], [0])
     """
     return sorted({round(i * (count - 1) / (NUM_ROUNDS - 1)) for i in range(NUM_ROUNDS)})
+
+
+def _signal_name(run: Run) -> str:
+    """Returns what the norms are of."""
+    options = run.config.fedvg
+    signal = "delta" if options.norm == "delta" else options.signal
+    return {"delta": "update", "fisher": "Fisher diagonal on $D_{val}$"}.get(signal, "gradient on $D_{val}$")
 
 
 def _heat_maps(run: Run, style: Style):
@@ -94,5 +101,5 @@ def _heat_maps(run: Run, style: Style):
         ]
     axes[0].set_ylabel("client, smallest first")
     if image is not None:
-        figure.colorbar(image, ax=axes, label="norm of the gradient on $D_{val}$", shrink=0.9, aspect=30)
+        figure.colorbar(image, ax=axes, label=f"norm of the {_signal_name(run)}", shrink=0.9, aspect=30)
     return figure, rows

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedvg_jax.views.labels import partition_label
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.study import Run, Scenario, Study, scenario_text
@@ -35,7 +36,7 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
         if len(names) <= 12:
             panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
-        title = scenario_text(scenario) or scenario_text((("alpha", run.config.alpha),))
+        title = scenario_text(scenario) or partition_label(run.config)
         panel.set(xlabel="client", ylabel="class", title=base.plain(title))
         cells = np.ndindex(*counts.shape)
         rows += [(scenario_text(scenario), k, names[c], int(counts[k, c])) for k, c in cells]

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedvg_jax.config import Config
 from fedvg_jax.runs.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Study, scenario_text
+from fedvg_jax.views.report.study import Run, Study, scenario_text
 
 ACCURACY = "client_accuracy"
 """Key of a record: accuracy of every client's model on the pooled test set, in the order of `clients`."""
@@ -40,14 +41,36 @@ def rank_correlation(measure: Sequence[float | None], accuracy: Sequence[float |
     return round(float(result.statistic), 12)
 
 
-def correlations(records: Sequence[Record]) -> dict[str, list[tuple[int, float]]]:
-    """Returns (round, rank correlation with the client models' accuracy) by measure, for the rounds that have it."""
+def of_present(record: Record, values: Sequence[Any], untrained: str = Config.untrained) -> list[Any]:
+    """Returns values of a cohort's clients with None for clients that are absent from the round's average.
+
+    Absent clients have the weight 0 and the global model, which say nothing about the client.
+
+    Args:
+        record: of the round.
+        values: one per client, in the order of `clients`.
+        untrained: the setting; clients without a local step are present where it is "weighed".
+
+    >>> of_present({"clients": [4, 7, 9], "dropped": [7], "untrained": [9]}, [0.5, 0.0, 0.5], "weighed")
+    [0.5, None, 0.5]
+    """
+    absent = {*record.get("dropped", ()), *record.get("diverged", ())}
+    absent.update(record.get("untrained", ()) if untrained != "weighed" else ())
+    return [None if k in absent else value for k, value in zip(record["clients"], values, strict=True)]
+
+
+def correlations(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """Returns (round, rank correlation with the client models' accuracy) by measure, for the rounds that have it.
+
+    Clients that are absent from a round do not count.
+    """
     by_measure: dict[str, list[tuple[int, float]]] = {}
-    for record in records:
+    for record in run.records:
         for name, key in MEASURES.items():
             if record.get(ACCURACY) and record.get(key):
                 sign = -1 if key == LOSS else 1
-                measure = [None if value is None else sign * value for value in record[key]]
+                present = of_present(record, record[key], run.config.untrained)
+                measure = [None if value is None else sign * value for value in present]
                 by_measure.setdefault(name, []).append((record["round"], rank_correlation(measure, record[ACCURACY])))
     return by_measure
 
@@ -62,7 +85,7 @@ def score_validity(study: Study, style: Style) -> list[Drawing] | str:
         for scenario in study.scenarios:
             by_measure: dict[str, dict[int, list[float]]] = {}
             for run in study.cell(method, scenario).runs.values():
-                for name, values in correlations(run.records).items():
+                for name, values in correlations(run).items():
                     for number, value in values:
                         by_measure.setdefault(name, {}).setdefault(number, []).append(value)
             if by_measure:

@@ -18,28 +18,36 @@ MAX_PANELS = 8
 def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure of every client's weight times cohort size over rounds, one client bold, a panel per method.
 
-    Each panel has the first run of a method in the first scenario of its group.
+    Each panel has a run of a method in the first scenario of its group: of the smallest seed that all of them share,
+    or else the method's own smallest, which the panel's title then names.
     """
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         cells = [study.cell(method, scenarios[0]) for method in study.methods]
         cells = [cell for cell in cells if cell.runs and any(r["clients"] for r in _first(cell).records)][:MAX_PANELS]
+        shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
+        chosen = [min(shared or cell.runs) for cell in cells]
         if not cells:
             continue
         figure, axes = base.grid(style, len(cells), 0.9, sharey=True)
         rows: list[tuple] = []
-        for panel, cell in zip(axes, cells, strict=True):
-            run = _first(cell)
-            bold = bold_client(run, style.client)
-            rows += _panel(panel, run, cell.method, bold, style)
-        for panel, cell in zip(axes, cells, strict=True):  # after all have drawn, because they share their limits
-            _label(panel, _first(cell), bold_client(_first(cell), style.client), style)
+        runs = [cell.runs[replicate] for cell, replicate in zip(cells, chosen, strict=True)]
+        for panel, cell, run, replicate in zip(axes, cells, runs, chosen, strict=True):
+            of_panel = _panel(panel, run, bold_client(run, style.client), style)
+            rows += [(cell.method, *replicate, *row) for row in of_panel]
+            name = cell.method if shared else f"{cell.method}, {replicate_text(replicate)}"
+            panel.set(xlabel="round", title=base.plain(name, 40))
+        for panel, run in zip(axes, runs, strict=True):  # after all have drawn, because they share their limits
+            _label(panel, run, bold_client(run, style.client), style)
         where = scenario_text(scenarios[0])
-        parts = ("Weights of clients; 1 is an equal weight", where, replicate_text(min(cells[0].runs)))
+        parts = ("Weights of clients; 1 is an equal weight", where, replicate_text(chosen[0]) if shared else "")
         title = ", ".join(filter(None, parts))
         figure.supylabel("weight × cohort size", fontsize=style.font)
         stem = "weights" if i == 0 else f"weights-{i + 1}"
-        columns = ("setting", "method", "client", "rows", "bold", "round", "weight_times_cohort")
+        columns = (
+            *("setting", "method", "seed", "partition_seed"),
+            *("client", "rows", "bold", "round", "weight_times_cohort"),
+        )
         drawn.append(Drawing(stem, title, figure, columns, [(where, *row) for row in rows]))
     return drawn or "no record has clients"
 
@@ -75,7 +83,7 @@ def entropy(counts: Sequence[int]) -> float:
     return float(-sum(share * np.log(share) for share in shares)) + 0.0
 
 
-def _panel(axes, run: Run, method: str, bold: int, style: Style) -> list[tuple]:
+def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     """Draws the clients of one run; returns the rows of the CSV file."""
     from matplotlib.ticker import MaxNLocator
 
@@ -89,13 +97,12 @@ def _panel(axes, run: Run, method: str, bold: int, style: Style) -> list[tuple]:
             rounds[present], values[present], color=base.COLOURS[1] if is_bold else "0.6", zorder=3 if is_bold else 2,
             lw=1.4 * style.line if is_bold else 0.5, marker="o" if is_bold else None, ms=2.5,
         )  # fmt: skip
-        rows += [(method, int(client), int(size), int(is_bold), int(r), v) for r, v in zip(rounds, values, strict=True)
+        rows += [(int(client), int(size), int(is_bold), int(r), v) for r, v in zip(rounds, values, strict=True)
                  if np.isfinite(v)]  # fmt: skip
     axes.axhline(1, color="black", lw=0.7, ls=":")
     axes.set_yscale("log")
     base.log_ticks(axes.yaxis)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set(xlabel="round", title=base.plain(method, 40))
     base.clean(axes)
     return rows
 

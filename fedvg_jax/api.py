@@ -21,6 +21,7 @@ from fedvg_jax.config.axes import parse_axes, refuse_set
 from fedvg_jax.core import checks, hardware, processes
 from fedvg_jax.core.types import (
     Algorithm,
+    Batch,
     Data,
     Executor,
     Hyper,
@@ -81,7 +82,8 @@ def run(
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        callbacks: called after every round with (record, state); chunks are then one round long. In a large
+        callbacks: called after every round with (record, state); chunks are then one round long. The model and the
+            server's memory in `state` may be kept; the clients' memories are valid during the call only. In a large
             population `state.clients` has rows for sampled clients only; `state.memory_clients` are their numbers.
             Several devices divide the rows among them, and the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
@@ -148,6 +150,12 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
         if getattr(config, name):
             command = "python -m fedvg_jax.sim --dry-run"
             raise UsageError(f"Config: {name} plans a run, which only the command line does: {command}; leave it out")
+    # the stored settings of a resumed run name the file that they came from
+    if config.config and config.resume in (None, resume.AUTO):
+        raise UsageError(
+            f"Config: config is read by the command line only, and {config.config} would be ignored; give its settings"
+            " to Config, or leave config out"
+        )
     flag = hardware.DETERMINISTIC
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")
@@ -228,14 +236,15 @@ def run_sweep(
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
-    tracking.require(start, out is not None)
     refuse_set(start)
-    _check_flags(start)
     settings, own = sweep_objects.split_hyper(axes)
     plan = sweep_points.Sweep(parse_axes(settings), start=start)
     made = sweep_points.make_points(plan)
     made = made._replace(points=sweep_objects.with_hyper(made.points, own))
     plan = plan._replace(axes=(*plan.axes, *own))
+    for point in made.points:
+        tracking.require(point.config, out is not None)
+        _check_flags(point.config, task)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "hyper": hyper}
     folder = None if out is None else Path(out)
@@ -329,6 +338,7 @@ def make_schedule(
     batch_size: int = 32,
     seed: int = 0,
     executor: Executor | None = None,
+    probe_ratio: float = 0.0,
 ) -> Schedule:
     """Returns the schedule of one round: its cohort and all minibatches, drawn from (seed, round, client).
 
@@ -340,9 +350,12 @@ def make_schedule(
         batch_size: B, rows of a minibatch. A last minibatch of a single row is skipped.
         seed: of the random streams.
         executor: the executor of the round; defaults to one client at a time, which also fits `unrolled`.
+        probe_ratio: share of a client's rows that the algorithm's probe reads, for an algorithm with one, such as
+            `elastic`; in a run it is `elastic.ratio`.
 
     Raises:
-        UsageError: `cohort_size` is larger than the number of clients, or a number is below 1.
+        UsageError: `cohort_size` is larger than the number of clients, a number is below 1, or `probe_ratio` is not a
+            number from 0 to 1.
 
     >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 7)], batch_size=2, local_epochs=3)
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
@@ -357,6 +370,12 @@ def make_schedule(
             raise UsageError(f"{name} must be a whole number >= {least}; got {value!r}")
     if cohort_size > num_clients:
         raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
+    if (
+        isinstance(probe_ratio, bool)
+        or not isinstance(probe_ratio, (int, float, np.number))
+        or not 0 <= probe_ratio <= 1
+    ):
+        raise UsageError(f"probe_ratio must be a number from 0 to 1; got {probe_ratio!r}")
     executor = executor or executors.lanes(1)
     rows = [np.asarray(mine, np.int32) for mine in client_rows]
     return schedule.make(
@@ -369,7 +388,8 @@ def make_schedule(
         num_lanes=executor.num_lanes,
         lanes_together=executor.lanes_together,
         by_position=executor.by_position,
-        capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs, batch_size),
+        capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size),
+        probe_ratio=probe_ratio,
     )
 
 
@@ -381,8 +401,8 @@ def evaluate(
     Args:
         model: a task, or a simulation, whose task is used.
         variables: e.g. `history.variables` or `state.variables`.
-        data: a batch (for images `Batch(x, y)`, else a pytree of arrays [T, ...]), of which all rows are evaluated; or
-            the `Data` of a simulation. Defaults to the data of the simulation.
+        data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it, of which
+            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation.
         batch_size: rows of one step; the result does not depend on it.
 
     Returns:
@@ -411,6 +431,8 @@ def evaluate(
         else:
             metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
+    if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
+        data = Batch(*data)
     num_rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
     if len(num_rows) != 1 or 0 in num_rows:
         raise UsageError(f"data must be arrays of one length, of 1 or more rows; got lengths {sorted(num_rows)}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, flatten
+from fedvg_jax.config import Config
 from fedvg_jax.config.population import Corrupt, Validation
 from fedvg_jax.config.robustness import Attack, Robust, Tuning
 from fedvg_jax.core.types import UsageError
@@ -144,17 +144,14 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    import numpy as np
-
     from fedvg_jax.runs import chunks, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
-    pooled = tuple([np.concatenate(part)] for part in federated.partition)
-    single = simulation.simulation(alone, data=federated.arrays, partition=pooled, task=federated.task)
-    single = single._replace(data=federated.data)
-    width = simulation.fitting_width(alone.batch_size, max(len(job.rows) for job in jobs))
+    largest = max((job.rows for job in jobs), key=len)
+    single = _single(federated, alone, largest)
+    width = simulation.fitting_width(alone.batch_size, len(largest))
     executor = simulation.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
@@ -177,23 +174,44 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
         yield Bound(job.kind, job.client, len(job.rows), records[-1]["test_accuracy"], diverged)
 
 
+def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simulation:
+    """Returns a simulation of one client on the pool and the tables of a federation.
+
+    Args:
+        federated: the federation.
+        alone: settings of one client.
+        largest: the training rows of the largest job.
+    """
+    import numpy as np
+
+    from fedvg_jax.core import processes
+    from fedvg_jax.runs import host_pool, simulation
+
+    train, val, test = map(np.concatenate, federated.partition)
+    if not len(val):  # a D_val of one client needs rows; the federation's external one replaces it
+        train, val = train[:-2], train[-2:]
+    alone = dataclasses.replace(alone, pool="host" if federated.host_pool else "device")
+    partition = [train], [val], [test]
+    single = simulation.simulation(alone, data=federated.arrays, partition=partition)
+    if federated.host_pool is None:
+        return single._replace(data=federated.data)
+    executor = simulation.make_executor(alone)
+    resident = processes.place(host_pool.resident_data(alone, federated.data), executor.placement)
+    parts = single.partition._replace(train=[largest])
+    return single._replace(
+        data=federated.data, host_pool=host_pool.make(alone, federated.data, resident, parts, executor)
+    )
+
+
 def _name(of: Job | Bound) -> str:
     return {"pooled": "all rows", "validation": "the validation set"}.get(of.kind, f"client {of.client}")
-
-
-def _refuse_others(config: Config) -> None:
-    """Raises UsageError for a setting of a run that bounds do not have."""
-    default, given = flatten(Config()), flatten(config)
-    for name, reason in NOT_OF_BOUNDS.items():
-        if given[name] != default[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is not an option of bounds: {reason}; leave it out")
 
 
 def _show(config: Config) -> int:
     """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
     from fedvg_jax.runs import history
 
-    _refuse_others(config)
+    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
     if config.out:
         history.refuse_taken(config.out)
         return _write(config, config.out)

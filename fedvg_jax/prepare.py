@@ -3,8 +3,10 @@
 Prints the rows per class and the sizes of the clients. Draws a contact sheet of images (images.png) and the classes of
 every client (clients.png) into --out DIR (default: runs/data-NAME).
 
-NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. All options of a run may follow: --alpha, --clients,
---partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows.
+NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. The options of a run may follow: --alpha, --clients,
+--partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows. Options
+of training (--dry-run, --export, --profile, --resume, --track) and of rows that only a run makes (--select,
+--validation.*, --corrupt.*) are refused.
 
 `--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
 saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, default_cache_dir, presets
+from fedvg_jax.config import Config, arguments, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
@@ -31,6 +33,22 @@ if TYPE_CHECKING:
     from fedvg_jax.data.partitions.split import Partition
 
 PROG = "python -m fedvg_jax.prepare"
+
+NOT_OF_PREPARE = {
+    "dry_run": "nothing is trained",
+    "target": "nothing is trained",
+    "export": "there is no model",
+    "profile": "there is no round to time",
+    "resume": "there is no run to continue",
+    "track": "there are no records",
+}
+"""Settings of a run that prepare does not have -> the reason."""
+
+ROWS_OF_RUN = ("validation.", "corrupt.", "select")
+"""Settings, or beginnings of their names, of rows that only a run makes: pictures and counts are of the data as read.
+
+A file may hold them, because other commands share it.
+"""
 
 MAX_CLASSES = 30
 """Rows of the table of classes; of more classes it shows the largest and the smallest."""
@@ -61,7 +79,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """Returns the settings of a command line, and whether it asks for a download.
 
     Raises:
-        UsageError: it has no name of a data set, or a setting that cannot work.
+        UsageError: it has no name of a data set, a setting that cannot work, or one that prepare does not use.
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
@@ -69,7 +87,17 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
             f" see {PROG} --help"
         )
     name, *others = argv
-    config = sim.parse(["--dataset", name, *(flag for flag in others if flag != "--download")])
+    flags = [flag for flag in others if flag != "--download"]
+    given = arguments.given(flags)
+    if "dataset" in given:
+        raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
+    for flag in {"resume", "target"} & set(given):  # a run would read its folder, or ask for --dry-run
+        raise UsageError(f"--{flag} is not an option of prepare: {NOT_OF_PREPARE[flag]}; leave it out")
+    config = sim.parse(["--dataset", name, *flags])
+    sim.refuse_options(config, "prepare", NOT_OF_PREPARE)
+    if unread := next((setting for setting in given if setting.startswith(ROWS_OF_RUN)), None):
+        flag = f"--{unread.replace('_', '-')}"
+        raise UsageError(f"{flag} is not an option of prepare: it shows the rows as they are read; leave it out")
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:

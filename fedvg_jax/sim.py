@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -145,6 +145,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     sources = _read_sources(argv)
     named, argv = _split_shorthands(argv)
     file = configs.read_toml(sources.config) if sources.config else {}
+    if "config" in file:
+        raise UsageError(f"{sources.config}: config is read from the command line only; copy the settings of that file")
     dataset = sources.dataset or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
     resumed = sources.resume or file.get("resume", resume.AUTO)
@@ -182,6 +184,20 @@ def _split_shorthands(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return {name: value for name, value in vars(named).items() if value is not None}, others
 
 
+def refuse_options(config: Config, command: str, reasons: Mapping[str, str]) -> None:
+    """Raises UsageError for a setting of a run that another command does not have.
+
+    Args:
+        config: as `parse` returns it.
+        command: name of the other command.
+        reasons: setting -> why the command does not have it.
+    """
+    default, given = configs.flatten(Config()), configs.flatten(config)
+    for name, reason in reasons.items():
+        if given[name] != default[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not an option of {command}: {reason}; leave it out")
+
+
 # --- running
 
 
@@ -217,6 +233,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
         else:  # without jax, so that a stop signal finds a handler that names the run folder
             _check_outputs(config)
             if config.dry_run:
+                config = resume.resolve(config)
                 return _show_target_plan(config, console) if config.target else _show_plan(config, console, unused)
             config = choose(config)
         with stop_signals.ignore_save_requests(), _explain_stop(config, reserved.close):
@@ -340,12 +357,21 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
 
 
 def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
-    """Shows what the run would take. Writes only to the cache, which the real run reuses."""
+    """Shows what the run, or the rest of the run to resume, would take.
+
+    It writes only to the cache, which the real run reuses.
+    """
+    num_done = seals.newest_round(Path(config.resume)) if config.resume else 0
+    if config.resume:
+        left = f"{config.rounds - num_done} of {config.rounds} rounds are left"
+        console.print(f"{config.resume}: {left}", highlight=False, soft_wrap=True, markup=False)
+    if num_done == config.rounds:
+        return 0
     sim = _prepare(config, console, unused)
     from fedvg_jax.views import display, dry_run
 
     with console.status("compiling, and timing a sample of each part"):
-        prediction = dry_run.predict(sim)
+        prediction = dry_run.predict(sim, num_done)
     console.print(display.plan_table(prediction))
     return 0
 

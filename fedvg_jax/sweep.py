@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config import arguments, tuning_grid
 from fedvg_jax.config import help as help_texts
-from fedvg_jax.config import tuning_grid
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
@@ -63,7 +64,7 @@ Options of the sweep:
   --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
-  --dry-run              list points and programs, estimate time, train nothing
+  --dry-run              list unfinished points, estimate time, train nothing
 
 Options of a run: {PROG} --help-all"""
 
@@ -84,7 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--help-all" in words:
             print(f"\n{help_texts.all_options(sim.PROG, sim.PURPOSE)}")
         return 0
-    return sim.guarded(lambda: run(read_command_line(words)))
+    return sim.guarded(lambda: run(_read(words)))
+
+
+def _read(words: Sequence[str]) -> CommandLine:
+    """Returns the sweep that a command line asks for.
+
+    Raises:
+        UsageError: as `read_command_line`; or it names a target, which no plan of a sweep is made for.
+    """
+    if "target" in arguments.given(words):
+        raise UsageError("--target is not an option of a sweep: sim --dry-run --target plans one run; leave it out")
+    return read_command_line(words)
 
 
 def run(command: CommandLine) -> int:
@@ -314,7 +326,7 @@ def _share_out(
 
 
 def _work(command: CommandLine, share: Share) -> int:
-    """Computes points beside other workers, without a word; returns the exit code of the signal that stopped it."""
+    """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it."""
     if "SUBMITIT_EXECUTOR" not in os.environ:
         sweep_workers.take_cores(share)
         sweep_workers.stop_without_parent()
@@ -370,8 +382,7 @@ def _is_done(out: Path, point: Point) -> bool:
 
 
 def _show_plan(command: CommandLine, console: Console) -> int:
-    """Lists points and programs, and estimates the time; writes only to the cache."""
-    tuning = command.grid.points.points if command.grid else []
+    """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
     sim.start_jax(command.points.points[0].config)
     from fedvg_jax.runs import sweeps
     from fedvg_jax.views.sweep_progress import duration
@@ -379,8 +390,13 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
+    points, num_done = _planned(command)
+    done = f"; {num_done} of {_count(range(num_done + len(points)))} finished" if num_done else ""
+    if not points:
+        log(f"nothing to compute{done}")
+        return 0
     total = compiling = 0.0
-    groups = sweeps.by_program([*tuning, *command.points.points])
+    groups = sweeps.by_program(points)
     for i, group in enumerate(groups):
         with console.status(f"timing program {i + 1} of {len(groups)}"):
             seconds, compile_seconds = _estimate(group)
@@ -388,19 +404,46 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         log(f"program {i + 1}: {_count(group)}, about {duration(seconds)}")
         for point in group:
             log(f"  {point.name}")
-    count = f"{_count([*tuning, *command.points.points])}, {len(groups)} program{'s' * (len(groups) != 1)}"
-    log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling")
+    count = f"{_count(points)}, {len(groups)} program{'s' * (len(groups) != 1)}"
+    log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
     return 0
 
 
+def _planned(command: CommandLine) -> tuple[list[Point], int]:
+    """Returns the points of this command's shard that are left, tuning runs first, and the number of finished ones."""
+    from fedvg_jax.runs import sweeps
+
+    phases = {"tuning": command.grid.points.points if command.grid else (), "final": command.points.points}
+    mine = []
+    for phase, points in phases.items():
+        own = sweep_workers.shard(sweeps.by_program(points), command.shard) if command.shard else points
+        mine += [(point, _is_done(phase_folder(command, phase), point)) for point in own]
+    pending = [point for point, is_done in mine if not is_done]
+    return pending, len(mine) - len(pending)
+
+
 def _estimate(group: Sequence[Point]) -> tuple[float, float]:
-    """Returns the seconds that points of one program take, and those of compiling it; its first point is timed."""
+    """Returns the seconds that points of one program take, and those of compiling it.
+
+    The parts of a run are timed once for points that agree in `TIMED_SETTINGS`, and their work is counted once for
+    those that agree in `COUNTED_SETTINGS` too.
+    """
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import dry_run
 
-    prediction = dry_run.predict(simulation.simulation(group[0].config))
-    rounds = sum(point.config.rounds for point in group)
-    return prediction.seconds / prediction.rounds * rounds, prediction.compile_seconds
+    alike: dict[tuple, list[Point]] = {}
+    for point in group:
+        settings = configs.flatten(point.config)
+        key = (tuple(settings[n] for n in names) for names in (dry_run.TIMED_SETTINGS, dry_run.COUNTED_SETTINGS))
+        alike.setdefault(tuple(key), []).append(point)
+    rates: dict[tuple, dry_run.Rates] = {}
+    seconds = compiling = 0.0
+    for (timed, _), points in alike.items():
+        prediction = dry_run.predict(simulation.simulation(points[0].config), rates=rates.get(timed))
+        rates[timed] = prediction.rates
+        seconds += prediction.seconds * len(points)
+        compiling += prediction.compile_seconds  # next to none for shapes that are compiled already
+    return seconds, compiling
 
 
 if __name__ == "__main__":

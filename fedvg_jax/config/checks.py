@@ -153,10 +153,28 @@ def _check_robust_rule(config: Config) -> None:
             f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
             " other messages of the clients; use --robust.rule mean or another --algorithm"
         )
+    if rule == "trimmed_mean" and config.robust.trim > 0:
+        _check_trim(config.robust.trim, size)
     if rule == "krum":
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
+
+
+def _check_trim(trim: float, size: int) -> None:
+    """Raises UsageError for a share above 0 that leaves out no client of a cohort, so that the rule is a plain mean."""
+    if size <= 2:
+        raise UsageError(
+            f"robust.trim {trim:g} needs a cohort of 3 clients or more, to leave out one at each end; got a cohort of"
+            f" {size}; use a larger --join-ratio, or --robust.rule mean"
+        )
+    if math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
+        digits = 10 ** (len(str(size)) + 1)
+        smallest = math.ceil(digits / size) / digits
+        raise UsageError(
+            f"robust.trim {trim:g} leaves out no client of a cohort of {size}; use {smallest:g} or more, 0 for"
+            " the plain mean, or a larger --join-ratio"
+        )
 
 
 def _check_optimiser(config: Config) -> None:

@@ -339,7 +339,7 @@ class Config:
     trust_cache: bool = False
     """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
     config: Path | None = None
-    """TOML file of settings, which flags override."""
+    """TOML file of settings, which flags override. The command line alone reads it."""
     fedvg: FedVG = field(default_factory=FedVG)
     fedavgm: FedAvgM = field(default_factory=FedAvgM)
     fedopt: FedOpt = field(default_factory=FedOpt)

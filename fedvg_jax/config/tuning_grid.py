@@ -15,7 +15,8 @@ from fedvg_jax.config.axes import RANGED, Axis
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.sweep_points import Point, Points, Sweep, make_points, name_of
+from fedvg_jax.config.sweep_points import Point, Points, Sweep, combinations, make_points, name_of, resolve
+from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
 
 SEEDS = "1000:1002"
@@ -67,7 +68,8 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
     """Returns the sweep of the tuning runs, and its points.
 
     Raises:
-        UsageError: a tuned setting is an axis too, or no point uses it; or seeds are zipped with other settings.
+        UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings; or a
+            tuned setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
     """
     tuned = [name for axis in tuning.axes for name in axis.names]
     for axis in sweep.axes:
@@ -79,7 +81,46 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
     grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
     points = make_points(grid)
+    _refuse_other_cells(sweep._replace(axes=kept), tuning, points.points, tuned)
     return grid, points._replace(points=_within_budget(points.points, tuned, tuning.budget))
+
+
+def _refuse_other_cells(plain: Sweep, tuning: Tuning, points: Sequence[Point], tuned: Sequence[str]) -> None:
+    """Raises UsageError unless the tuning runs have the cells of the sweep, which get the chosen values.
+
+    Args:
+        plain: the sweep without its seeds.
+        tuning: what is tuned.
+        points: the tuning runs.
+        tuned: the tuned settings.
+    """
+    cells = {cell_of(point.values) for point in make_points(plain).points}
+    others = cells ^ by_cell(points, tuned).keys()
+    if not others:
+        return
+    if pair := _deciding_pair(plain, tuning):
+        setting, axis = pair
+        raise UsageError(
+            f"{setting} is tuned, and its values decide whether the axis {axis} is used; make {setting} an axis, or"
+            f" give {axis} a single value"
+        )
+    raise UsageError(
+        f"tuned {', '.join(tuned)} and the axes {', '.join(name for axis in plain.axes for name in axis.names)} do not"
+        f" combine: only some values have the cell {min(others)}; make the tuned settings axes"
+    )
+
+
+def _deciding_pair(plain: Sweep, tuning: Tuning) -> tuple[str, str] | None:
+    """Returns a tuned setting, and an axis whose use it decides by itself; None without such a pair."""
+    names = [name for axis in plain.axes for name in axis.names]
+    for given in combinations(plain.axes):
+        config = resolve(plain, given)
+        used = set(names) - set(unused(config, names))
+        for tuned, value in ((axis.names[0], row[0]) for axis in tuning.axes for row in axis.values):
+            changed = apply(config, {tuned: value}, "tune")
+            if others := used ^ (set(names) - set(unused(changed, names))):
+                return tuned, min(others)
+    return None
 
 
 def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:
@@ -87,8 +128,8 @@ def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -
     if not budget:
         return list(points)
     kept: set[tuple[str, str]] = set()
-    for cell, combinations in by_cell(points, tuned).items():
-        drawn = random.Random(cell).sample(list(combinations), min(budget, len(combinations)))
+    for cell, of_cell in by_cell(points, tuned).items():
+        drawn = random.Random(cell).sample(list(of_cell), min(budget, len(of_cell)))
         kept |= {(cell, combination) for combination in drawn}
     return [point for point in points if _key(point, tuned) in kept]
 

@@ -64,6 +64,8 @@ def _run_trial(
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     theta, whose = (model, "the variables") if stats_too else (model.params, "the params")
     server, client = _returned(algorithm, "init", 2, "(the server's memory, the memory of one client)", hyper, theta)
+    with checks.calling("algorithm.init", hyper=hyper):
+        server, client = tree.arrays((server, client), tree.dtype(model))
     anchor = Anchor(model.params, server, client)
     with checks.calling("algorithm.correct", hyper=hyper):
         grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
@@ -118,7 +120,7 @@ def _same_arrays(memory: Tree, like: Tree, what: str, whose: str) -> None:
 
 
 def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:
-    """Raises UsageError unless a message is empty or has an entry for each tensor."""
+    """Raises UsageError unless a message is empty or has an entry of floats for each tensor."""
     if not jax.tree.leaves(message):
         return
     try:
@@ -128,6 +130,7 @@ def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:
             f"algorithm.report: the message to be averaged has {', '.join(tree.paths(message))}; expected (), or an"
             f" entry for each leaf of {whose}: {', '.join(tree.paths(theta))}"
         ) from None
+    checks.floating(message, "algorithm.report: the message to be averaged")
 
 
 def _minibatch(pool: Tree, number: jax.Array) -> tuple[Tree, jax.Array]:

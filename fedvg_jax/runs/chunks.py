@@ -65,13 +65,14 @@ def run_chunks(
     """Yields the state and the new records after every chunk, up to the last round.
 
     Where memories stay on the host, the state holds those of all clients sampled so far, as views that the next chunk
-    changes.
+    changes. The next chunk takes over the arrays of the state, so callbacks get copies, except of clients' memories,
+    which may be large.
 
     Args:
         compiled: the programs of `sim`.
         state: the state after `num_done` rounds.
         num_done: rounds that precede the first chunk.
-        single: whether every chunk is a single round.
+        single: whether every chunk is a single round, because callbacks get its state.
     """
     stored = host_memories.store_of(sim.host_memories, state) if sim.host_memories else None
     state = host_memories.without_memories(state) if stored else state
@@ -103,7 +104,14 @@ def run_chunks(
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state)
-        yield (host_memories.whole_state(stored, state) if stored else state), records
+        after = _with_own_model(state) if single else state
+        yield (host_memories.whole_state(stored, after) if stored else after), records
+
+
+def _with_own_model(state: SimState) -> SimState:
+    """Returns the state with copies of all arrays except the clients' memories."""
+    round, variables, server = tree.copies((state.round, state.variables, state.server))
+    return state._replace(round=round, variables=variables, server=server)
 
 
 class ReadyChunk(NamedTuple):
@@ -187,7 +195,9 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
 def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
     """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
     sums = evaluation_sums(compiled.evaluate, state, sim.data)
-    own = {name: _number(name, metric(state.variables, sim.data)) for name, metric in sim.metrics.items()}
+    # the next chunk takes over the state's arrays
+    model = tree.copies(state.variables) if sim.metrics else state.variables
+    own = {name: _number(name, metric(model, sim.data)) for name, metric in sim.metrics.items()}
     return own | evaluation_record(sim, sums)
 
 

@@ -85,7 +85,7 @@ def check_task(task: Task, pool: Any) -> None:
         raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
     checks.floating(model.params, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
-    batch, mask = jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+    batch, mask = _shapes_of_batch(pool)
     checks.takes_key(task.loss)
 
     def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
@@ -101,6 +101,83 @@ def check_task(task: Task, pool: Any) -> None:
     outputs = jax.eval_shape(task.predict, *model, batch)
     if outputs is not None:
         _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")
+
+
+def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
+    """Returns the shapes and dtypes of a batch of a few rows and of its mask."""
+    return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+
+
+def check_output(task: Task, pool: Any, consumer: str, instead: str) -> None:
+    """Checks that a task's output is one array of floats.
+
+    Args:
+        task: the model and its loss.
+        pool: the examples, leaves [T, ...].
+        consumer: what needs the output, for the error.
+        instead: what to use without it, for the error.
+
+    Raises:
+        UsageError: it is not.
+    """
+    output = _shape_of_output(task, _shapes_of_batch(pool)[0])
+    if not _is_float_array(output):
+        got = _described(output)
+        raise UsageError(f"{consumer} needs one float array [B, ...] from task.predict; got {got}; {instead}")
+
+
+def check_scores(task: Task, pool: Any, num_classes: int, consumer: str, instead: str) -> None:
+    """Checks that a task's output is a score of every class, whose argmax is a label.
+
+    Args:
+        task: the model and its loss.
+        pool: the examples, with labels `y` [T], or [T, L] of sequences.
+        num_classes: classes of the labels.
+        consumer: what needs the scores, for the error.
+        instead: what to use without them, for the error.
+
+    Raises:
+        UsageError: the output is not one float array [B, C], or [B, L, C] of sequences, with C >= `num_classes`.
+
+    >>> from fedvg_jax.core.types import Batch
+    >>> predict = lambda params, stats, batch: batch.x @ params["w"]
+    >>> logit = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), None, predict, *[None] * 3)
+    >>> check_scores(logit, Batch(jnp.ones((9, 2)), jnp.zeros(9, int)), 2, "weighting val_accuracy", "use val_loss")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting val_accuracy needs scores [B, C] from task.predict, C >= 2 classes; got float32 of \
+shape (3,) for B = 3; use val_loss
+    """
+    batch = _shapes_of_batch(pool)[0]
+    output, labels = _shape_of_output(task, batch), batch.y.shape
+    if not _is_float_array(output) or output.shape[:-1] != labels or output.shape[-1] < num_classes:
+        axes = "[B, C]" if len(labels) == 1 else f"[B, {', '.join(map(str, labels[1:]))}, C]"
+        got = _described(output)
+        raise UsageError(
+            f"{consumer} needs scores {axes} from task.predict, C >= {num_classes} classes; got {got}; {instead}"
+        )
+
+
+def counts_confusion(task: Task, pool: Any) -> bool:
+    """Returns whether the sums of `task.measure` have a confusion matrix; `pool` is as in `check_task`."""
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    sums = jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
+    return isinstance(sums, dict) and "confusion" in sums
+
+
+def _shape_of_output(task: Task, batch: Any) -> Any:
+    return jax.eval_shape(task.predict, *jax.eval_shape(task.init, jax.random.key(0)), batch)
+
+
+def _is_float_array(output: Any) -> bool:
+    return isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating)
+
+
+def _described(output: Any) -> str:
+    """Returns what a task's output for a few rows is, for a message."""
+    if isinstance(output, jax.ShapeDtypeStruct):
+        return f"{output.dtype} of shape {output.shape} for B = {_CLIENTS}"
+    return "None" if output is None else f"a {type(output).__name__}"
 
 
 def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:

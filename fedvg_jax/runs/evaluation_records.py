@@ -15,12 +15,13 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Task, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
 from fedvg_jax.engine.evaluate import Detailed
+from fedvg_jax.runs import contracts
 from fedvg_jax.runs.history import Record, number
 
 BY_CLIENT, CALIBRATION, CONFUSION = "accuracy_by_client", "calibration", "confusion"
@@ -42,6 +43,15 @@ def check_test_rows(config: Config, parts: Partition) -> None:
         raise UsageError(
             f"record {BY_CLIENT} needs test rows of every client; they were held out before the division among clients"
             f" (split {config.split}), so use --split client"
+        )
+
+
+def check_sums(config: Config, task: Task, pool: Any) -> None:
+    """Raises UsageError where the confusion matrix is recorded and a task does not count one."""
+    if CONFUSION in recorded_names(config) and not contracts.counts_confusion(task, pool):
+        raise UsageError(
+            f"record {CONFUSION} needs a task whose measure returns a dict with '{CONFUSION}', [C * C] counts; leave"
+            f" {CONFUSION} out of record, or count it"
         )
 
 

@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import Data, Executor, Schedule, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors, training_rows
+from fedvg_jax.runs.registry import probe_ratio
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -93,7 +94,14 @@ def resident_data(config: Config, data: Data) -> Data:
     return Data(pool, *map(renumbered, ("scoring", "val", "test")))  # pyright: ignore[reportArgumentType]
 
 
-def make(config: Config, data: Data, resident: Data, parts: Partition, executor: Executor) -> HostPool:
+def make(
+    config: Config,
+    data: Data,
+    resident: Data,
+    parts: Partition,
+    executor: Executor,
+    algorithm: Algorithm | None = None,
+) -> HostPool:
     """Returns the pool of a run whose rows stay on the host.
 
     Args:
@@ -102,6 +110,7 @@ def make(config: Config, data: Data, resident: Data, parts: Partition, executor:
         resident: of `resident_data`, on the devices.
         parts: the partition.
         executor: of the run.
+        algorithm: of the run, whose probe may read rows; defaults to the config's.
     """
     num_devices = evaluate.count_devices(executor)
     needed = training_rows.most_rows_of_round(
@@ -111,7 +120,7 @@ def make(config: Config, data: Data, resident: Data, parts: Partition, executor:
         local_epochs=epochs_range(config),
         num_devices=num_devices,
         block_size=block_size(config),
-        probe_ratio=config.elastic.ratio if config.algorithm == "elastic" else 0.0,
+        probe_ratio=probe_ratio(config, algorithm),
         single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
     )
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)

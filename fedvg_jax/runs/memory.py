@@ -13,8 +13,9 @@ import numpy as np
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import memory_rows
-from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
+from fedvg_jax.core.types import Algorithm, Executor, SimState, Tree, UsageError
 from fedvg_jax.engine import schedule
+from fedvg_jax.runs.registry import probe_ratio
 
 STATE = "state of the server and the clients"
 """The part of an estimate that memories of clients are in."""
@@ -40,6 +41,7 @@ def estimate(
     width: int,
     executor: Executor,
     largest: int | None = None,
+    algorithm: Algorithm | None = None,
 ) -> dict[str, int]:
     """Returns a lower bound of the bytes of a run, by part: without activations and XLA's copies.
 
@@ -50,8 +52,9 @@ def estimate(
         width: B, columns of the table of minibatches.
         executor: gives the number of clients in training at once.
         largest: training rows of the largest client; None if it is unknown.
+        algorithm: of the run; defaults to the config's.
     """
-    epochs = epochs_range(config)[1] + (config.algorithm == "elastic")
+    epochs = epochs_range(config)[1] + (probe_ratio(config, algorithm) > 0)
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
     memories = num_bytes((state.clients, state.optimisers))

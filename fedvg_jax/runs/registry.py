@@ -43,6 +43,18 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fednova": lambda config: algorithms.fednova(),
 }
 
+
+def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
+    """Returns the share of a client's rows that the algorithm's probe reads; 0 for an algorithm without one.
+
+    Args:
+        config: its `elastic.ratio` is that of every probe, also of a user's own.
+        algorithm: of the run; defaults to the config's.
+    """
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
+
+
 MODELS: dict[str, Callable] = {
     "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
     "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),

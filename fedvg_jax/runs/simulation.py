@@ -13,8 +13,9 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
-from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range
+from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, memory_rows, processes, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
@@ -64,6 +65,7 @@ from fedvg_jax.runs.registry import (
     make_optimiser,
     make_task,
     make_variables,
+    probe_ratio,
 )
 from fedvg_jax.runs.weighting_registry import make_fedvg, make_multipliers, make_weighting
 
@@ -72,6 +74,9 @@ MAX_ROUNDS = 64
 
 EVAL_BATCH = 64
 """Rows per evaluation step; the result does not depend on it."""
+
+MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm")
+"""Settings that only the building of the config's model reads."""
 
 Progress = Callable[[int, int], None]
 """(done, all) -> None"""
@@ -171,8 +176,10 @@ def simulation(
     population = _make_population(config, data, partition, progress, reading)
     arrays, parts = population.arrays, population.partition
     evaluation_records.check_test_rows(config, parts)
+    pool = Batch(population.shared.x, population.shared.y)
     if task:
-        contracts.check_task(task, Batch(population.shared.x, population.shared.y))
+        contracts.check_task(task, pool)
+        _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
@@ -186,7 +193,8 @@ def simulation(
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
     values = {**scalars, **make_multipliers(config, program.task)}
-    _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values, arrays)
+    _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
+    _check_accuracies(config, None if weighting else program.algorithm, task, pool, arrays)
     if algorithm:
         algorithm_contract.check_algorithm(
             algorithm,
@@ -198,7 +206,9 @@ def simulation(
         )
     largest = int(client_rows.sizes(parts.train).max())
     put = functools.partial(_place, machine, program.executor)
-    on_host = host_pool.make(config, tables, of_round, parts, program.executor) if is_on_host else None
+    on_host = (
+        host_pool.make(config, tables, of_round, parts, program.executor, program.algorithm) if is_on_host else None
+    )
     on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
     state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
     state, in_chunks = _place_state(config, state, layout, program.executor, machine)
@@ -211,7 +221,9 @@ def simulation(
         state=state,
         data=tables if on_host else put(tables),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(config, arrays, parts, program.executor, task=program.task, layout=layout),
+        schedule=make_schedule(
+            config, arrays, parts, program.executor, task=program.task, layout=layout, algorithm=program.algorithm
+        ),
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
@@ -278,10 +290,8 @@ def _make_population(
     return _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
 
 
-def _check_weighting(
-    config: Config, weighting: Weighting | None, task: Task, tables: Data, hyper: Hyper, arrays: Arrays
-) -> None:
-    """Checks the contract of a user's weighting, and that the named one fits the data.
+def _check_weighting(config: Config, weighting: Weighting | None, task: Task, tables: Data, hyper: Hyper) -> None:
+    """Checks the contract of a user's weighting; None for a named one.
 
     Raises:
         UsageError: it does not.
@@ -292,11 +302,58 @@ def _check_weighting(
         contracts.check_weighting(weighting, task, tables, hyper, size if is_one_block else None)
         if not is_one_block:
             contracts.check_terms(weighting, task, tables, hyper)
-    elif "val_accuracy" in config.weighting:
-        user_data.integer_labels(arrays, "weighting val_accuracy", "use val_loss")
+
+
+def _check_accuracies(
+    config: Config, algorithm: Algorithm | None, task: Task | None, pool: Batch, arrays: Arrays
+) -> None:
+    """Checks that accuracies can be computed where a named weighting or a record needs them.
+
+    Args:
+        config: settings.
+        algorithm: whose native weighting is used where the config names it; None for a user's weighting.
+        task: a user's task; None for the config's model, whose outputs are scores of the classes.
+        pool: the rows of all tables.
+        arrays: the data set.
+
+    Raises:
+        UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
+    """
+    consumers = []
+    if algorithm:
+        is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
+        if is_native or "val_accuracy" in config.weighting:
+            consumers.append(("weighting val_accuracy", "use val_loss"))
     for name in ("client_accuracy", evaluation_records.BY_CLIENT, evaluation_records.CALIBRATION):
         if name in recorded_names(config):
-            user_data.integer_labels(arrays, f"record {name}", "use client_val_loss")
+            consumers.append((f"record {name}", "use client_val_loss"))
+    for consumer, instead in consumers:
+        user_data.integer_labels(arrays, consumer, instead)
+        if task:
+            contracts.check_scores(task, pool, len(arrays.class_names), consumer, instead)
+
+
+def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:
+    """Checks that a user's task does what the settings ask of it.
+
+    A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
+
+    Raises:
+        UsageError: a setting would build the config's model and has no effect, or a setting needs an output or a sum
+            that the task does not have.
+    """
+    if has_named_algorithm and config.algorithm == "elastic":
+        contracts.check_output(task, pool, "algorithm elastic", "use another algorithm")
+    if config.resume is not None:
+        return
+    settings, defaults = flatten(config), flatten(Config())
+    for name in MODEL_SETTINGS:
+        if settings[name] != defaults[name] and unmet(config, name) is None:
+            raise UsageError(
+                f"{name} {settings[name]} has no effect beside task=, which replaces the config's model; use {name}"
+                f" {defaults[name]}, and build the task accordingly"
+            )
+    evaluation_records.check_sums(config, task, pool)
 
 
 def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:
@@ -346,7 +403,7 @@ def make_state(
     if not is_here:
         return shapes, layout
     width = fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest)
+    parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
     memory.refuse_unfitting(config, parts)
     if layout.is_on_host:
         host_memories.refuse_unfitting(config, client_bytes)
@@ -441,7 +498,9 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def keeps_single_rows(config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None) -> bool:
+def keeps_single_rows(
+    config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None, algorithm: Algorithm | None = None
+) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
     They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
@@ -451,12 +510,13 @@ def keeps_single_rows(config: Config, arrays: Arrays, sizes: np.ndarray, task: T
         arrays: the data set.
         sizes: training rows of each client.
         task: the model that is trained; None for the config's.
+        algorithm: of the run; None for the config's.
 
     Raises:
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = config.algorithm == "elastic" or bool((np.asarray(sizes) % config.batch_size == 1).any())
+    is_possible = probe_ratio(config, algorithm) > 0 or bool((np.asarray(sizes) % config.batch_size == 1).any())
     if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
         return False
     is_undefined = norm.lone_row_is_undefined((task or make_task(config, arrays)).init)
@@ -476,6 +536,7 @@ def make_schedule(
     width: int | None = None,
     task: Task | None = None,
     layout: client_memories.Layout | None = None,
+    algorithm: Algorithm | None = None,
 ) -> Callable[[int], Schedule]:
     """Returns a function from the number of a round, from 0, to its schedule.
 
@@ -483,17 +544,18 @@ def make_schedule(
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
         layout: of the clients' memories; by default every client has a row.
+        algorithm: of the run, whose probe may read rows; defaults to the config's.
     """
     rows_of_round = client_memories.rows_of_rounds(config, layout) if layout else lambda number: None
     sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(config, arrays, sizes, task)
+    keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
     cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
-    probe_ratio = config.elastic.ratio if config.algorithm == "elastic" else 0.0
+    probed = probe_ratio(config, algorithm)
 
-    most_epochs = epochs[1] + (probe_ratio > 0)
+    most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
     def schedule_of(number: int) -> Schedule:
@@ -508,7 +570,7 @@ def make_schedule(
             lanes_together=executor.lanes_together,
             by_position=executor.by_position,
             capacity=capacity,
-            probe_ratio=probe_ratio,
+            probe_ratio=probed,
             keep_single=keep_single,
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",

@@ -19,7 +19,7 @@ HYPER = "hyper."
 REPLACED = {
     "data": ("dataset", "data_dir", "image_size", "splits"),
     "partition": ("partition", "partition_file", "alpha"),
-    "task": ("model",),
+    "task": ("model", *simulation.MODEL_SETTINGS),
     "algorithm": ("algorithm", "method"),
     "weighting": ("weighting", "method"),
 }
@@ -79,7 +79,7 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     """
     for argument, settings in REPLACED.items():
         for name in settings if replacements.get(argument) is not None else ():
-            if name in points[0].values:
+            if any(name in point.values for point in points):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     arguments = [for_point(point, replacements) for point in points]
     if all(value is None for value in arguments[0].values()):

@@ -12,7 +12,16 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import joint_points, loop, simulation, tracked
 from fedvg_jax.runs.history import History, Record
-from fedvg_jax.runs.sweep_work import Work, claim, compute_alone, on_host, record_failure, simulation_of, store_result
+from fedvg_jax.runs.sweep_work import (
+    Work,
+    claim,
+    compute_alone,
+    log_of,
+    on_host,
+    record_failure,
+    simulation_of,
+    store_result,
+)
 
 
 class Sharing(NamedTuple):
@@ -137,7 +146,8 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
     point, sim, stack = candidate
     seconds, records, opened = [0.0, 0.0], [], stack.enter_context(contextlib.ExitStack())
     work.observers.on_start(point)
-    tracking = work.observers.track(sim.config, work.observers.log)
+    log = log_of(work, point)
+    tracking = work.observers.track(sim.config, log, sim.given)
 
     def end(result: History | Exception) -> None:
         tracked.close(tracking, result)
@@ -155,9 +165,9 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
         work.observers.on_records(point, new)
         tracking.add(new)
 
-    observers = loop.Observers((), on_records, work.observers.log, None, lambda name: None)
+    observers = loop.Observers((), on_records, log, None, lambda name: None)
     try:
-        recorder = opened.enter_context(loop.open_recorder(sim, work.observers.log))
+        recorder = opened.enter_context(loop.open_recorder(sim, log))
         tracking.open()
         finished = loop.finished_before(sim, recorder, observers)
     except Exception as error:

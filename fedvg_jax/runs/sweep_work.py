@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from fedvg_jax.runs import checkpoint, simulation, sweep_folder, sweep_objects, 
 from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
+_log_warning = logging.getLogger(__name__).warning
+
 
 class Observers(NamedTuple):
     """What a sweep reports to."""
@@ -26,7 +29,8 @@ class Observers(NamedTuple):
     """gets a point's records of every chunk of rounds; first those of earlier processes"""
     on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
     """of every point that this process has computed"""
-    log: Callable[[str], None] = lambda line: None
+    log: Callable[[str], None] = _log_warning
+    """gets a line about a point, which starts with the point's name"""
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
     track: tracked.MakeTracking = tracked.Untracked
@@ -113,14 +117,20 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
         num_done = records[-1]["round"]
         work.observers.on_records(point, records)
 
-    listeners = {"log": work.observers.log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
+    log = log_of(work, point)
+    listeners = {"log": log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
     try:
         sim = simulation_of(work, point)
-        tracking = work.observers.track(sim.config, work.observers.log)
+        tracking = work.observers.track(sim.config, log, sim.given)
         history = tracked.run_simulation(sim, tracking, **listeners, on_records=count)
         return history if work.out else on_host(history)
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)
+
+
+def log_of(work: Work, point: Point) -> Callable[[str], None]:
+    """Returns the function that reports a line about a point."""
+    return lambda line: work.observers.log(f"{point.name}: {line}")
 
 
 def store_result(work: Work, point: Point, result: History | Failure) -> None:

@@ -37,10 +37,36 @@ COUNTED = 1000
 """Rounds whose work is counted. Later rounds are drawn from the same distribution."""
 
 
+COUNTED_SETTINGS = (
+    *("rounds", "local_epochs", "eval_every", "single_rows", "partition", "alpha"),
+    *("shards_per_client", "classes_per_client", "partition_file", "min_samples", "min_samples_rule"),
+    *("scaffold.steps", "elastic.ratio", "elastic.rows"),
+)
+"""Settings outside the program that change how much work a run has. A client that drops out trains too."""
+
+TIMED_SETTINGS = (
+    *("pool", "memories", "select", "split", "test_ratio", "val_ratio", "validation.source", "validation.data_dir"),
+    *("validation.copies", "validation.classes", "validation.clients", "validation.size", "validation.fraction"),
+    *("validation.rho", "validation.imbalance"),
+)
+"""Settings outside the program that change how long a part of a run takes."""
+
+
+class Rates(NamedTuple):
+    """Seconds of the parts of a run: the coefficients of the module's equation."""
+
+    empty_round: float
+    step: float
+    group: float
+    chunk: float
+    evaluation: float
+
+
 class Prediction(NamedTuple):
     """The plan of a run."""
 
     rounds: int
+    """Rounds that are left to compute."""
     steps_per_round: float
     """Local steps of all clients, mean over rounds."""
     train_images_per_round: float
@@ -54,43 +80,38 @@ class Prediction(NamedTuple):
     seconds_per_round: float
     """Mean over rounds, without evaluations."""
     seconds: float
-    """Whole run, without compiling."""
+    """All these rounds, without compiling."""
     copied_bytes: int
     """Rows that are copied to the devices for each chunk of rounds; 0 where all rows are there."""
     memory_bytes: int
     """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
+    rates: Rates
 
 
-class Rates(NamedTuple):
-    """Seconds of the parts of a run: the coefficients of the module's equation."""
-
-    empty_round: float
-    step: float
-    group: float
-    chunk: float
-    evaluation: float
-
-
-def predict(sim: simulation.Simulation) -> Prediction:
+def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None = None) -> Prediction:
     """Returns the plan of a run: its work, counted, and its time and memory, estimated.
 
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
+        num_done: rounds that are computed already, fewer than all.
+        rates: of the plan of a run of the same program, without differences in `TIMED_SETTINGS`; by default they are
+            measured.
     """
     config, programs = sim.config, run_chunks.compile_programs(sim)
     groups = _num_groups(sim.data)
-    rates = _measure_rates(sim, programs, groups)
-    counted = range(min(config.rounds, COUNTED))
+    rates = rates or _measure_rates(sim, programs, groups)
+    num_rounds = config.rounds - num_done
+    counted = range(num_done, num_done + min(num_rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
     longest, steps, images = work.T
     computing = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
     seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
-    training = config.rounds * seconds_per_round
-    evaluations = math.ceil(config.rounds / config.eval_every)
+    training = num_rounds * seconds_per_round
+    evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
     most = sim.host_memories.max_rounds if sim.host_memories else simulation.MAX_ROUNDS
-    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), math.ceil(config.rounds / most))
+    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), math.ceil(num_rounds / most))
     return Prediction(
-        rounds=config.rounds,
+        rounds=num_rounds,
         steps_per_round=float(steps.mean()),
         train_images_per_round=float(images.mean()),
         scoring_images_per_round=_num_rows(sim.data.scoring) * cohort_size(config) * reads_scoring(config),
@@ -101,6 +122,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
         seconds=training + chunks * rates.chunk + evaluations * rates.evaluation,
         copied_bytes=host_pool.copied_bytes(sim.host_pool) if sim.host_pool else 0,
         memory_bytes=_memory(programs),
+        rates=rates,
     )
 
 

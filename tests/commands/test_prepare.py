@@ -125,6 +125,29 @@ def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, message):
     assert message in shown and shown.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--dry-run"], ["--target", "h100"], ["--export", "new"], ["--profile", "new"]),
+        *(["--resume", "auto"], ["--resume", "/no/such"], ["--track", "tensorboard"], ["--select", "held_out"]),
+        *(["--validation.size", "50"], ["--corrupt.kind=label_flip"]),
+    ],
+    ids=" ".join,
+)
+def test_options_that_prepare_does_not_have_are_refused(tmp_path, capsys, words):
+    assert prepare.main(["digits", "--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache"), *words]) == 2
+    shown = capsys.readouterr().err
+    assert f"{words[0].partition('=')[0]} is not an option of prepare" in shown and shown.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--dataset", "wine"], ["--dataset=wine"]], ids=" ".join)
+def test_second_name_of_a_data_set_is_refused(tmp_path, capsys, words):
+    assert prepare.main(["digits", *words, "--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert "leave out --dataset" in shown and shown.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
     monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))

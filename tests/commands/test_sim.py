@@ -24,7 +24,7 @@ from processes import default_signals, started
 from fedvg_jax import sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import chunks, history, loop, seals, simulation, stop_signals, verification
-from fedvg_jax.views import plots
+from fedvg_jax.views import display, dry_run, plots
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
@@ -75,6 +75,21 @@ def test_output_names_data_model_method_and_results(traced, tmp_path, capsys):
         assert part in output
     assert "digits demonstration" in output and "--config configs/cifar10_lenet5.toml" in output
     assert errors == ""
+
+
+def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_path, monkeypatch, capsys):
+    out, plans, plan_table = tmp_path / "run", [], display.plan_table
+    monkeypatch.setattr(dry_run, "_measure_rates", lambda *_: dry_run.Rates(1, 0, 0, 0, 0))
+    monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))
+    assert traced([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
+    before = sorted(path for path in out.rglob("*"))
+    assert traced(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
+    assert (plans[0].rounds, plans[0].evaluations, plans[0].seconds) == (5, 3, 5)  # after rounds 4, 6 and 8
+    assert traced(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
+    assert "0 of 3 rounds are left" in capsys.readouterr().out
+    assert traced(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
+    assert "ran with other settings: lr" in capsys.readouterr().err and len(plans) == 1
+    assert sorted(path for path in out.rglob("*")) == before
 
 
 def test_run_folder_has_its_files_and_keys(runs):

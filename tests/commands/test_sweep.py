@@ -12,6 +12,7 @@ import sys
 import time
 import types
 
+import programs
 import pytest
 from processes import started
 
@@ -19,7 +20,8 @@ import fedvg_jax
 from fedvg_jax import sweep, sweep_arguments
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop
+from fedvg_jax.runs import chunks, loop, sweeps
+from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.history import History
 from fedvg_jax.views import dry_run, report
 
@@ -107,6 +109,7 @@ REFUSED = {
     "no name": (["--method"], "--method needs a name; allowed: fedavg"),
     "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
     "resume": (["--resume", "runs/x"], "a sweep continues when its command is given again"),
+    "target": (["--target", "h100", "--dry-run"], "--target is not an option of a sweep"),
     "cache per point": (["--cache-dir", "a", "b"], "cache_dir is a setting of the whole process"),
     "scale without a file": (["--scale", "tiny"], "give the file with --config"),
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
@@ -185,6 +188,50 @@ def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, mon
     assert code == 0 and "program 1: 3 points" in out and "3 points, 1 program: about" in out
     assert [line for line in out.splitlines() if line.startswith("  seed=")] == [f"  seed={seed}" for seed in range(3)]
     assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_lists_only_the_unfinished_points_of_its_shard(run, monkeypatch):
+    monkeypatch.setattr(sweep, "_estimate", lambda group: (60.0 * len(group), 0.0))
+    monkeypatch.setattr(sweep, "_is_done", lambda out, point: point.name == "seed=1")
+    code, out, _ = run("--seed", "0:6", "--shard", "1/2", "--dry-run")
+    assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=2"]
+    assert "2 points, 1 program: about 2 min" in out and "; 1 of 3 points finished" in out
+    monkeypatch.setattr(sweep, "_is_done", lambda out, point: True)
+    code, out, _ = run("--seed", "0:6", "--dry-run")
+    assert code == 0 and "nothing to compute; 6 of 6 points finished" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--local-epochs", "1", "3"], ["--eval-every", "1", "3"], ["--rounds", "2", "6"]),
+        ["--algorithm", "scaffold", "--scaffold.steps", "single", "epochs"],
+        ["--algorithm", "elastic", "--elastic.ratio", "0.1", "0.9"],
+        ["--val-ratio", "0.1", "0.3"],
+    ],
+    ids=" ".join,
+)
+def test_estimate_of_a_program_is_the_sum_over_its_points(words, cache, monkeypatch):
+    """Points of one program may differ in local steps and evaluations."""
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    monkeypatch.setattr(dry_run, "_measure_rates", lambda sim, compiled, groups: dry_run.Rates(1, 1, 1, 0, groups))
+    points = read(*short("--cache-dir", str(cache), *words)).points.points
+    assert len(sweeps.by_program(points)) == 1
+    first, second = (sweep._estimate([point])[0] for point in points)
+    assert first != second and sweep._estimate(points)[0] == pytest.approx(first + second)
+
+
+def test_points_that_differ_in_values_only_are_timed_once(cache, monkeypatch):
+    timed = []
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    monkeypatch.setattr(dry_run, "_measure_rates", lambda *args: timed.append(args) or dry_run.Rates(1, 0, 0, 0, 0))
+    words = ["--seed", "0:2", "--lr", "0.1", "0.2", "--rounds", "2", "3", "--cache-dir", str(cache)]
+    assert sweep._estimate(read(*short(*words)).points.points)[0] == 4 * (2 + 3) and len(timed) == 1
+
+
+def test_settings_of_an_estimate_belong_to_no_program():
+    assert {*dry_run.TIMED_SETTINGS, *dry_run.COUNTED_SETTINGS} <= set(run_programs.VALUES)
+    assert not set(dry_run.TIMED_SETTINGS) & set(dry_run.COUNTED_SETTINGS)
 
 
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvg_jax import config
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, Robust, presets
 from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import robust
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -213,6 +214,27 @@ def test_synonyms_belong_to_one_setting_and_are_no_settings():
     words = [word for others in config.suggestions.OTHER_WORDS.values() for word in others]
     assert set(config.suggestions.OTHER_WORDS) <= set(names) and not set(words) & set(names)
     assert len(words) == len(set(words))
+
+
+def trimmed(clients, trim):
+    return Config(clients=clients, join_ratio=1.0, weighting="uniform", robust=Robust(rule="trimmed_mean", trim=trim))
+
+
+@pytest.mark.parametrize(("clients", "smallest"), [(3, 0.34), (7, 0.15), (9, 0.12), (10, 0.1), (999, 0.0011)])
+def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_is_named(clients, smallest):
+    with pytest.raises(UsageError) as error:
+        config.check(trimmed(clients, 0.99 / clients))
+    assert f"no client of a cohort of {clients}; use {smallest:g} or more" in str(error.value)
+    assert robust._cuts(smallest, clients)[clients] == 1
+    for trim in (0.0, 1 / clients, smallest):
+        config.check(trimmed(clients, trim))
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_cohort_too_small_to_be_trimmed_is_refused(clients):
+    with pytest.raises(UsageError, match=f"robust.trim 0.49 needs a cohort of 3 .* got a cohort of {clients}"):
+        config.check(trimmed(clients, 0.49))
+    config.check(trimmed(clients, 0.0))
 
 
 @given(st.text(), st.sampled_from(["out", "dataset", "fedvg.include", "model", "lanes", "nosuch"]))

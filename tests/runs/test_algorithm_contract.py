@@ -35,6 +35,11 @@ MISTAKES = {
         "algorithm.report: memory has a leaf '' that algorithm.init's memory of a client has not",
     ),
     "one message": ({"report": lambda h, p, a, d: ((), (), d)}, "the message to be averaged has "),
+    "an average of integers": (
+        {"report": lambda h, p, a, d: (a.client, (), jax.tree.map(lambda leaf: jnp.int32(1), p))},
+        "algorithm.report: the message to be averaged leaf 'bn1/bias' is int32 of shape (); expected floats of shape",
+    ),
+    "a word as memory": ({"init": lambda hyper, params: ((), "none")}, "algorithm.init failed: TypeError"),
     "undeclared": (
         {"residual": lambda hyper, server, params, cohort: (hyper["tempo"], server)},
         "algorithm.residual failed: there is no 'tempo'; hyper has ",
@@ -79,3 +84,10 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     simulation.simulation(Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
         simulation.simulation(Config(clients=4, server_stats="official"), **own)
+
+
+def test_memories_of_python_numbers_pass():
+    algorithm = AVERAGE._replace(
+        init=lambda hyper, params: (0, 1.5), report=lambda hyper, params, anchor, moved: (0.5 * anchor.client, (), ())
+    )
+    algorithm_contract.check_algorithm(algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)

@@ -11,7 +11,7 @@ import worlds
 from several_processes import free_port, started_together
 
 import fedvg_jax as fv
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, Scaffold
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
@@ -49,6 +49,18 @@ def run(images, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(run):
     return run(pool="device")
+
+
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path, monkeypatch):
+    """Of two devices that train on single minibatches, where the probe's rows are further ones."""
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
+
+    def capacity(algorithm):
+        settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
+        settings = replace(settings, cache_dir=tmp_path, record="", devices="2")
+        return fv.simulation(settings, data=images, task=worlds.TASK, algorithm=algorithm).host_pool.capacity
+
+    assert capacity(fv.algorithms.elastic()) > capacity(None)
 
 
 def assert_equal_runs(one, other):

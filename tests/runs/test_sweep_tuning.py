@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvg_jax.config import Config, axes, sweep_points, to_json, tuning_grid
+from fedvg_jax.config import Config, apply, axes, sweep_points, to_json, tuning_grid
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history, seals, sweep_folder, sweep_tuning
 
@@ -52,3 +52,39 @@ def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
     chosen = tuning_grid.chosen_points(points, {"alpha=0.5": {"lr": 0.1}, "alpha=5": {"lr": 0.3}})
     assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
     assert [p.name for p in chosen] == [p.name for p in points]
+
+
+@pytest.mark.parametrize(
+    ("settings", "varied", "tuned_settings", "message"),
+    [
+        (
+            {},
+            {"weighting": ["fedvg", "generalised"], "fedvg.eps": [1e-8, 1e-6]},
+            {"fedvg.link": ["inverse", "softmax"]},
+            r"fedvg.link is tuned, and its values decide whether the axis fedvg.eps is used; make fedvg.link an axis",
+        ),
+        (
+            {"fedopt.variant": "official"},
+            {"algorithm": ["fedadam", "fedadagrad"], "fedopt.b1": [0.5, 0.9]},
+            {"fedopt.variant": ["paper", "official"]},
+            r"fedopt.variant is tuned, and its values decide whether the axis fedopt.b1 is used",
+        ),
+    ],
+    ids=["by one value", "by every value"],
+)
+def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused(settings, varied, tuned_settings, message):
+    start = apply(Config(rounds=1), settings, "test")
+    sweep = sweep_points.Sweep(axes.parse_axes({**varied, "seed": "0:2"}), start=start)
+    with pytest.raises(UsageError, match=message) as error:
+        tuning_grid.tuning_points(sweep, tuning_grid.make_tuning(tuned_settings))
+    assert "\n" not in str(error.value)
+
+
+def test_cells_of_the_tuning_runs_are_those_of_the_sweep():
+    """Settings that only some methods use may be tuned, and seeds may follow."""
+    varied = {"weighting": ["fedvg", "generalised"], "partition_seed": ["follow"], "alpha": [0.5, 5.0], "seed": "0:2"}
+    sweep = sweep_points.Sweep(axes.parse_axes(varied), start=Config(rounds=1))
+    tuned = {"fedvg.link": ["inverse", "softmax"], "fedvg.exponent": [1.0, 2.0]}
+    points = tuning_grid.tuning_points(sweep, tuning_grid.make_tuning(tuned))[1].points
+    cells = {tuning_grid.cell_of(point.values) for point in sweep_points.make_points(sweep).points}
+    assert tuning_grid.by_cell(points, list(tuned)).keys() == cells

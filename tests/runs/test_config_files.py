@@ -1,0 +1,38 @@
+"""A file of settings is read by the command line only: elsewhere naming one is refused, except in stored settings."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import linear
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax import sim
+from fedvg_jax.runs import history, loop
+
+CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=1, devices="1")
+REFUSED = r"\AConfig: config is read by the command line only, and base.toml would be ignored;[^\n]*\Z"
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_run_refuses_a_file_that_it_does_not_read(resume):
+    with pytest.raises(fv.UsageError, match=REFUSED):
+        fv.run(replace(CONFIG, config=Path("base.toml"), resume=resume), data=linear.data(), task=linear.TASK)
+
+
+def test_run_with_stored_settings_that_name_their_file_is_resumed(tmp_path):
+    data, out = linear.data(), tmp_path / "run"
+    started = fv.simulation(replace(CONFIG, config=Path("base.toml"), out=out), data=data, task=linear.TASK)
+    loop.run_simulation(started)
+    config = replace(history.read_config(out), resume=str(out), rounds=2)
+    assert config.config == Path("base.toml")
+    assert len(fv.run(config, data=data, task=linear.TASK).records) == 2
+    again = replace(fv.History.load(out).config, out=None, resume=None, seed=1)
+    assert len(fv.run(again, data=data, task=linear.TASK).records) == 2
+
+
+def test_file_that_names_another_file_is_refused(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text('lr = 0.1\nconfig = "base.toml"\n')
+    with pytest.raises(fv.UsageError, match=r"own.toml: config is read from the command line only; copy the settings"):
+        sim.parse(["--config", str(file)])

@@ -1,0 +1,130 @@
+"""Settings beside a user's task: refused where they have no effect, or need what the task does not return."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import linear
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.models import MLP
+from fedvg_jax.runs import contracts
+
+CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
+
+
+def built(task, **changes):
+    """Returns the simulation of a task on rows of three classes."""
+    algorithm = changes.pop("algorithm_given", None)
+    config = dataclasses.replace(CONFIG, **changes)
+    return fv.simulation(config, data=linear.data(), task=task, algorithm=algorithm)
+
+
+def predicting(predict):
+    return linear.TASK._replace(predict=lambda params, stats, batch: predict(batch.x @ params["w"]))
+
+
+def scores(num_classes, dtype=float):
+    return predicting(lambda logit: jnp.stack(num_classes * [logit], -1).astype(dtype))
+
+
+OUTPUTS = {
+    "one logit": (linear.TASK, r"got float32 of shape \(3,\) for B = 3"),
+    "one column": (scores(1), r"got float32 of shape \(3, 1\) for B = 3"),
+    "too few classes": (scores(2), r"C >= 3 classes; got float32 of shape \(3, 2\)"),
+    "labels": (scores(3, int), r"got int32 of shape \(3, 3\)"),
+    "nothing": (predicting(lambda logit: None), "got None"),
+    "a dict": (predicting(lambda logit: {"logit": logit}), "got a dict"),
+}
+
+CONSUMERS = {
+    "val_accuracy": ({"weighting": "val_accuracy"}, "weighting val_accuracy needs scores", "use val_loss"),
+    "a mean": ({"weighting": "samples+val_accuracy"}, "weighting val_accuracy needs scores", "use val_loss"),
+    "native": (
+        {"weighting": "native", "algorithm_given": fedavg()._replace(native_weighting="val_accuracy")},
+        "weighting val_accuracy needs scores",
+        "use val_loss",
+    ),
+    **{
+        name: ({"record": name}, f"record {name} needs scores", "use client_val_loss")
+        for name in ("client_accuracy", "accuracy_by_client", "calibration")
+    },
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_accuracy_of_outputs_that_are_no_scores_of_the_classes_is_refused(output):
+    task, got = OUTPUTS[output]
+    with pytest.raises(UsageError, match=rf"needs scores \[B, C\] from task.predict.*{got}.*; use val_loss") as error:
+        built(task, weighting="val_accuracy")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_every_use_of_an_accuracy_needs_scores(consumer):
+    changes, message, advice = CONSUMERS[consumer]
+    with pytest.raises(UsageError, match=rf"{message}.*{advice}"):
+        built(linear.TASK, **changes)
+    built(scores(4), **changes)  # more classes than the labels have
+
+
+def test_scores_of_sequences_have_an_axis_for_their_places():
+    batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
+    contracts.check_scores(scores(2), batch, 2, "it", "leave it")
+    with pytest.raises(UsageError, match=r"it needs scores \[B, 5, C\].*shape \(3, 5\) for B = 3; leave it"):
+        contracts.check_scores(linear.TASK, batch, 2, "it", "leave it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "bfloat16"}, "precision bfloat16 has no effect beside task=.*use precision default"),
+        ({"normalise": "half"}, "normalise half has no effect beside task="),
+        ({"model": "cnn", "conv": "lax"}, "conv lax has no effect beside task=.*use conv auto"),
+        ({"model": "resnet18", "stem": "cifar"}, "stem cifar has no effect"),
+        ({"model": "resnet18", "norm": "group"}, "norm group has no effect"),
+        ({"record": "confusion"}, "record confusion needs a task whose measure returns a dict with 'confusion'"),
+    ],
+    ids=["precision", "normalise", "conv", "stem", "norm", "confusion"],
+)
+def test_setting_without_effect_beside_a_task_is_refused(changes, message):
+    with pytest.raises(UsageError, match=message) as error:
+        built(linear.TASK, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_setting_that_the_config_s_model_does_not_use_is_allowed_beside_a_task():
+    built(linear.TASK, model="mlp", conv="lax")
+
+
+def test_task_that_counts_a_confusion_matrix_may_record_it():
+    task = fv.models.classification(MLP(3, ()), 3, (3,))
+    assert built(task, record="confusion").config.record == "confusion"
+
+
+def test_resumed_run_keeps_settings_without_effect(tmp_path):
+    assert built(linear.TASK, precision="bfloat16", record="confusion", resume=str(tmp_path)).config.resume
+
+
+@pytest.mark.parametrize("output", ["nothing", "a dict"])
+def test_elastic_needs_one_array_of_outputs(output):
+    task, got = OUTPUTS[output]
+    message = rf"algorithm elastic needs one float array \[B, ...\] from task.predict; {got}; use another algorithm"
+    with pytest.raises(UsageError, match=message):
+        built(task, algorithm="elastic")
+
+
+@pytest.mark.parametrize("name", ["precision", "normalise", "conv", "stem", "norm"])
+def test_axis_of_a_setting_of_the_model_is_refused_beside_a_task(name):
+    values = {
+        "precision": ["default", "highest"],
+        "normalise": ["none", "half"],
+        "conv": ["auto", "lax"],
+        "stem": ["imagenet", "cifar"],
+        "norm": ["batch", "group"],
+    }[name]
+    config = dataclasses.replace(CONFIG, model="resnet18")
+    with pytest.raises(UsageError, match=f"axes: {name} has no effect beside task=; leave one of them out"):
+        fv.run_sweep(config, {name: values}, data=linear.data(), task=linear.TASK)

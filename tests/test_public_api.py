@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import pytest
 import worlds
@@ -109,6 +110,8 @@ def test_research_script_needs_public_names_only(x64):
     [
         (lambda: fv.make_schedule(0, [np.arange(4)], cohort_size=2), "cohort_size must be at most"),
         (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio=1.5), "probe_ratio must be a number from 0 to 1; got"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio="x"), "probe_ratio must be a number from 0 to 1; got"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
     ],
@@ -118,7 +121,42 @@ def test_mistake_in_a_research_script_is_one_line(call, message):
         call()
 
 
+def test_a_schedule_has_minibatches_for_a_probe():
+    schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2, probe_ratio=0.5)
+    assert dict(zip(schedule.clients.tolist(), schedule.probe_steps.tolist(), strict=True)) == {0: 1, 1: 2}
+
+
+def test_a_pair_of_arrays_is_evaluated_as_the_batch():
+    x, model = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), fv.Variables({"w": jnp.ones(3)}, {})
+    pair = (x, x.sum(1) + np.float32(2))
+    metrics = fv.evaluate(linear_regression(), model, pair)
+    assert metrics == fv.evaluate(linear_regression(), model, fv.Batch(*pair))
+    assert metrics["loss"] == pytest.approx(4, rel=1e-5)
+
+
 # --- runs and their folders
+
+
+def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
+    states, models = [], []
+
+    def metric(model, data):
+        models.append(model)
+        return 0.0
+
+    history = fv.run(
+        fv.Config(rounds=3, clients=4, algorithm="fedavgm", eval_every=1),
+        data=linear.data(),
+        task=linear.TASK,
+        callbacks=[lambda record, state: states.append(state)],
+        metrics={"mine": metric},
+    )
+    assert [int(state.round) for state in states] == [1, 2, 3]
+    kept = [np.asarray(state.variables.params["w"]) for state in states]
+    np.testing.assert_array_equal(kept, [np.asarray(model.params["w"]) for model in models])
+    np.testing.assert_array_equal(kept[-1], history.variables.params["w"])
+    assert len(np.unique(kept, axis=0)) == 3
+    assert all(np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server))
 
 
 @pytest.fixture(scope="module")

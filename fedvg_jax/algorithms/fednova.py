@@ -5,7 +5,7 @@
     R = u - (sum_k s_k D_k) sum_k s_k (theta_g - theta_k) / D_k
 
 Source: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
-2020, with weights n_k / N. A client without a local step sends 0.
+2020, with weights n_k / sum_j n_j. A client without a local step sends 0.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     local loss + (mu / 2) ||theta - theta_g||^2,  that is  g <- g + mu (theta - theta_g)      R = 0
 
-Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, with weights n_k / N. The published
-FedVG code has the same correction, on trained tensors, with mu = 0.01.
+Source: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, with weights n_k / sum_j n_j. The
+published FedVG code has the same correction, on trained tensors, with mu = 0.01.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def layers(
 
 
 def members(measured: Sequence[tuple[Layer, Tree]], by_group: Variables) -> dict[int, list[tuple[Layer, Tree]]]:
-    """Returns the layers of every group, each with its measurement.
+    """Returns the layers of every group, each with its measurement. Tensors of group -1 have no group.
 
     Args:
         measured: layers and their measurements.
@@ -89,7 +89,8 @@ def members(measured: Sequence[tuple[Layer, Tree]], by_group: Variables) -> dict
     group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
     layers_of: dict[int, list[tuple[Layer, Tree]]] = {}
     for layer, norm in measured:
-        layers_of.setdefault(group_of[layer.tensors[0]], []).append((layer, norm))
+        if (group := group_of[layer.tensors[0]]) >= 0:
+            layers_of.setdefault(group, []).append((layer, norm))
     return layers_of
 
 

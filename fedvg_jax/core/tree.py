@@ -64,7 +64,7 @@ def weighted_sum(
     hardware: hw.Hardware | None = None,
     sharding: NamedSharding | None = None,
 ) -> Array:
-    """Returns sum_k w_k (x_k - origin), on a CPU added up in the order of k.
+    """Returns sum_k w_k (x_k - origin) in the dtype of x, on a CPU added up in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
     the product, because differentiating the loop would take K times as long.
@@ -74,7 +74,7 @@ def weighted_sum(
 
     Args:
         weights: [K].
-        stack: [K, ...], the x_k.
+        stack: [K, ...], the x_k, floats.
         origin: [...] or [].
         hardware: decides between loop and product; defaults to `hardware.current()`.
         sharding: of axis K over devices; None if every device that computes the sum holds all x_k. XLA divides a
@@ -85,7 +85,7 @@ def weighted_sum(
     """
     loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
     sums = {"loop": loop, "product": _product_sum}
-    return _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights, stack, origin)
+    return _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights.astype(stack.dtype), stack, origin)
 
 
 def _product_sum(weights: Array, stack: Array, origin: Array) -> Array:

@@ -352,6 +352,8 @@ class Weighting(NamedTuple):
     """Terms with s_k = sum_t c_t s_k^t, for cohorts in several blocks; () for a rule that needs all models at once."""
     defaults: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
+    decisive: Callable[[Tree], Tree] = lambda measured: measured
+    """signals -> those that must be finite: a client with another one is absent from the round"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------

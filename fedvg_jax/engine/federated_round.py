@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding
 
+from fedvg_jax.algorithms.base import no_report
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
@@ -87,7 +88,8 @@ def init_state(
     first_round = jax.device_put(np.int32(0))
     variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.dtype(variables))
-    server, client = algorithm.init(hyper, variables if stats_too else variables.params)
+    memories = algorithm.init(hyper, variables if stats_too else variables.params)
+    server, client = tree.arrays(memories, tree.dtype(variables))
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
     clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
     owners = jnp.full(num_rows, -1, jnp.int32) if num_rows else ()
@@ -170,7 +172,8 @@ def make_round(
         algorithm: the federated algorithm.
         weighting: the rule of the aggregation weights.
         executor: how the clients are run.
-        optimiser: the clients' optimiser.
+        optimiser: the clients' optimiser. Where the algorithm has a `report`, such as Scaffold's, it has to take a
+            scalar as its parameters too, because its displacement under a constant gradient is measured on one.
         num_clients: N.
         aggregate: the weighted mean, or a robust rule. A rule replaces the mean of models, not of messages.
         disturb: replaces what corrupt clients return.
@@ -274,7 +277,8 @@ def process_block(
     trained = train_clients(parts, block)
     clients, finite, present = receive_models(parts, block, trained)
     measured = score_clients(parts, block, clients)
-    rows = drop_nonfinite(ClientTable(measured, probes, trained.loss, finite, present), measured)
+    rows = ClientTable(measured, probes, trained.loss, finite, present)
+    rows = drop_nonfinite(rows, parts.weighting.decisive(measured))
     table = cohort_blocks.update_table(running, positions, rows)
     table, weights = weigh_clients(terms, inputs, table, clients if running is None else None)
 
@@ -426,9 +430,13 @@ def report_clients(
 
     def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
         anchor = local_training.anchor(state, schedule, k)._replace(params=theta)
-        num_steps = schedule.num_steps[k]
-        moved = local_training.displacement(parts.optimiser, block.hyper, state.round, num_steps, parts.loop)
-        return parts.algorithm.report(block.hyper, returned, anchor, moved)
+        return parts.algorithm.report(block.hyper, returned, anchor, displacement(k))
+
+    def displacement(k: Array) -> Array:
+        dtype, num_steps = tree.dtype(theta), schedule.num_steps[k]
+        if parts.algorithm.report is no_report:  # so that the optimiser need not take a scalar
+            return jnp.zeros((), dtype)
+        return local_training.displacement(parts.optimiser, block.hyper, state.round, num_steps, parts.loop, dtype)
 
     memories, *messages = jax.vmap(report)(_block_indices(block), parts.algorithm_part(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))

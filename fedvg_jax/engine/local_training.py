@@ -49,7 +49,7 @@ class Carry(NamedTuple):
     optimiser: Tree
     """Memory of the optimiser."""
     loss: Array
-    """[] sum of the minibatch losses over the steps."""
+    """[] sum of the minibatch losses over the steps, in at least float32."""
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
@@ -78,10 +78,12 @@ def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> T
     return lax.fori_loop(0, count, body, carry)
 
 
-def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted) -> Array:
+def displacement(
+    optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted, dtype=float
+) -> Array:
     """Returns the distance [] that the optimiser moves a scalar under a constant unit gradient.
 
-    Under plain SGD it is num_steps x lr.
+    Under plain SGD it is num_steps x lr. The optimiser has to take a scalar as its parameters.
 
     Args:
         optimiser: the client's.
@@ -89,19 +91,20 @@ def displacement(optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Ar
         round: number of the round, from 0.
         num_steps: [] local steps.
         loop: runs the steps.
+        dtype: of the scalar and the result; the distance is added up in at least float32.
 
     >>> float(displacement(sgd, {"lr": jnp.float32(0.5)}, jnp.int32(0), jnp.int32(3)))
     1.5
     """
     rule = optimiser(hyper, round)
-    zero = jnp.zeros((), hyper["lr"].dtype)
+    zero = tree.wide(jnp.zeros((), dtype))
 
     def step(_, carry):
         with standard_promotion():
             updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
-        return carry[0] + updates, memory
+        return carry[0] + jnp.asarray(updates, zero.dtype), memory
 
-    return -loop(num_steps, step, (zero, rule.init(zero)))[0]
+    return -loop(num_steps, step, (zero, rule.init(zero)))[0].astype(dtype)
 
 
 def make_client(
@@ -142,7 +145,7 @@ def make_client(
         params, stats = support.of(state.variables.params), state.variables.stats
         is_kept = bool(state.optimisers)
         memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
-        return Carry(params, stats, memory, jnp.zeros((), tree.dtype(params)))
+        return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))))
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)
@@ -155,7 +158,8 @@ def make_client(
         grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
         with standard_promotion():
             updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
-        return Carry(optax.apply_updates(carry.params, updates), stats, memory, carry.loss + loss)
+        params = optax.apply_updates(carry.params, updates)
+        return Carry(params, stats, memory, carry.loss + loss.astype(carry.loss.dtype))
 
     return Client(init, step)
 

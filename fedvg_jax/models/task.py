@@ -114,7 +114,8 @@ def _labelling(
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         logits = predict(params, stats, batch)
-        cell = batch.y * num_classes + jnp.argmax(logits, -1).astype(batch.y.dtype)
+        # in int32: a product of uint8 labels wraps from 256 on
+        cell = batch.y.astype(jnp.int32) * num_classes + jnp.argmax(logits, -1).astype(jnp.int32)
         is_real = jnp.broadcast_to(_with_places(mask, batch.y), batch.y.shape)
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(is_real.astype(jnp.int32))
         return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}

@@ -48,7 +48,10 @@ def by_scalar(signal: Signal) -> Weighting:
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
-    """The mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / N) / 2. The score is the second's."""
+    """The mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / sum_j n_j) / 2.
+
+    The score is the second's.
+    """
 
     def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         a, b = (w.weigh(hyper, m, returns) for w, m in zip((first, second), measured, strict=True))

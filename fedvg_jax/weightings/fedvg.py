@@ -81,7 +81,7 @@ def fedvg(
 
     Args:
         signal: (hyper, report, data) -> the client's norm of each tensor.
-        grouping: which tensors share a weight; a group without a layer takes uniform weights.
+        grouping: which tensors share a weight; group -1, and a group without a layer, take uniform weights.
         block_of: path of a tensor -> name of its block.
         layers: the layers that G_k averages over; by default every tensor is a layer.
         join: norm of a layer from the norms of its tensors.
@@ -176,6 +176,8 @@ def groups_above_noise(
         return norms.max(where=jnp.broadcast_to(present, norms.shape), initial=0)
 
     largest = {group: largest_norm(of_group) for group, of_group in members.items()}
+    if not largest:
+        return {}
     noise = floor * jnp.stack(list(largest.values())).max()
     return {group: norm > noise for group, norm in largest.items()}
 

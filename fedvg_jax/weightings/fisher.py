@@ -48,6 +48,7 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
     [0.25, 0.25, 0.25]
     """
     checks.stacked(client_params, "client_params")
+    client_params, examples = tree.arrays((client_params, examples))
     count = jax.tree.leaves(examples)[0].shape[0]
 
     def of_client(params: Tree) -> Tree:
@@ -92,6 +93,7 @@ def sampled_joint_fisher(
     [0.25, 0.25, 0.25]
     """
     checks.stacked(client_params, "client_params")
+    client_params, inputs = tree.arrays((client_params, inputs))
     count = jax.tree.leaves(inputs)[0].shape[0]
 
     def of_client(params: Tree) -> Tree:

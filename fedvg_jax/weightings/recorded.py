@@ -41,6 +41,8 @@ MEASURES: dict[str, Callable[[Task], Signal]] = {
 def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weighting:
     """Returns a weighting with the same weights and scores, whose details also hold measurements of the clients.
 
+    A measurement that is not finite excludes no client.
+
     Args:
         weighting: the rule.
         measures: key of a record -> (hyper, one client's report, data) -> scalar [].
@@ -59,4 +61,5 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
         score=lambda measured: weighting.score(measured[0]),
         detail=lambda measured: weighting.detail(measured[0]) | measured[1],
         terms=tuple(Term(of_own(term.weigh), of_own(term.share)) for term in weighting.terms),
+        decisive=lambda measured: weighting.decisive(measured[0]),
     )

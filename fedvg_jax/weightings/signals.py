@@ -17,7 +17,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.row_parts import RowParts, own_rows
 from fedvg_jax.core.scopes import SCORING_PASSES
-from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree
+from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError
 
 
 def validation_gradients(
@@ -37,7 +37,8 @@ def validation_gradients(
         Pytree like `client_params`, leaves [K, ...].
 
     Raises:
-        UsageError: a leaf of the clients has an integer dtype or another cohort size K. The message names the leaf.
+        UsageError: a leaf of the clients has an integer dtype or another cohort size K (the message names it), or
+            there is no batch.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
@@ -45,6 +46,10 @@ def validation_gradients(
     """
     stats = () if client_stats is None else client_stats
     checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(val_batches)]
+    if not shapes or 0 in shapes[0][:1]:
+        got = f"leaves of shape {shapes[0]}" if shapes else "no leaf"
+        raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
     if client_stats is None:
         gradients = jax.vmap(jax.grad(loss_fn), (0, None))
     else:
@@ -115,6 +120,16 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         params = live.within(params, part)
         return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
 
+    def loss_of_groups(part, params, stats, pool, rows):
+        def loss_of_group(rows):
+            # an empty group computes on a row of another with weight 0: statistics over no row have NaN gradients
+            is_empty = (rows < 0).all()
+            value = summed_loss(part, params, stats, pool, jnp.where(is_empty, any_row, rows))
+            return jnp.where(is_empty, 0, value)
+
+        any_row = rows.max()
+        return jax.vmap(loss_of_group)(rows).sum()
+
     def grouped_loss(part, params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows.reshape(-1))
         params = live.within(params, part)
@@ -131,7 +146,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
                 return summed_loss(part, params, stats, data.pool, rows[0])
             if task.takes_groups:
                 return grouped_loss(part, params, stats, data.pool, rows)
-            return jax.vmap(summed_loss, (*4 * [None], 0))(part, params, stats, data.pool, rows).sum()
+            return loss_of_groups(part, params, stats, data.pool, rows)
 
         part = live.of(params)
         gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes, report.row_parts)
@@ -226,8 +241,8 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
-            predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype)
-            is_correct = (predicted == batch.y).reshape(len(mask), -1)
+            predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(jnp.int32)
+            is_correct = (predicted == batch.y.astype(jnp.int32)).reshape(len(mask), -1)
             share = is_correct.astype(tree.dtype(params)).mean(1)  # over the places of a sequence
             return jnp.where(mask, share, 0).sum()
 

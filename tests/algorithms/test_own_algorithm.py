@@ -92,3 +92,16 @@ def test_a_mistake_in_hyper_is_named_in_one_line(mistake):
 def test_one_name_declared_with_two_meanings_is_refused():
     with pytest.raises(fv.UsageError, match=r"'eps' is declared twice, .* rename one"):
         fv.run(fv.Config(clients=4, rounds=1, weighting="fedvg"), algorithm=FEDEXP)
+
+
+def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_other():
+    """`elastic` as an object has the schedule of the setting; without probes its sensitivities are all 0."""
+
+    def probe_steps(named, given):
+        config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="uniform", algorithm=named)
+        return simulation.simulation(config, data=worlds.images(80), algorithm=given).schedule(0).probe_steps.tolist()
+
+    by_name = probe_steps("elastic", None)
+    assert min(by_name) > 0
+    assert probe_steps("fedavg", fv.algorithms.elastic()) == by_name
+    assert not any(probe_steps("elastic", FEDEXP))

@@ -30,6 +30,12 @@ def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(cohort, x6
     worlds.assert_close(*value_and_derivatives(weights, stack, origin), 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_weighted_sum_of_half_precision_takes_weights_of_single_precision(dtype):
+    total = tree.weighted_sum(jnp.array([0.5, 0.25]), jnp.array([[3.0], [5.0]], dtype), jnp.ones(1, dtype))
+    assert (total.dtype, float(total[0])) == (dtype, 2.0)
+
+
 def sharding_over(num_devices):
     """Returns the sharding of a leading axis over devices."""
     return NamedSharding(Mesh(jax.devices()[:num_devices], ("devices",)), PartitionSpec("devices"))

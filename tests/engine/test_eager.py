@@ -16,7 +16,7 @@ from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Data, Task, Variables
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.weightings import family
+from fedvg_jax.weightings import family, fisher
 
 ROWS = np.arange(4, dtype=np.int32).reshape(2, 2)
 
@@ -74,6 +74,16 @@ FUNCTIONS = {
     "validation_gradients": (
         lambda part: fedvg_jax.validation_gradients(lambda p, x: (p * x).mean(), part["clients"], part["batches"]),
         {"clients": np.arange(3.0), "batches": np.arange(4.0).reshape(2, 2)},
+    ),
+    "joint_fisher": (
+        lambda part: fisher.joint_fisher(lambda p, x: (p * x).sum(), part["clients"], part["rows"]),
+        {"clients": np.ones((3, 2)), "rows": np.arange(4.0).reshape(2, 2)},
+    ),
+    "sampled_joint_fisher": (
+        lambda part: fisher.sampled_joint_fisher(
+            lambda p, x: p * x, part["clients"], part["rows"], jax.random.key(0), num_samples=2
+        ),
+        {"clients": np.ones((3, 2)), "rows": np.arange(4.0).reshape(2, 2)},
     ),
 }
 

@@ -16,8 +16,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.data import user_data
-from fedvg_jax.engine import local_training
-from fedvg_jax.runs import loop
+from fedvg_jax.engine import federated_round, local_training
+from fedvg_jax.runs import chunks, history, loop
 from fedvg_jax.runs import simulation as build
 from fedvg_jax.weightings import basic
 
@@ -200,6 +200,35 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
     message = str(error.value)
     assert "round 1" in message and f"[{who}]" in message and "--nonfinite skip" in message and "\n" not in message
+
+
+def test_rounds_of_the_chunk_after_a_divergence_are_not_recorded(poisoned, tmp_path, monkeypatch):
+    """How many there are depends on how many rounds are computed at once."""
+    sim = poisoned[0]("raise")
+    sim = sim._replace(config=replace(sim.config, out=tmp_path / "run"))
+    run_chunks = chunks.run_chunks
+
+    def in_one_chunk(*args, **options):
+        computed = list(run_chunks(*args, **options))
+        yield computed[-1][0], [record for _, new in computed for record in new]
+
+    monkeypatch.setattr(chunks, "run_chunks", in_one_chunk)
+    with pytest.raises(history.DivergedError) as error:
+        loop.run_simulation(sim)
+    assert [record["round"] for record in error.value.history.records] == [1]
+    assert history.count_lines(sim.config.out) == 1
+
+
+def test_a_run_that_diverged_in_its_last_round_is_resumed(poisoned, tmp_path):
+    """Without a checkpoint it starts again, here with a setting under which it does not stop."""
+    sim = poisoned[0]("raise")
+    config = replace(sim.config, rounds=1, out=tmp_path / "run")
+    with pytest.raises(history.DivergedError):
+        loop.run_simulation(sim._replace(config=config))
+    again = replace(config, resume=str(config.out), nonfinite="skip")
+    resumed = loop.run_simulation(sim._replace(config=again))
+    assert resumed.summary["stopped_by"] is None and len(resumed.records) == 1
+    assert resumed.variables is not None and "test_loss" in resumed.records[0]
 
 
 def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
@@ -479,3 +508,70 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
         far = moved("fedavgm", stats_too)
         worlds.assert_close(far.params, tree.scale(1.9, plain.params), 1e-12)
         worlds.assert_close(far.stats, tree.scale(1.9 if stats_too else 1.0, plain.stats), 1e-12)
+
+
+# --- dtypes and optimisers of one's own
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_half_precision_parameters_take_a_loss_and_weights_of_single_precision(name):
+    """The model of FedAvg's round is that of single precision up to the rounding of bfloat16."""
+    algorithm, losses = worlds.algorithm(name), {}
+    numbers = {key: float(value) for key, value in worlds.hyper().items()}
+
+    def one(dtype):
+        def loss(*arguments):
+            value, stats = TASK.loss(*arguments)
+            return value.astype(jnp.float32), stats
+
+        def signal(hyper, report, data):
+            return report.num_samples.astype(jnp.float32)
+
+        task, start = TASK._replace(loss=loss), jax.tree.map(lambda x: x.astype(dtype), worlds.variables(task=TASK))
+        data = WORLD.data()
+        data = data._replace(pool=jax.tree.map(lambda x: x.astype(dtype), data.pool))
+        state = federated_round.init_state(task, algorithm, 5, jax.random.key(0), numbers, variables=start)
+        step = worlds.make_round(WORLD, algorithm, basic.by_scalar(signal), task)
+        state, metrics = step(state, schedule_of(0), data, tree.arrays(numbers, dtype))
+        losses[dtype] = metrics.train_loss
+        return state.variables
+
+    half, single = one(jnp.bfloat16), one(jnp.float32)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype(jnp.bfloat16)}
+    worlds.assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), half), single, 0.05)
+    assert losses[jnp.bfloat16].dtype == jnp.float32
+    np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], rtol=0.05)
+
+
+def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
+    """Adam's first step of a fresh memory has the length of its rate, 0.001."""
+
+    def adam(hyper, round):
+        return optax.adam(1e-3)
+
+    algorithm, world = worlds.algorithm("fedavg"), WORLD._replace(local_epochs=1)
+    state = federated_round.init_state(TASK, algorithm, 5, jax.random.key(0), {}, variables=worlds.variables(task=TASK))
+    step = worlds.make_round(world, algorithm, basic.uniform(), optimiser=adam)
+    schedule = schedule_of(0, world, single_batches=True)
+    moved, _ = step(state, schedule, world.data(), {})
+    lengths = tree.sub(moved.variables, state.variables)
+    assert all(0 < np.abs(leaf).max() <= 1.01e-3 for leaf in jax.tree.leaves(lengths))
+
+
+def test_memories_may_start_as_python_numbers():
+    """Each client of the cohort counts one round, and the server all of them."""
+
+    def report(hyper, params, anchor, displacement):
+        return anchor.client + 1, jnp.ones_like(displacement), ()
+
+    def residual(hyper, server, params, cohort):
+        return tree.zeros_like(params), server + cohort.summed
+
+    algorithm = worlds.algorithm("fedavg")._replace(
+        init=lambda hyper, params: (0.0, 0), report=report, residual=residual
+    )
+    world, state = THREE, worlds.state(THREE, algorithm, TASK)
+    schedule = schedule_of(0, world)
+    state, _ = worlds.make_round(world, algorithm, basic.uniform())(state, schedule, world.data(), worlds.hyper())
+    assert float(state.server) == 3
+    assert state.clients.tolist() == [float(k in schedule.clients) for k in range(5)]

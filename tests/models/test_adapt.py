@@ -15,8 +15,9 @@ from flax import nnx
 
 import fedvg_jax
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Batch, UsageError, Variables
+from fedvg_jax.core.types import Batch, Data, Report, UsageError, Variables
 from fedvg_jax.data import user_data
+from fedvg_jax.weightings import signals
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 3)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
@@ -77,6 +78,19 @@ def test_loss_is_the_mean_over_the_real_rows(x64, library):
         outputs, updated = by_hand(variables, train)
         np.testing.assert_allclose(loss, np.square(outputs - Y[:4]).mean(), rtol=1e-9)
         worlds.assert_close(stats, updated, 1e-9)
+
+
+@every_library
+def test_scoring_several_groups_at_once_equals_group_by_group_where_one_is_empty(x64, library):
+    """Statistics over no row, of Flax's BatchNorm, have gradients that are NaN."""
+    task, groups = TASKS[library], jnp.array([[0, 1, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], jnp.int32)
+    variables = worlds.variables(task=task)
+    data = Data(Batch(X, Y), *3 * [groups])
+    report = Report(variables, jnp.int32(1), variables.params)
+    measures = [signals.validation_gradient(task, True, groups_per_pass) for groups_per_pass in (1, 4)]
+    with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
+        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(report, data)
+    worlds.assert_close(together, apart, 1e-9)
 
 
 @every_library

@@ -178,3 +178,19 @@ def test_metrics_equal_those_of_scikit_learn(present, seed):
 def test_perfect_model_has_metrics_of_one():
     actual = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
     assert actual == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16])
+def test_labels_of_a_small_dtype_are_counted_as_those_of_int32(dtype):
+    """The product of a label and the 200 classes exceeds the dtype."""
+    count = 200
+    task = tasks.classification(MLP(count), count, (2, 2, 1))
+    variables = task.init(jax.random.key(0))
+    largest = min(count - 1, jnp.iinfo(dtype).max)
+    labels, mask = jnp.array([0, 1, 2, largest, 7]), jnp.array([True, True, True, True, False])
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1), np.uint8))
+    confusion = task.measure(*variables, Batch(x, labels.astype(dtype)), mask)["confusion"].reshape(count, count)
+    predicted = jnp.argmax(task.predict(*variables, Batch(x, labels)), -1)
+    expected = np.zeros((count, count), int)
+    np.add.at(expected, (labels[:4], predicted[:4]), 1)
+    np.testing.assert_array_equal(confusion, expected)

@@ -35,6 +35,15 @@ def test_recording_changes_no_weight_and_no_result(runs):
     assert recorded.summary["test_accuracy_final"] == pytest.approx(plain.summary["test_accuracy_final"], abs=0.01)
 
 
+def test_a_recorded_number_that_is_not_finite_excludes_no_client(runs, monkeypatch):
+    """It is null in the history, and the run goes on as without it."""
+    monkeypatch.setitem(recorded.MEASURES, "client_drift", lambda task: lambda *_: jnp.float32(jnp.nan))
+    records = fv.run(dataclasses.replace(SMALL, record="client_drift"), data=IMAGES).records
+    for before, after in zip(runs[0].records, records, strict=True):
+        assert after["client_drift"] == [None] * 3 and "diverged" not in after
+        assert after["weights"] == pytest.approx(before["weights"], rel=1e-5)
+
+
 def test_every_client_of_the_cohort_has_its_numbers(runs):
     for record in runs[1].records:
         accuracy, loss, drift, fisher = (np.array(record[name]) for name in RECORD.split(","))

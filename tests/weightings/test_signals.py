@@ -50,6 +50,14 @@ def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(
         worlds.assert_close(tree.take(actual, k), expected, 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("batches", "got"), [({}, "no leaf"), (np.zeros((0, 4)), r"leaves of shape \(0, 4\)")], ids=["no leaf", "no batch"]
+)
+def test_validation_gradients_need_a_batch(batches, got):
+    with pytest.raises(UsageError, match=rf"\Aval_batches needs 1 batch or more, leaves \[V, ...\]; got {got}\Z"):
+        fedvg_jax.validation_gradients(lambda params, x: params.sum(), jnp.ones(3), batches)
+
+
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
     loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
     fedvg_jax.validation_gradients(loss, *linear_problem())

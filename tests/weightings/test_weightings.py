@@ -285,6 +285,27 @@ def test_statistics_of_a_block_without_parameters_take_uniform_weights():
     assert weights.params["a"]["w"].tolist() == [0.75, 0.25]
 
 
+def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
+    """In one cohort block and by terms; also where no tensor has a group."""
+    variables = Variables({"a": jnp.ones(2), "b": jnp.ones(2)}, {})
+    norms = {"a": jnp.array([1.0, 3.0]), "b": jnp.array([9.0, 1.0])}
+    returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), None)
+    for number, expected in ((0, [0.75, 0.25]), (-1, [0.5, 0.5])):
+
+        def grouping(like, block_of, number=number):
+            return Variables({"a": number, "b": -1}, {})
+
+        rule = fedvg(None, grouping, str)
+        by_terms = [
+            jax.tree.map(jnp.multiply, t.weigh({"eps": 0.0}, norms, returns), jax.tree.map(
+                lambda share: share.astype(float), t.share({"eps": 0.0}, norms, returns)
+            ))
+            for t in rule.terms
+        ]  # fmt: skip
+        for weights in (rule.weigh({"eps": 0.0}, norms, returns), tree.add(*by_terms)):
+            assert {name: w.tolist() for name, w in weights.params.items()} == {"a": expected, "b": [0.5, 0.5]}
+
+
 # --- aggregation
 
 

@@ -178,6 +178,7 @@ def compute(
     waiting: Iterator[Member],
     exit_message: Callable[[], str] | None,
     on_stop: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Computes the members and then those that wait, until all have ended or a signal stops them.
 
@@ -189,16 +190,23 @@ def compute(
         waiting: further runs, each of which is opened when a place becomes free.
         exit_message: see `stop_signals.watch`.
         on_stop: called with the signal.
+        log: gets lines about all runs.
     """
     with stop_signals.catch_signals() as requests, stop_signals.watch(exit_message):
         try:
-            _compute(joint, list(members), waiting, requests)
+            _compute(joint, list(members), waiting, requests, log)
         finally:
             if requests.stop:
                 on_stop(requests.stop[0])
 
 
-def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], requests: stop_signals.Requests) -> None:
+def _compute(
+    joint: Joint,
+    members: list[Member],
+    waiting: Iterator[Member],
+    requests: stop_signals.Requests,
+    log: Callable[[str], None],
+) -> None:
     for member in members:
         member.seconds[0] += joint.seconds / len(members)
     states, arrays = [m.state for m in members], None
@@ -228,7 +236,7 @@ def _compute(joint: Joint, members: list[Member], waiting: Iterator[Member], req
                     _finish(member, last, requests.stop[0])
             return
         if saves:
-            _answer_save_requests(saves, [m for m, over in zip(members, is_over, strict=True) if not over])
+            _answer_save_requests(saves, [m for m, over in zip(members, is_over, strict=True) if not over], log)
         if any(is_over):
             kept = [(m, s) for m, s, over in zip(members, states, is_over, strict=True) if not over]
             added = list(itertools.islice(waiting, joint.num_places - len(kept)))
@@ -258,12 +266,12 @@ def _add(member: Member, state: SimState, new: list[Record], is_requested: bool)
     return True
 
 
-def _answer_save_requests(signals: Sequence[str], members: Sequence[Member]) -> None:
+def _answer_save_requests(signals: Sequence[str], members: Sequence[Member], log: Callable[[str], None]) -> None:
     """Logs how many runs were saved for the signals that request a checkpoint."""
     count = sum(member.run.recorder.keeps_checkpoints for member in members)
     if members:
         answer = f"checkpoints of {count} run{'s' * (count != 1)}" if count else "no checkpoints are kept"
-        members[0].run.observers.log(f"{signals[0]}: {answer}")
+        log(f"{signals[0]}: {answer}")
 
 
 def _finish(member: Member, state: SimState, stopped_by: str | None) -> None:

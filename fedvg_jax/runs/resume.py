@@ -41,8 +41,8 @@ RESUMABLE_CHANGES = frozenset(
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another
 number of `devices`: its results are equal to rounding, and it says so. `lanes`, `hold` and `conv` are not among them:
-their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced, except that a run that
-is extended keeps the one of its former last round.
+their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced, except that a run
+that is extended keeps the one of its former last round.
 """
 
 

@@ -84,7 +84,10 @@ def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list
                 members = [member for candidate in first if (member := _open(work, candidate))]
                 members += itertools.islice(waiting, num_places - len(members))
                 with hw.single_lapack_thread():
-                    joint_points.compute(joint, members, waiting, work.observers.exit_message, work.stops.append)
+                    observers = work.observers
+                    joint_points.compute(
+                        joint, members, waiting, observers.exit_message, work.stops.append, observers.log
+                    )
         if joint is None:
             busy += compute_alone(work, [*(candidate.point for candidate in first), *unseen])
         group = deferred

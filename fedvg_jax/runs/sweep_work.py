@@ -30,7 +30,7 @@ class Observers(NamedTuple):
     on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
-    """gets a line about a point, which starts with the point's name"""
+    """gets a line about a point, which starts with its name, or about several"""
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
     track: tracked.MakeTracking = tracked.Untracked

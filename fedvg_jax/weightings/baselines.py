@@ -61,18 +61,15 @@ def inverse_samples() -> Weighting:
 def val_loss(task: Task) -> Weighting:
     """Weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
 
-    The loss must be >= 0, such as a cross-entropy: a negative one has no such weight and counts as not finite.
+    It is for losses >= 0, such as the cross-entropy. Negative losses, as of densities, all count as 0.
     """
-
-    def signal(hyper: Hyper, report: Report, data: Data) -> Array:
-        loss = measure(hyper, report, data)
-        return jnp.where(loss < 0, jnp.nan, loss)
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
         return broadcast_weights(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
 
-    measure = signals.validation_loss(task)
-    return Weighting(signal, weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS)
+    return Weighting(
+        signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS
+    )
 
 
 def val_accuracy(task: Task) -> Weighting:

@@ -167,13 +167,6 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     np.testing.assert_allclose(weights_of()["val_accuracy"], accuracy / accuracy.sum(), rtol=1e-12)
 
 
-def test_a_negative_validation_loss_has_no_weight_and_counts_as_not_finite():
-    reports, returns = returned()
-    lossless = worlds.TASK._replace(loss=lambda params, stats, *_: (jnp.float32(-1), stats))
-    signal = baselines.val_loss(lossless).signal(worlds.hyper(), tree.take(reports, 0), returns.data)
-    assert jnp.isnan(signal)
-
-
 def flat(stacked):
     return np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(stacked)], 1)
 

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, validity, weights
+from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
 
 WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
@@ -226,6 +226,12 @@ def test_settings_without_alpha_are_not_drawn_against_it_and_one_alpha_is_a_mark
     ]  # fmt: skip
     assert not any("alpha" in r["setting"] for r in rows(drawing))
     assert not any(list(line.get_xdata()) == [0, 1] for line in drawing.figure.axes[0].lines)
+
+
+@pytest.mark.parametrize(("most", "word"), [(600, "area"), (1, "darkness")])
+def test_title_of_the_partition_says_what_shows_the_rows(study, monkeypatch, most, word):
+    monkeypatch.setattr(partitions, "MAX_BUBBLES", most)
+    assert f"{word} shows the number of rows" in draw(study, "partitions")[0].title
 
 
 def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):

@@ -40,7 +40,8 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
         panel.set(xlabel="client", ylabel="class", title=base.plain(title))
         cells = np.ndindex(*counts.shape)
         rows += [(scenario_text(scenario), k, names[c], int(counts[k, c])) for k, c in cells]
-    title = f"Training rows by client and class; the area is the number of rows, at most {largest:,}"
+    shown = " or ".join(sorted({"area" if counts.size <= MAX_BUBBLES else "darkness" for *_, counts in different}))
+    title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import machine
+
 SCHEDULE_FIELDS = ("clients", "num_samples", "num_steps", "start", "rows")
 """Fields of a schedule that the other contestants read."""
 
@@ -83,15 +85,18 @@ def serve(
 class Contestant:
     """A process that runs `serve`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, num_cores: int | None = None):
+        """Starts the process on the first `num_cores` cores of this process: XLA has a thread for each."""
         self.log = log
+        cores = sorted(machine.affinity())[:num_cores]
         root = str(Path(__file__).parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        environment = os.environ | {"PYTHONPATH": path} | dict(environment)
         with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, env=os.environ | {"PYTHONPATH": path} | dict(environment), stderr=errors, **pipes
-            )
+            self.process = subprocess.Popen(command, env=environment, stderr=errors, **pipes)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
         self.about = self._read_answer()
 
     def request(self, name: str) -> dict[str, Any]:

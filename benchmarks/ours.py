@@ -91,7 +91,7 @@ class Ours:
         start = time.perf_counter()
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
         self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - start
-        self.phases = _phases(sim, build.make_executor(sim.config))
+        self.phases = _phases(sim, sim.executor)
         self.phases_of_one_device = _phases(sim, executors.lanes(1))
         first, data, hyper = planned[0], sim.data, sim.hyper
         self.clients = self.phases["train"](sim.state, first, data, hyper)
@@ -165,12 +165,12 @@ class Ours:
 
 def limit_steps(planned: Schedule, sim: build.Simulation, steps: int) -> Schedule:
     """Returns the round with at most `steps` local steps of each client."""
-    num_steps, executor = np.minimum(planned.num_steps, steps), build.make_executor(sim.config)
+    num_steps, executor = np.minimum(planned.num_steps, steps), sim.executor
     start = (np.cumsum(num_steps) - num_steps).astype(np.int32)
     rows = np.full_like(planned.rows, -1)
     for old, new, count in zip(planned.start, start, num_steps, strict=True):
         rows[new : new + count] = planned.rows[old : old + count]
-    plan = lane_plan.plan_lanes(num_steps, executor.num_lanes, executor.lanes_together)
+    plan = lane_plan.plan_lanes(num_steps, executor.num_lanes, executor.lanes_together, executor.by_position)
     return planned._replace(num_steps=num_steps, start=start, rows=rows, plan=plan)
 
 

@@ -369,12 +369,12 @@ def print_differences(recording: Recording, differences: Differences) -> bool:
     return all(gap <= allowed for _, gap, allowed in rows)
 
 
-def make_results(description: dict[str, Any], differences: dict[str, Differences]) -> dict[str, Any]:
-    """Returns the contents of the results file, with three digits, by our name of each method.
+def make_results(description: dict[str, Any], differences: dict[tuple[str, ...], Differences]) -> dict[str, Any]:
+    """Returns the contents of the results file, with three digits, by our name of each method and its recorded options.
 
     Args:
         description: of the machine.
-        differences: by the recorded name of the method.
+        differences: by the recorded name of the method and its options.
     """
 
     def short(value):
@@ -385,13 +385,13 @@ def make_results(description: dict[str, Any], differences: dict[str, Differences
         return float(f"{value:.3g}") if isinstance(value, float) else value
 
     methods = {
-        METHODS[name]: {
+        " ".join((METHODS[name], *options)): {
             "client_models": short(of_method.client_models),
             "rounds": [short(row) for row in of_method.rounds],
             "not_compared": of_method.not_compared,
             "bounds": {quantity: allowed for quantity, _, allowed in checks(name, of_method)},
         }
-        for name, of_method in differences.items()
+        for (name, *options), of_method in differences.items()
     }
     return {"machine": description, "methods": methods}
 
@@ -407,21 +407,26 @@ def main(argv: list[str] | None = None) -> int:
     description = machine.describe(
         ["python", "-m", "benchmarks.parity", "--golden", "FILE", "...", "--data-dir", "DIR"]
     )
-    by_method: dict[str, Differences] = {}
+    found: dict[tuple[str, ...], Differences] = {}
     agrees = True
     try:
+        if args.out and len(args.golden) > 1:
+            raise UsageError(f"--out takes the models of one recording; got {len(args.golden)}: give one --golden FILE")
         for path in args.golden:
             recording = read(path)
+            key = (recording.meta["method"], *recording.meta.get("extra", []))
+            if key in found:
+                raise UsageError(f"--golden {path} is a second recording of {' '.join(key)}; give one of each")
             differences = replay(recording, args.data_dir)
             agrees &= print_differences(recording, differences)
-            by_method[recording.meta["method"]] = differences
+            found[key] = differences
             if args.out:
                 np.savez(args.out, **differences.global_models)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if args.results:
-        machine.write(args.results, make_results(machine.add_final_load(description), by_method))
+        machine.write(args.results, make_results(machine.add_final_load(description), found))
     print("agrees" if agrees else "DIFFERS")
     return 0 if agrees else 1
 

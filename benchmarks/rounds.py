@@ -151,7 +151,7 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
         if (value := getattr(args, option)) is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
     jax_environment = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
-    running = {"ours": contest.Contestant(command, jax_environment, folder / "ours.log")}
+    running = {"ours": contest.Contestant(command, jax_environment, folder / "ours.log", args.threads)}
     stack.callback(running["ours"].close)
     skipped = {}
     for peer in args.peers:
@@ -162,7 +162,7 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
         module = ["benchmarks.pfl_peer"] if peer == "pfl" else ["benchmarks.peers", "--peer", peer]
         command = [str(python), "-m", *module, "--folder", str(folder), "--threads", str(args.threads)]
         try:
-            running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log")
+            running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log", args.threads)
             stack.callback(running[peer].close)
         except RuntimeError as error:
             skipped[peer] = str(error)

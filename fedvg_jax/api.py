@@ -354,14 +354,16 @@ def make_schedule(
             `elastic`; in a run it is `elastic.ratio`.
 
     Raises:
-        UsageError: `cohort_size` is larger than the number of clients, a number is below 1, or `probe_ratio` is not a
-            number from 0 to 1.
+        UsageError: there is no client, `cohort_size` is larger than the number of clients, a number is below 1, or
+            `probe_ratio` is not a number from 0 to 1.
 
     >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 7)], batch_size=2, local_epochs=3)
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
     {0: 6, 1: 3}
     """
     num_clients = len(client_rows)
+    if not num_clients:
+        raise UsageError("client_rows must have the rows of at least one client; got none")
     cohort_size = num_clients if cohort_size is None else cohort_size
     counts = {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}
     for name, value in {**counts, "number": number, "seed": seed}.items():
@@ -473,6 +475,9 @@ def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
 
 def max_steps(schedules: Sequence[Schedule]) -> int:
     """Returns the most minibatches of a client in any of the rounds, the length that `unrolled` needs.
+
+    Raises:
+        UsageError: there is no schedule.
 
     >>> max_steps([make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2)])
     4

@@ -405,6 +405,21 @@ def test_bound_of_the_first_round_is_rounding_plus_the_difference_of_its_weights
     assert {name: bound for name, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
 
 
+def test_recordings_with_other_options_are_other_entries_of_the_results():
+    found = {("fedgrad", "clientwise"): differences(), ("fedgrad",): differences(ratio=1.0)}
+    results = parity.make_results({}, found)["methods"]
+    assert [results[name]["rounds"][1]["ratio"] for name in ("fedvg clientwise", "fedvg")] == [2e-6, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"), [((), True), (("no command buffers",), True), (tuple(gpu.GRAPHS), False)]
+)
+def test_a_section_of_which_every_part_failed_has_failed(monkeypatch, failed, expected):
+    ways = iter(gpu.GRAPHS)
+    monkeypatch.setattr(gpu, "run_process", lambda *_: {"failed": "why"} if next(ways) in failed else {"ms": 1})
+    assert ("failed" not in gpu.run_section("graphs", 60.0, gpu.parse([]))) == expected
+
+
 @pytest.mark.slow
 def test_recording_of_global_models_only_is_replayed(tmp_path):
     """The recorded model after the round is the initial one plus 0.1, so that ours differs."""

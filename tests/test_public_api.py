@@ -112,6 +112,8 @@ def test_research_script_needs_public_names_only(x64):
         (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
         (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio=1.5), "probe_ratio must be a number from 0 to 1; got"),
         (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio="x"), "probe_ratio must be a number from 0 to 1; got"),
+        (lambda: fv.make_schedule(0, []), "client_rows must have the rows of at least one client"),
+        (lambda: fv.max_steps([]), "at least one schedule"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
     ],

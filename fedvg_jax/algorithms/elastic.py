@@ -62,7 +62,7 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
 
     def average(i: Array, averages: Tree) -> Tree:
         grads = jax.grad(output)(params, *probe.batch(i))
-        return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(g).mean(), averages, grads)
+        return jax.tree.map(lambda o, g: mu * o + (1 - mu) * _mean_square(g), averages, grads)
 
     averages = probe.loop(probe.num_batches, average, _scalars(params))
     bias = 1 - mu ** probe.num_batches.astype(mu.dtype)
@@ -77,7 +77,7 @@ def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
     def average(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         grads = jax.grad(lambda p: probe.task.loss(p, stats, *probe.batch(i), False)[0])(params)
         total = tree.add(carry[1], grads)
-        return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(g).sum(), carry[0], total), total
+        return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(tree.wide(g)).sum(), carry[0], total), total
 
     averages, _ = probe.loop(probe.num_batches, average, (_scalars(params), tree.zeros_like(params)))
     return Variables(averages, jax.tree.map(jnp.ones_like, _scalars(stats)))
@@ -96,7 +96,12 @@ def over_clients(cohort: Cohort) -> Tree:
 
 
 def _scalars(like: Tree) -> Tree:
-    return jax.tree.map(lambda p: jnp.zeros((), p.dtype), like)
+    return jax.tree.map(lambda p: jnp.zeros((), tree.wide_dtype(p)), like)
+
+
+def _mean_square(g: Array) -> Array:
+    """Returns the mean of g^2, 0 for a tensor without entries."""
+    return jnp.square(tree.wide(g)).sum() / max(1, g.size)
 
 
 def _ratio(o: Array, largest: Array) -> Array:

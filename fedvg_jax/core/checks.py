@@ -101,6 +101,18 @@ def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
             )
 
 
+def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:
+    """Raises UsageError for the first leaf of another shape or dtype; arguments as in `same_structure`.
+
+    >>> same_arrays({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
+    """
+    shaped_like(pytree, like, what, whose)
+    for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
+        got, expected = jnp.result_type(leaf), jnp.result_type(model)
+        if got != expected:
+            raise UsageError(f"{what} leaf '{path}' is {got}; expected {expected}, as {whose}")
+
+
 def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:
     """Raises UsageError for the first leaf that is not K numbers >= 0 with sum 1.
 

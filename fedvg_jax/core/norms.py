@@ -37,7 +37,9 @@ def joint_l2(tensors: Tree) -> Array:
 
 
 def spectral(x: Array) -> Array:
-    """Returns the largest singular value of a tensor as a matrix [product of leading axes, last axis]; 0 for a vector.
+    """Returns the largest singular value of a tensor as a matrix [product of leading axes, last axis].
+
+    It is 0 for a vector and for a tensor without entries.
 
     A kernel [h, w, in, out] has the singular values of torch's [out, in h w]. The computation is exact, from the
     eigenvectors of the smaller Gram matrix. For [4608, 512] it takes 25 ms on a CPU core, an SVD 50 ms. Power iteration
@@ -47,7 +49,7 @@ def spectral(x: Array) -> Array:
     >>> float(spectral(jnp.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])))
     4.0
     """
-    return _largest(x.reshape(-1, x.shape[-1])) if x.ndim > 1 else jnp.zeros((), x.dtype)
+    return _largest(x.reshape(-1, x.shape[-1])) if x.ndim > 1 and x.size else jnp.zeros((), x.dtype)
 
 
 def spectral_l2(x: Array) -> Array:

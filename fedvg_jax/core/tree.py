@@ -64,7 +64,7 @@ def weighted_sum(
     hardware: hw.Hardware | None = None,
     sharding: NamedSharding | None = None,
 ) -> Array:
-    """Returns sum_k w_k (x_k - origin) in the dtype of x, on a CPU added up in the order of k.
+    """Returns sum_k w_k (x_k - origin) in the dtype of x, added up in at least float32, on a CPU in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
     the product, because differentiating the loop would take K times as long.
@@ -85,13 +85,14 @@ def weighted_sum(
     """
     loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
     sums = {"loop": loop, "product": _product_sum}
-    return _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights.astype(stack.dtype), stack, origin)
+    summed = _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights.astype(wide_dtype(stack)), stack, origin)
+    return summed.astype(stack.dtype)
 
 
 def _product_sum(weights: Array, stack: Array, origin: Array) -> Array:
     """Returns the sum as one reduction, which a GPU computes in one kernel together with the differences."""
     origin = origin[None] if origin.ndim else origin
-    return (weights.reshape(-1, *(stack.ndim - 1) * [1]) * (stack - origin)).sum(0)
+    return (weights.reshape(-1, *(stack.ndim - 1) * [1]) * (wide(stack) - wide(origin))).sum(0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -102,9 +103,9 @@ def _weighted_sum(sum_of, weights: Array, stack: Array, origin: Array) -> Array:
 @jax.jit  # traced once for all tensors of a shape
 def _loop_sum(weights: Array, stack: Array, origin: Array) -> Array:
     def add_one(k, total):
-        return total + weights[k] * (stack[k] - origin)
+        return total + weights[k] * (wide(stack[k]) - wide(origin))
 
-    return lax.fori_loop(0, len(weights), add_one, jnp.zeros_like(stack[0]))
+    return lax.fori_loop(0, len(weights), add_one, jnp.zeros_like(stack[0], weights.dtype))
 
 
 @functools.cache  # one function of a sharding, so that it is traced once for all tensors of a shape
@@ -136,7 +137,8 @@ def _weighted_sum_jvp(sum_of, primals, tangents):
     (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
 
     def product(w, x, start):
-        return jnp.tensordot(w, x - (start[None] if start.ndim else start), 1, precision=lax.Precision.HIGHEST)
+        difference = wide(x) - wide(start[None] if start.ndim else start)
+        return jnp.tensordot(w, difference, 1, precision=lax.Precision.HIGHEST)
 
     return _weighted_sum(sum_of, *primals), product(d_weights, stack, origin) + product(weights, d_stack, d_origin)
 
@@ -163,14 +165,30 @@ def dtype(tree: Tree):
     return jax.tree.leaves(tree)[0].dtype
 
 
+def wide_dtype(tree: Tree):
+    """Returns the dtype of sums over a model's clients or rows: its own, or float32 for half precision."""
+    own = dtype(tree)
+    return jnp.dtype(jnp.float32) if jnp.issubdtype(own, jnp.floating) and own.itemsize < 4 else own
+
+
 def paths(tree: Tree) -> list[str]:
     """Returns the paths of the leaves, e.g. "a/b/kernel", in leaf order."""
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
 
 
 def wide(x: Array) -> Array:
-    """Returns x in at least float32. Half precision overflows at 65,504, which sums of inverses reach."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+    """Returns x in at least float32. Half precision overflows at 65,504, and bfloat16 counts no further than 256."""
+    return x.astype(wide_dtype(x))
+
+
+def wide_zeros(tree: Tree) -> Tree:
+    """Returns zeros of the shapes of `tree`, in at least float32: the start of a sum."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, wide_dtype(x)), tree)
+
+
+def like(new: Tree, old: Tree) -> Tree:
+    """Returns `new` in the dtypes of `old`: hyperparameters are float32, a model may be of half precision."""
+    return jax.tree.map(lambda n, o: n.astype(o.dtype), new, old)
 
 
 def arrays(tree: Tree, dtype=None) -> Tree:

@@ -84,9 +84,15 @@ def over_blocks(
     Args:
         num_clients: N.
         num_terms: number of terms of the weights.
+
+    Raises:
+        UsageError: for several cohort blocks and parameters of half precision, in which a running mean loses updates.
     """
     if is_one_block(schedule):
         return process(None, schedule, jnp.arange(len(schedule.clients), dtype=jnp.int32))
+    dtype = tree.dtype(state.variables)
+    if dtype != tree.wide_dtype(state.variables):
+        raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
     fields, positions = split_schedule(schedule, num_clients)
 
     def schedule_of_block(b) -> Schedule:

@@ -232,11 +232,16 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
 def most_steps(schedules: Sequence[Schedule]) -> int:
     """Returns the most minibatches of a client in any round, of training or of a probe, for `unrolled`.
 
+    Raises:
+        UsageError: for an empty sequence.
+
     >>> from fedvg_jax.engine import schedule
     >>> batches = [np.zeros((2, 4), np.int32), np.zeros((5, 4), np.int32)]
     >>> most_steps([schedule.pack(np.arange(2), batches, [8, 20], num_lanes=1, capacity=9)])
     5
     """
+    if not schedules:
+        raise UsageError("no schedule to count the steps of; give at least one schedule")
     return max(1, *(int(max(s.num_steps.max(), s.probe_steps.max())) for s in schedules))
 
 

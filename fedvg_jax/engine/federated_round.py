@@ -87,7 +87,7 @@ def init_state(
     """
     first_round = jax.device_put(np.int32(0))
     variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
-    hyper = tree.arrays(dict(hyper), tree.dtype(variables))
+    hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
@@ -237,7 +237,7 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
     """Returns the arguments of a round as JAX arrays, and its two keys."""
     # without jit, indices into NumPy tables would be tracers, and Python's numbers have no dtype
     state, schedule, data = tree.arrays((state, schedule, data))
-    hyper = tree.arrays(dict(hyper), tree.dtype(state.variables))
+    hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
     return RoundInputs(state, schedule, data, hyper, attack_key, rule_key)
 
@@ -285,7 +285,8 @@ def process_block(
     present = cohort_blocks.rows_of_block(running, positions, table.present)
     clients = tree.where(present, clients, tree.repeat(theta, len(positions)))
     block_weights = cohort_blocks.rows_of_block(running, positions, weights)
-    models = tuple(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
+    aggregates = (parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, w) for w in block_weights)
+    models = tuple(tree.like(model, theta) for model in aggregates)
 
     memories, summed, averaged = report_clients(parts, block, clients, present)
     means = tuple(_mean_messages(parts, w, averaged) for w in block_weights)
@@ -345,7 +346,8 @@ def receive_models(
     """
     theta, schedule = block.state.variables, block.schedule
     params = jax.vmap(parts.support.within, (None, 0))(theta.params, trained.params)
-    returned = parts.disturb(block.hyper, block.attack_key, schedule.clients, theta, Variables(params, trained.stats))
+    own = Variables(params, trained.stats)
+    returned = tree.like(parts.disturb(block.hyper, block.attack_key, schedule.clients, theta, own), own)
     is_candidate = schedule.heard if parts.weigh_untrained else schedule.heard & (schedule.num_steps > 0)
     return replace_absent(theta, is_candidate, returned, trained.loss)
 
@@ -505,8 +507,8 @@ def server_step(
     variables = moved if parts.stats_too else Variables(moved, mean.stats)
     # without any client's update, momentum and dual variables would still move the model
     unchanged = (state.variables, state.server)
-    variables, server = tree.where(table.present.any(), (variables, server), unchanged)
-    variables = parts.refine(hyper, state.round, variables, inputs.data)
+    variables, server = tree.where(table.present.any(), tree.like((variables, server), unchanged), unchanged)
+    variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
 
     memories, optimisers = cohort.client_memories, cohort.optimiser_memories
     owners = update_owners(state, inputs.schedule)

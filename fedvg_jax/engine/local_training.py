@@ -159,7 +159,8 @@ def make_client(
         with standard_promotion():
             updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
         params = optax.apply_updates(carry.params, updates)
-        return Carry(params, stats, memory, carry.loss + loss.astype(carry.loss.dtype))
+        memory, loss = tree.like((memory, loss), (carry.optimiser, carry.loss))
+        return Carry(params, stats, memory, carry.loss + loss)
 
     return Client(init, step)
 

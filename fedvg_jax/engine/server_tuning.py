@@ -40,7 +40,7 @@ def sgd(task: Task, num_steps: int) -> Refine:
         def step(i: Array, model: Variables) -> Variables:
             batch, mask = tree.gather(data.pool, data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)])
             grads, stats = gradient(model.params, model.stats, batch, mask, True)
-            return Variables(tree.sub(model.params, tree.scale(hyper["tuning_lr"], grads)), stats)
+            return tree.like(Variables(tree.sub(model.params, tree.scale(hyper["tuning_lr"], grads)), stats), model)
 
         return lax.cond(num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
 

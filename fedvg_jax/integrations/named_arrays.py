@@ -327,7 +327,7 @@ def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> ja
     with jax.enable_x64(True):
         origin = jnp.asarray(theta)
         stack = jnp.stack([jnp.asarray(client, origin.dtype) for client in clients])
-        return aggregate(origin, stack, jnp.asarray(weights, origin.dtype))
+        return aggregate(origin, stack, jnp.asarray(weights, tree.wide_dtype(origin)))
 
 
 def _signals(scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray) -> Tree:

@@ -209,7 +209,8 @@ def _task(
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         outputs, batch = predict(params, stats, batch), _cast_floats(params, batch)
         values = {name: _per_example(name, f, outputs, batch.y) for name, f in {"loss": loss, **metrics}.items()}
-        totals = {name: jnp.where(mask, value.astype(tree.dtype(params)), 0).sum() for name, value in values.items()}
+        dtype = tree.wide_dtype(params)
+        totals = {name: jnp.where(mask, value.astype(dtype), 0).sum() for name, value in values.items()}
         return {"totals": totals, "rows": mask.sum()}
 
     def means(sums: Tree) -> dict[str, float]:

@@ -81,7 +81,7 @@ def _run_trial(
         anchor._replace(params=theta),
         jnp.ones((), tree.dtype(model)),
     )
-    _same_arrays(memory, client, "algorithm.report: memory", "algorithm.init's memory of a client")
+    checks.same_arrays(memory, client, "algorithm.report: memory", "algorithm.init's memory of a client")
     _check_averaged(averaged, theta, whose)
     probe = Probe(task, model, functools.partial(_minibatch, pool), jnp.int32(1), jnp.int32(0), local_training.counted)
     with checks.calling("algorithm.probe", hyper=hyper):
@@ -92,7 +92,7 @@ def _run_trial(
     residual, memory = _returned(algorithm, "residual", 2, "(R, the server's memory)", hyper, server, theta, cohort)
     checks.shaped_like(residual, theta, "algorithm.residual: R", whose)
     checks.floating(residual, "algorithm.residual: R")
-    _same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
+    checks.same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
 
 
 def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper: Hyper, *arguments: Any) -> tuple:
@@ -108,15 +108,6 @@ def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper:
         got = f"a {kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
         raise UsageError(f"algorithm.{name} returned {got}; expected {expected}")
     return tuple(returned)
-
-
-def _same_arrays(memory: Tree, like: Tree, what: str, whose: str) -> None:
-    """Raises UsageError unless a memory has the structure, shapes and dtypes that it started with."""
-    checks.shaped_like(memory, like, what, whose)
-    for path, leaf, start in zip(tree.paths(like), jax.tree.leaves(memory), jax.tree.leaves(like), strict=True):
-        if jnp.result_type(leaf) != jnp.result_type(start):
-            got, expected = jnp.result_type(leaf), jnp.result_type(start)
-            raise UsageError(f"{what} leaf '{path}' is {got}; expected {expected}, as {whose}")
 
 
 def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:

@@ -97,7 +97,7 @@ def check_task(task: Task, pool: Any) -> None:
         raise UsageError(
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
         )
-    checks.shaped_like(stats, model.stats, "task.loss: stats", "task.init's stats")
+    checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
     outputs = jax.eval_shape(task.predict, *model, batch)
     if outputs is not None:
         _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")

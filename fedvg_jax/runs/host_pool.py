@@ -6,6 +6,7 @@ fixed before the first round, so nothing is compiled between chunks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors, training_rows
+from fedvg_jax.runs import executables
 from fedvg_jax.runs.registry import probe_ratio
 
 CHUNK_BYTES = 2**28
@@ -230,7 +232,7 @@ def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tre
 def compile_evaluation(
     host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray], *, is_detailed: bool = False
 ) -> Callable[[Variables, Tree, np.ndarray], Any]:
-    """Returns a function like that of `evaluate.make_evaluate`, compiled, for tables on the host.
+    """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
 
     Args:
         host: of the run; its pool is the one that is read.
@@ -239,16 +241,16 @@ def compile_evaluation(
         tables: int [.., B] whose widths B are compiled for.
         is_detailed: whether it returns an `evaluate.Detailed`.
     """
-    empty, placement = _empty_totals(host, task, variables, is_detailed), host.executor.placement
-    total = jax.jit(_total, out_shardings=placement).lower(empty).compile()
-    everywhere = jax.jit(lambda rows: rows, out_shardings=placement)
-    add_piece = jax.jit(evaluate.make_add_piece(task, host.executor, is_detailed=is_detailed))
+    empty = _empty_totals(host, task, variables, is_detailed)
 
-    def compiled_for(width: int) -> Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]:
-        rows = np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32)
-        return add_piece.lower(variables, empty, *_piece(host, rows)).compile()
+    def empty_piece(width: int) -> tuple[Tree, jax.Array]:
+        return _piece(host, np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32))
 
-    compiled = {width: compiled_for(width) for width in {np.shape(table)[1] for table in tables}}
+    pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
+    leaves, structure = jax.tree.flatten((variables, empty, pieces))
+    shapes, settings = tuple(map(executables.abstract, leaves)), executables.trace_settings()
+    key = (task, host.executor, is_detailed, structure, shapes, settings)
+    total, everywhere, compiled = (_stored if executables.is_hashable(key) else _compiled)(*key)
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
         totals, before, correct = empty, empty, []
@@ -261,6 +263,22 @@ def compile_evaluation(
         return evaluate.Detailed(sums, _in_order(correct, table.shape), bins) if is_detailed else sums
 
     return evaluate_pieces
+
+
+def _compiled(
+    task: Task, executor: Executor, is_detailed: bool, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
+) -> tuple[Callable, Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]]]:
+    """Returns the programs of an evaluation: the sum over devices, values for every device, and a piece by width."""
+    variables, empty, pieces = jax.tree.unflatten(structure, leaves)
+    add_piece = jax.jit(evaluate.make_add_piece(task, executor, is_detailed=is_detailed))
+    total = jax.jit(_total, out_shardings=executor.placement).lower(empty).compile()
+    everywhere = jax.jit(lambda rows: rows, out_shardings=executor.placement)
+    return total, everywhere, {
+        width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()
+    }  # fmt: skip
+
+
+_stored = functools.lru_cache(executables.MAX_PROGRAMS)(_compiled)
 
 
 def _total(totals: Tree) -> Tree:

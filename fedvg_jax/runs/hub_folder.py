@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained")
 
 _METHOD = {"algorithm", "weighting"}
 """Objects from Python that make the method of a run."""
+
+SHAPES = ("dataset", "image_size", "stem", "norm", "normalise")
+"""Settings that decide which tensors a named model has, or what they were trained to take."""
 
 PIPELINES = {"images": "image-classification", "rows": "tabular-classification", "sequences": "text-generation"}
 """Kind of a data set's rows -> the hub's name of the task."""
@@ -147,10 +151,19 @@ def card(sim: Simulation, history: History) -> str:
         _table(("source", "value"), _provenance(history)),
         "## Use",
         "Start a run from these weights, under a new head:",
-        f"```sh\npython -m fedvg_jax.sim --model {config.model} --pretrained FOLDER\n```",
+        f"```sh\npython -m fedvg_jax.sim {_model_options(settings)} --pretrained FOLDER\n```",
         _inputs(sim),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _model_options(settings: Mapping[str, Any]) -> str:
+    """Returns the options that build the exported model, as far as they are not the defaults; DATA for own arrays."""
+    defaults = configs.flatten(Config())
+    used = {name: settings[name] for name in SHAPES if name in settings and settings[name] != defaults[name]}
+    used |= {"dataset": "DATA"} if used.get("dataset") == "own data" else {}
+    options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in used.items()]
+    return " ".join(["--model", settings["model"], *options])
 
 
 def _inputs(sim: Simulation) -> str:

@@ -34,7 +34,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, federated_round, joint_runs, schedule
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import chunks, evaluation_records, loop, memory, programs, stop_signals
+from fedvg_jax.runs import chunks, evaluation_records, executables, loop, memory, programs, stop_signals
 from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.registry import make_live
@@ -109,7 +109,7 @@ def compile_joint(sims: Sequence[Simulation]) -> Joint:
     assert sim.algorithm is not None and sim.weighting is not None and sim.optimiser is not None
     support = FULL_SUPPORT if "algorithm" in sim.given else make_live(config, sim.task)
     key = (config, sim.task, sim.algorithm, sim.weighting, sim.optimiser, support, num_places)
-    executor, chunk, evaluate = (_stored_functions if programs.is_hashable(key) else _functions)(*key)
+    executor, chunk, evaluate = (_stored_functions if executables.is_hashable(key) else _functions)(*key)
     rounds = _stack([[s.schedule(0)] for s in sims], executor, num_places)
     compiled = programs.compile_for(chunk, evaluate, *_arguments(_arrays(sims, executor, num_places), rounds))
     memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
@@ -135,7 +135,7 @@ def _functions(
     return executor, jitted, jax.jit(evaluation, out_shardings=executor.placement)
 
 
-_stored_functions = functools.lru_cache(programs.MAX_PROGRAMS)(_functions)
+_stored_functions = functools.lru_cache(executables.MAX_PROGRAMS)(_functions)
 
 
 def _arguments(arrays: Arrays, rounds: Schedule) -> tuple[SimState, Schedule, Data, Hyper]:
@@ -339,14 +339,14 @@ def _stacked(trees: Sequence[Any], order: Sequence[int]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(trees[i] for i in order))
 
 
-@functools.lru_cache(programs.MAX_PROGRAMS)
+@functools.lru_cache(executables.MAX_PROGRAMS)
 def _stack_states(executor: Executor, order: tuple[int, ...]) -> Callable[[list[SimState]], SimState]:
     """Returns states -> one state [P, ...], as one program, in which each device stacks the rows that it holds."""
     placement = cohort_memories.placement(executor, of_runs=True)
     return jax.jit(functools.partial(_stacked, order=order), out_shardings=placement)
 
 
-@functools.lru_cache(programs.MAX_PROGRAMS)
+@functools.lru_cache(executables.MAX_PROGRAMS)
 def _take_state(executor: Executor) -> Callable[[SimState, int], SimState]:
     """Returns (states, place) -> the state of one place."""
     return jax.jit(tree.take, out_shardings=cohort_memories.placement(executor))

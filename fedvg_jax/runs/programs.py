@@ -8,7 +8,7 @@ alpha or learning rate needs no compilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -38,14 +38,11 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import contracts, evaluation_records
+from fedvg_jax.runs import contracts, evaluation_records, executables
 from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
 from fedvg_jax.weightings import recorded
-
-MAX_PROGRAMS = 16
-"""Size of the store; the least recently used program is dropped first."""
 
 VALUES = (
     *("dataset", "data_dir", "image_size", "splits", "max_rows", "pretrained", "alpha", "rounds", "local_epochs", "lr"),
@@ -145,7 +142,7 @@ def make_program(
     # on one device the partition makes no difference to the program
     by_position = equal_steps and num_devices(config, machine.hardware if machine else None) > 1
     key = (static_settings(config), images, task, algorithm, weighting, is_double, machine, by_position)
-    return _stored(*key) if is_hashable(key) else _make(*key)
+    return _stored(*key) if executables.is_hashable(key) else _make(*key)
 
 
 def _make(
@@ -186,7 +183,7 @@ def _make(
     )
 
 
-_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
+_stored = functools.lru_cache(executables.MAX_PROGRAMS)(_make)
 
 
 def chunk_placement(executor: Executor, *, of_runs: bool = False) -> Any:
@@ -230,17 +227,22 @@ def compile_for(
 ) -> Executables:
     """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
+    Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
+
     Args:
         chunk, evaluate: jitted functions of a `Program`.
         rounds: a stacked schedule.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
-    return _compiled(chunk, evaluate, structure, tuple(map(_abstract, leaves)))
+    shapes = tuple(map(executables.abstract, leaves))
+    return _compiled(chunk, evaluate, structure, shapes, executables.trace_settings())
 
 
-@functools.lru_cache(MAX_PROGRAMS)
-def _compiled(chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...]) -> Executables:
+@functools.lru_cache(executables.MAX_PROGRAMS)
+def _compiled(
+    chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
+) -> Executables:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
@@ -270,20 +272,3 @@ def _lengthened(rows: jax.Array, count: int) -> jax.Array:
     """Returns a table of rows [..., V, B] with empty groups at its end, [..., count, B]."""
     padding = [(0, 0)] * (rows.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)]
     return jnp.pad(rows, padding, constant_values=-1)
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    is_placed = isinstance(leaf, jax.Array) and leaf.committed
-    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
-
-
-def is_hashable(key: Hashable) -> bool:
-    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True

@@ -144,9 +144,10 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     """Returns the simulation of a point, in its folder."""
     config = _config_in(work.folder(point), point.config)
     arguments = sweep_objects.for_point(point, work.replacements)
-    if arguments.get("data") is None:
-        arguments["data"] = work.data.read(config)
-    return simulation.simulation(config, **arguments)
+    if arguments.get("data") is not None:
+        return simulation.simulation(config, **arguments)
+    sim = simulation.simulation(config, **arguments | {"data": work.data.read(config)})
+    return sim._replace(given=sim.given - {"data"})  # it is the data set that the settings name
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:

@@ -116,7 +116,7 @@ def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> 
     def step(model: Variables, rows: Array) -> Variables:
         batch, mask = tree.gather(data.pool, rows)
         grads, stats = gradient(model.params, model.stats, batch, mask, True)
-        return Variables(tree.sub(model.params, tree.scale(hyper["lr"], grads)), stats)
+        return tree.like(Variables(tree.sub(model.params, tree.scale(hyper["lr"], grads)), stats), model)
 
     def step_if_any(model: Variables, rows: Array) -> tuple[Variables, None]:
         return lax.cond((rows >= 0).any(), step, lambda model, rows: model, model, rows), None
@@ -143,7 +143,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
     def summed(model: Variables, returns: Returns, rows: Array) -> Array:
         batch, mask = tree.gather(returns.data.pool, rows)
-        return task.loss(*model, batch, mask, False)[0] * mask.sum().astype(tree.dtype(model))
+        return tree.wide(task.loss(*model, batch, mask, False)[0]) * mask.sum().astype(tree.wide_dtype(model))
 
     def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
         def averaged(s: Array) -> Variables:
@@ -155,7 +155,10 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
             gradient = signals.mean_over(lambda rows: jax.grad(summed)(model, returns, rows), returns.data.val)
-            return logs - (hyper["fit_rate"] if rate is None else rate) * gradient_of_weights(gradient)[0]
+            return (
+                logs
+                - (hyper["fit_rate"] if rate is None else rate) * gradient_of_weights(tree.like(gradient, model))[0]
+            )
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 

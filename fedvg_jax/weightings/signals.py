@@ -118,7 +118,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
     def summed_loss(part, params, stats, pool, rows):
         batch, mask = tree.gather(pool, rows)
         params = live.within(params, part)
-        return task.loss(params, stats, batch, mask, train)[0] * mask.sum().astype(tree.dtype(params))
+        return tree.wide(task.loss(params, stats, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(params))
 
     def loss_of_groups(part, params, stats, pool, rows):
         def loss_of_group(rows):
@@ -134,7 +134,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         batch, mask = tree.gather(pool, rows.reshape(-1))
         params = live.within(params, part)
         value, _ = task.loss(params, stats, batch, mask.reshape(rows.shape), train)
-        return value * mask.sum().astype(tree.dtype(params))
+        return tree.wide(value) * mask.sum().astype(tree.wide_dtype(params))
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
@@ -150,7 +150,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
         part = live.of(params)
         gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes, report.row_parts)
-        return live.within(tree.zeros_like(params), gradient)
+        return live.within(tree.wide_zeros(params), gradient)
 
     return measure
 
@@ -216,7 +216,9 @@ def validation_loss(task: Task) -> Signal:
 
         def summed(rows):
             batch, mask = tree.gather(data.pool, rows)
-            return task.loss(params, stats, batch, mask, False)[0] * mask.sum().astype(tree.dtype(params))
+            return tree.wide(task.loss(params, stats, batch, mask, False)[0]) * mask.sum().astype(
+                tree.wide_dtype(params)
+            )
 
         return mean_over(summed, own_rows(data.val, report.row_parts), report.row_parts)
 
@@ -243,7 +245,7 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
             batch, mask = tree.gather(data.pool, rows)
             predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(jnp.int32)
             is_correct = (predicted == batch.y.astype(jnp.int32)).reshape(len(mask), -1)
-            share = is_correct.astype(tree.dtype(params)).mean(1)  # over the places of a sequence
+            share = is_correct.astype(tree.wide_dtype(params)).mean(1)  # over the places of a sequence
             return jnp.where(mask, share, 0).sum()
 
         return mean_over(num_correct, own_rows(rows_of(data), report.row_parts), report.row_parts)
@@ -253,18 +255,20 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
 
 def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     """n_k, the client's number of training rows."""
-    return report.num_samples.astype(tree.dtype(report.variables.params))
+    return report.num_samples.astype(tree.wide_dtype(report.variables.params))
 
 
 def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     """1 for every client."""
-    return jnp.ones((), tree.dtype(report.variables.params))
+    return jnp.ones((), tree.wide_dtype(report.variables.params))
 
 
 def mean_over(
     measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray, parts: RowParts | None = None
 ) -> Tree:
     """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
+
+    It is in at least float32, in which it is added up.
 
     Args:
         measure: row numbers of one pass -> sums over its rows.
@@ -279,9 +283,11 @@ def mean_over(
 
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
         # the sum is outside the branches and updated in place; a branch that returned it would copy it
-        return tree.add(total, lax.cond((rows >= 0).any(), lambda: recomputed(rows), lambda: empty)), None
+        return tree.add(
+            total, lax.cond((rows >= 0).any(), lambda: tree.like(recomputed(rows), empty), lambda: empty)
+        ), None
 
-    empty = tree.zeros_like(jax.eval_shape(measure, passes[0]))
+    empty = tree.wide_zeros(jax.eval_shape(measure, passes[0]))
     with jax.named_scope(SCORING_PASSES):
         total, _ = lax.scan(add_pass, empty, passes)
     num_rows = (passes >= 0).sum()

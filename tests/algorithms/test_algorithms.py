@@ -117,6 +117,14 @@ def probe_of(world, num_batches, params):
     return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted)
 
 
+def test_a_tensor_without_entries_has_sensitivity_0():
+    """NaN would hide the other tensors' sensitivities, as their maximum."""
+    task = worlds.QUADRATIC._replace(predict=lambda params, stats, batch: params["w"] * jnp.ones((len(batch[0]), 1)))
+    probe = probe_of(WORLD, 1, {"w": jnp.ones(()), "empty": jnp.zeros((0, 2))})._replace(task=task)
+    found = worlds.algorithm("elastic").probe(worlds.hyper(), probe)
+    assert {name: float(o) for name, o in found.items()} == pytest.approx({"w": 4.0, "empty": 0.0})
+
+
 @pytest.mark.parametrize("number", [0, 1, 4])
 def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_outputs(x64, number):
     """The outputs a x - b have the gradient 2 a (a x - b) of their square; of a constant the average is that constant,

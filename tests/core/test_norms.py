@@ -24,6 +24,11 @@ def test_the_spectral_norm_is_the_largest_singular_value(x64, shape):
     np.testing.assert_allclose(spectral(jnp.asarray(x)), expected, rtol=1e-13)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_the_spectral_norm_of_a_tensor_without_entries_is_0(shape):
+    assert float(norms.spectral(jnp.zeros(shape))) == 0
+
+
 def test_a_kernel_has_the_norm_of_torch_s_layout(x64):
     """torch keeps [out, in, h, w] and the published code reshapes it to [out, in h w]."""
     x = drawn((3, 3, 4, 5))

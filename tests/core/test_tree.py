@@ -9,6 +9,7 @@ import pytest
 import worlds
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import hlo, tree
 
 
@@ -34,6 +35,15 @@ def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(cohort, x6
 def test_a_weighted_sum_of_half_precision_takes_weights_of_single_precision(dtype):
     total = tree.weighted_sum(jnp.array([0.5, 0.25]), jnp.array([[3.0], [5.0]], dtype), jnp.ones(1, dtype))
     assert (total.dtype, float(total[0])) == (dtype, 2.0)
+
+
+@pytest.mark.parametrize("way", ["loop", "product"])
+def test_a_mean_of_many_models_of_half_precision_loses_none(way):
+    """A sum in bfloat16 would stall at half of it."""
+    platform = "cpu" if way == "loop" else "gpu"
+    hardware = hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)
+    models, origin = jnp.ones((1000, 1), jnp.bfloat16), jnp.zeros(1, jnp.bfloat16)
+    assert float(tree.weighted_sum(jnp.full(1000, 1e-3), models, origin, hardware)[0]) == 1.0
 
 
 def sharding_over(num_devices):

@@ -16,10 +16,10 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.data import user_data
-from fedvg_jax.engine import federated_round, local_training
+from fedvg_jax.engine import attacks, cohort_blocks, federated_round, local_training, robust, server_tuning
 from fedvg_jax.runs import chunks, history, loop
 from fedvg_jax.runs import simulation as build
-from fedvg_jax.weightings import basic
+from fedvg_jax.weightings import baselines, basic
 
 WORLD = worlds.uneven(cohort_size=5)
 TASK = worlds.QUADRATIC
@@ -541,6 +541,45 @@ def test_half_precision_parameters_take_a_loss_and_weights_of_single_precision(n
     worlds.assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), half), single, 0.05)
     assert losses[jnp.bfloat16].dtype == jnp.float32
     np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], rtol=0.05)
+
+
+HALVES = {name: (name, "uniform", {}) for name in build.ALGORITHMS} | {
+    "optimiser with a memory": ("fedavg", "uniform", {"optimiser": lambda hyper, round: optax.sgd(hyper["lr"], 0.9)}),
+    "attack": ("fedavg", "uniform", {"disturb": attacks.by(attacks.noise, np.array([0]), 5)}),
+    "rule": ("fedavg", "samples", {"aggregate": robust.clipped_mean}),
+    "own steps": ("fedavg", "uniform", {"refine": server_tuning.sgd(TASK, 2)}),
+    "gradients": ("fedavg", "fedvg", {}),
+    "lengths": ("fedavg", baselines.fltrust(TASK), {}),
+    "fitted weights": ("fedavg", baselines.fitted(TASK, 2), {}),
+}
+
+
+@pytest.mark.parametrize("case", HALVES)
+def test_a_round_of_half_precision_parameters_takes_hyperparameters_of_single_precision(case):
+    """As those of a run are; model and memories keep their dtypes."""
+    name, rule, options = HALVES[case]
+    algorithm = worlds.algorithm(name)
+
+    def in_half(arrays):
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
+
+    data = WORLD.data()._replace(pool=in_half(WORLD.data().pool))
+    start = worlds.state(WORLD, algorithm, TASK)._replace(variables=in_half(worlds.variables(task=TASK)))
+    server, client = in_half(algorithm.init(worlds.hyper(), start.variables.params))
+    start = start._replace(server=server, clients=tree.repeat(client, 5))
+    weighting = worlds.weighting(rule, algorithm, TASK) if isinstance(rule, str) else rule
+    with jax.numpy_dtype_promotion("standard"):
+        step = worlds.round_step(WORLD, algorithm, weighting, TASK, **options)
+        after, _ = jax.eval_shape(step, start, schedule_of(0), data, worlds.hyper(tuning_lr=0.1, fit_rate=0.1))
+    federated_round._check_state(after, start)
+
+
+def test_a_cohort_in_blocks_refuses_parameters_of_half_precision():
+    """Its running mean would round away the clients of a block."""
+    start = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
+    start = start._replace(variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), start.variables))
+    with pytest.raises(UsageError, match="at least float32; got bfloat16: use --hold 0"):
+        cohort_blocks.over_blocks(None, start, schedule_of(0, block_size=2), 5, 1)
 
 
 def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():

@@ -101,6 +101,37 @@ def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
     assert net.training and net.dropout.training and torch.equal(net.fc1.weight.grad, torch.ones(5, 6))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True),
+        lambda: nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True),
+    ],
+    ids=["attention", "recurrence"],
+)
+def test_layers_with_dropout_of_their_own_are_scored_without_it(layer):
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.last = layer(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return self.last((y[0] if isinstance(y, tuple) else y).mean(1))
+
+    net, rows = Sequence(), [(torch.randn(8, 5, 4), torch.arange(8) % 3)]
+    first, second = (fedvg_torch.validation_gradients(net, LOSS, rows) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_wrong_shape_or_no_client_is_refused():
+    ones = {"w": torch.ones(2)}
+    with pytest.raises(UsageError, match=r"client 1: tensor 'w' has shape \[3\]; expected \[2\]"):
+        fedvg_torch.aggregate(ones, [ones, {"w": torch.ones(3)}], {"w": torch.ones(2) / 2})
+    with pytest.raises(UsageError, match="at least one client"):
+        fedvg_torch.aggregate(ones, [], {"w": torch.ones(0)})
+
+
 def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
     net = Net()
     net.fc1.requires_grad_(False)

@@ -53,6 +53,10 @@ MODELS = {
         {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},
         "a loss float32 of shape (3,); expected one float, of shape ()",
     ),
+    "statistics of another dtype": (
+        {"loss": lambda *args: (TASK.loss(*args)[0], jax.tree.map(jnp.bfloat16, TASK.loss(*args)[1]))},
+        "task.loss: stats leaf 'bn1/mean' is bfloat16; expected float32, as task.init's stats",
+    ),
     "no pair": ({"loss": lambda *args: TASK.loss(*args)[0]}, "expected the pair (loss, stats)"),
     "other statistics": (
         {"loss": lambda *args: (TASK.loss(*args)[0], {})},

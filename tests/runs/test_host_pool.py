@@ -90,6 +90,10 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
     made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
+    before = host_pool._stored.cache_info()
+    assert fv.evaluate(made[1], whole.variables) == on_host
+    after = host_pool._stored.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
     same, other = made[1], made[1]._replace()
     assert joint_points.fits(same, same) and not joint_points.fits(same, other), "rows on the host are not shared"
 

@@ -149,6 +149,21 @@ def test_folder_without_one_file_of_weights_is_refused(tmp_path, names, parts):
 
 
 @pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, "--model mlp"),
+        ({"model": "resnet18", "stem": "cifar", "norm": "group"}, "--model resnet18 --stem cifar --norm group"),
+        ({"dataset": "hf:/home/my pictures", "model": "cnn", "image_size": 32},
+         "--model cnn --dataset 'hf:my pictures' --image-size 32"),
+    ],
+)  # fmt: skip
+def test_command_of_a_card_builds_the_exported_model(changes, options):
+    settings = hub_folder._settings(Config(**changes))
+    assert hub_folder._model_options(settings) == options
+    assert "--dataset DATA" in hub_folder._model_options(settings | {"dataset": "own data"})
+
+
+@pytest.mark.parametrize(
     ("dataset", "kind", "message"),
     [
         ("literature", "text-generation", "Inputs are sequences of 64 numbers of characters"),

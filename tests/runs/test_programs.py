@@ -136,6 +136,30 @@ def test_one_program_evaluates_all_tables_of_one_width():
         jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+def test_other_settings_of_jax_have_a_program_of_their_own():
+    """Otherwise a run inside `jax.default_matmul_precision("highest")` would compute as the run before it."""
+    calls = []
+
+    class Counted:
+        def lower(self, *_):
+            calls.append(self)
+            return self
+
+        def compile(self):
+            return len(calls)
+
+    sim, counted = fedvg_jax.simulation(SMALL), Counted()
+    rounds, data = schedules.stack([sim.schedule(0)], 1), sim.data._replace(training=sim.data.pool)
+
+    def compiled():
+        return programs.compile_for(counted, counted, sim.state, rounds, data, sim.hyper).chunk
+
+    first, again = compiled(), compiled()
+    with jax.default_matmul_precision("highest"):
+        other = compiled()
+    assert (first, again, other) == (1, 1, 2)
+
+
 def test_shared_program_gives_the_results_of_a_separate_one():
     other = replace(SMALL, seed=5, lr=0.05)
     shared = fedvg_jax.run(other)

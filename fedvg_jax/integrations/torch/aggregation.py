@@ -98,6 +98,12 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
     named_arrays.check_names(weights, floats, "weights", "the state dict")  # pyright: ignore[reportArgumentType]
     for client, of_client in enumerate(states):
         named_arrays.check_names(of_client, list(state), f"state dict of client {client}", "the global model")  # pyright: ignore[reportArgumentType]
+        for name, tensor in state.items():
+            if of_client[name].shape != tensor.shape:
+                shapes = f"{list(of_client[name].shape)}; expected {list(tensor.shape)}, as in the global model"
+                raise UsageError(f"state dict of client {client}: tensor '{name}' has shape {shapes}")
+    if not states:
+        raise UsageError("aggregate takes the state dicts of at least one client; got none")
     mean_weight = torch.stack([weights[name].float() for name in floats]).mean(0)
     averaged = {}
     for name, tensor in state.items():

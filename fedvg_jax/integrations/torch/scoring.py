@@ -146,11 +146,13 @@ def _minibatches(model: nn.Module, loader: Loader) -> Iterable[tuple[Any, Any]]:
 
 
 def _set_mode(model: nn.Module, train: bool) -> None:
-    """Sets the mode of the model, except that Dropout is the identity."""
+    """Sets the mode of the model, a copy, except that Dropout is the identity, also inside attention and recurrence."""
     model.train(train)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0
 
 
 def _fill(model: nn.Module, arrays: Arrays) -> None:

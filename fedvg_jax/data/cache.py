@@ -30,7 +30,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
 
-VERSION = 3
+VERSION = 4
 """Version of the entries' format; part of their names."""
 
 _PIECE = 2**22

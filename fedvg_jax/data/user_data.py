@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fedvg_jax.config import Config
@@ -29,7 +31,7 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     if not isinstance(data, Arrays):
         if not isinstance(data, tuple) or len(data) != 2:
             raise UsageError(f"data must be a pair (x, y) of arrays, or fedvg_jax.data.Arrays; got {_kind(data)}")
-        x, y = map(np.asarray, data)
+        x, y = _as_array(data[0], "x"), _as_array(data[1], "y")
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
     data = data._replace(x=_checked(data.x, "x"), y=_checked(data.y, "y"))
     if len(data.x) != len(data.y) or not len(data.x):
@@ -166,8 +168,16 @@ def check_augmentation_fits(arrays: Arrays, config: Config) -> None:
         raise UsageError(f"augment {config.augment} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")
 
 
+def _as_array(values: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"data: {name} must be an array [T, ...], every row of one shape; {error}") from error
+
+
 def _checked(array, name: str) -> np.ndarray:
-    array = np.asarray(array)
+    array = _as_array(array, name)
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if not array.ndim or array.dtype.kind not in "biuf":
         raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {_shape(array)}")
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
@@ -175,9 +185,18 @@ def _checked(array, name: str) -> np.ndarray:
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":
+        if array.dtype.itemsize > 8:
+            raise UsageError(
+                f"data: {name} must be of at most 64 bits; got {array.dtype}; use {name}.astype('float32')"
+            )
         finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
+        most = float(np.finfo(np.float32).max)
+        if array.dtype.itemsize == 8 and array.size and max(-array.min(), array.max()) > most:
+            raise UsageError(
+                f"data: floats of {name} must be at most {most:.3g} in size, as float32 holds; rescale them"
+            )
     return array
 
 

@@ -219,3 +219,18 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
 def test_spacing_keeps_all_rows_if_there_are_no_more_than_allowed():
     whole = Arrays("rows", np.zeros((5, 2), np.float32), np.arange(5), tuple("abcde"), 5)
     assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6, 2**31))
+
+
+def test_validation_split_beside_x_train_is_pooled(tmp_path):
+    x, y = images(3, 4, 4), np.arange(3)
+    write_npz(tmp_path / "a.npz", x_train=x[:1], y_train=y[:1], x_val=x[1:2], y_val=y[1:2], x_test=x[2:], y_test=y[2:])
+    np.testing.assert_array_equal(data.load("npz", tmp_path).y, y)
+
+
+@pytest.mark.parametrize("names", [["Käse", "β"], ["Käse".encode(), "β".encode()]], ids=["texts", "bytes"])
+def test_folder_of_mapped_arrays_has_its_name_and_class_names(tmp_path, monkeypatch, names):
+    monkeypatch.chdir(tmp_path)
+    for name, array in {"x": images(2, 4, 4), "y": np.array([0, 1]), "class_names": np.array(names)}.items():
+        np.save(f"{name}.npy", array)
+    arrays = data.load("npz", Path("."))
+    assert arrays.class_names == ("Käse", "β") and arrays.name == tmp_path.name

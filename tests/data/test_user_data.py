@@ -29,6 +29,14 @@ def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     assert result.class_names == (("0", "1") if is_label else ())
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
+    x = np.arange(6).astype(dtype)
+    result = user_data.as_arrays((x, LABELS.astype(dtype)))
+    assert result.x.dtype.isnative
+    np.testing.assert_array_equal(result.x, x)
+
+
 def test_labels_are_widened_to_int32():
     assert user_data.as_arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
 
@@ -43,6 +51,11 @@ def test_labels_are_widened_to_int32():
         ((FLOATS.astype(str), TARGETS), "x must be an array"),
         ((np.float32(1), TARGETS), r"x must be an array .*; got float32 \[\]"),
         ((FLOATS, TARGETS.astype(complex)), "y must be an array"),
+        (([[0.0], [1.0, 2.0]], LABELS[:2]), "x must be an array .*every row of one shape"),
+        ((FLOATS, [[0], [1, 2], 0, 0, 0, 0]), "y must be an array .*every row of one shape"),
+        ((FLOATS.astype(np.longdouble), LABELS), r"x must be of at most 64 bits; .*astype"),
+        ((FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
+        ((-FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
         ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
         (Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
         (Arrays("mine", FLOATS, TARGETS, ("a", "b"), 6), "leave class_names empty"),

@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from files import usage_error
@@ -17,6 +18,11 @@ from fedvg_jax.config import Config
 from fedvg_jax.runs import loop, simulation
 from fedvg_jax.views import tracking
 from fedvg_jax.views.tracking.writers import Writer
+
+
+class FakeSimulation(NamedTuple):
+    config: Config
+    given: frozenset
 
 
 def record(number):
@@ -163,7 +169,7 @@ def test_points_of_a_sweep_are_tracked(fake, monkeypatch, tmp_path):
         return fv.History([record(1)], {"interrupted": False}, None, None, None, sim.config)
 
     monkeypatch.setattr(loop, "run_simulation", run)
-    monkeypatch.setattr(simulation, "simulation", lambda config, **_: types.SimpleNamespace(config=config, given=()))
+    monkeypatch.setattr(simulation, "simulation", lambda config, **_: FakeSimulation(config, frozenset()))
     start = Config(rounds=1, cache_dir=tmp_path / "cache")
     assert len(fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")) == 2
     assert [name for name, _ in fake] == ["open", "log", "close"] * 2

@@ -31,8 +31,8 @@ def load(path: Path) -> Arrays:
     named = path / "class_names.npy"
     if y.dtype.kind not in "iu" or not y.size:
         raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
-    names = [str(name) for name in _read(named).ravel()] if named.is_file() else numbers(int(y.max()))
-    arrays = check(Arrays(path.name, x, y, tuple(names), len(y)), path)
+    names = npy.texts(np.array(_read(named)), named) if named.is_file() else numbers(int(y.max()))
+    arrays = check(Arrays(path.resolve().name, x, y, tuple(names), len(y)), path)
     groups = path / "groups.npy"
     return with_groups(arrays, np.array(_read(groups)), groups) if groups.is_file() else arrays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,3 +94,24 @@ def _whole_numbers(y: np.ndarray, file: Path) -> np.ndarray:
     if y.dtype.kind not in "ui":
         raise UsageError(f"{file}: labels must be whole numbers, got {y.dtype} {list(y.shape)}")
     return np.asarray(y)
+
+
+def texts(names: np.ndarray, file: Path) -> list[str]:
+    """Returns the names of classes in an array of texts, UTF-8 bytes or numbers.
+
+    Raises:
+        UsageError: it has bytes or codes that are not characters.
+    """
+    names = names.ravel()
+    try:
+        if names.dtype.kind == "U" and _largest_character(names) > sys.maxunicode:
+            raise ValueError("codes that are not characters")
+        return [label.decode() if isinstance(label, bytes) else str(label) for label in names]
+    except ValueError as error:
+        raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None
+
+
+def _largest_character(names: np.ndarray) -> int:
+    """Returns the largest character code of texts [n]; NumPy makes a broken `str` of codes above `sys.maxunicode`."""
+    codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
+    return int(codes.max(initial=0))

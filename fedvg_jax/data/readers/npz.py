@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
-from fedvg_jax.data.readers import mapped
+from fedvg_jax.data.readers import mapped, npy
 
 KEYS = (
     (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
-    (("x_train", "y_train"), ("x_test", "y_test")),
+    (("x_train", "y_train"), ("x_val", "y_val"), ("x_test", "y_test")),
     (("x", "y"),),
     (("images", "labels"),),
 )
@@ -26,7 +25,7 @@ KEYS = (
 
 LAYOUT = (
     "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
-    "or x_train, y_train[, x_test, y_test], or x, y, or images, labels"
+    "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y, or images, labels"
 )
 
 
@@ -64,7 +63,7 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         raise UsageError(f"{file}: must hold {LAYOUT}; got {', '.join(members) or 'no array'}")
     splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
     if "class_names" in members:
-        class_names = _texts(members, file)
+        class_names = npy.texts(members["class_names"], file)
     arrays = pool(name, splits, class_names, file)
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
@@ -131,23 +130,8 @@ def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> 
 
 def names(members: dict[str, np.ndarray], y: np.ndarray, file: Path) -> tuple[str, ...]:
     """Returns the class names in `members`, or the numbers 0..max."""
-    return tuple(_texts(members, file)) if "class_names" in members else tuple(numbers(int(y.max(initial=0))))
-
-
-def _texts(members: dict[str, np.ndarray], file: Path) -> list[str]:
-    names = members["class_names"].ravel()
-    try:
-        if names.dtype.kind == "U" and _largest_character(names) > sys.maxunicode:
-            raise ValueError("codes that are not characters")
-        return [label.decode() if isinstance(label, bytes) else str(label) for label in names]
-    except ValueError as error:
-        raise UsageError(f"{file}: class_names must be texts in UTF-8 ({reason(error)}); write them again") from None
-
-
-def _largest_character(names: np.ndarray) -> int:
-    """Returns the largest character code of texts [n]; NumPy makes a broken `str` of codes above `sys.maxunicode`."""
-    codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
-    return int(codes.max(initial=0))
+    given = members.get("class_names")
+    return tuple(numbers(int(y.max(initial=0))) if given is None else npy.texts(given, file))
 
 
 def _claimed(stream: IO[bytes], keys: Collection[str]) -> int:

@@ -77,6 +77,21 @@ def parse_weighting(text: str) -> Rule:
     return text
 
 
+def rule_names(text: str) -> list[str]:
+    """Returns the names of the rules that a text combines.
+
+    >>> rule_names("samples+permuted(fedvg)")
+    ['samples', 'fedvg']
+    """
+
+    def names(rule: Rule) -> list[str]:
+        if isinstance(rule, Mean):
+            return names(rule.first) + names(rule.second)
+        return names(rule.of) if isinstance(rule, Permuted) else [rule]
+
+    return names(parse_weighting(text))
+
+
 def _summands(text: str) -> list[str]:
     """Returns the texts between the plus signs that are in no parentheses.
 

@@ -128,8 +128,12 @@ def walk(section: Section) -> Iterator[Section]:
 
 def loops(section: Section, scope: str) -> list[Section]:
     """Returns the loops that jax named `scope`, e.g. by `jax.named_scope`."""
-    pattern = re.compile(rf"(^|[/(]){re.escape(scope)}\)*/while$")
-    return [inner for inner in walk(section) if pattern.search(inner.scope)]
+    return [inner for inner in walk(section) if is_loop(inner, scope)]
+
+
+def is_loop(section: Section, scope: str) -> bool:
+    """Returns whether a section is a loop that jax named `scope`."""
+    return re.search(rf"(^|[/(]){re.escape(scope)}\)*/while$", section.scope) is not None
 
 
 def all_kernels(section: Section) -> list[tuple[int, Kernel]]:

@@ -99,7 +99,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     shared_start.refuse_different_data(sim)
     with shared_start.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
         if config.export_partition and processes.is_first():
-            to_rows.write(config.export_partition, sim.partition, config.export_form)
+            to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
         yield recorder
 
 

@@ -73,8 +73,14 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
             split by the config's ratios.
 
     Raises:
-        UsageError: it is not a partition of these data among the config's clients.
+        UsageError: it is not a partition of these data among the config's clients, or the config's `split` holds rows
+            out before the partition.
     """
+    if config.split != "client":
+        raise UsageError(
+            f"split {config.split} holds rows out before the partition, and partition= assigns all rows; use split"
+            " client, or give (train, val, test)"
+        )
     return _checked(config, arrays, partition, "the partition given")
 
 

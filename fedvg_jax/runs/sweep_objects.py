@@ -18,12 +18,23 @@ HYPER = "hyper."
 
 REPLACED = {
     "data": ("dataset", "data_dir", "image_size", "splits"),
-    "partition": ("partition", "partition_file", "alpha"),
+    "partition": (
+        "partition",
+        "partition_file",
+        "alpha",
+        "split",
+        "min_samples_rule",
+        "shards_per_client",
+        "classes_per_client",
+    ),
     "task": ("model", *simulation.MODEL_SETTINGS),
     "algorithm": ("algorithm", "method"),
     "weighting": ("weighting", "method"),
 }
 """Argument -> settings that it replaces, so that an axis of them would change nothing."""
+
+OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
+"""Settings that `partition=(train, val, test)` replaces too; a list of the clients' rows is split by them."""
 
 
 def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
@@ -78,7 +89,9 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
             the partition or an object cannot be used.
     """
     for argument, settings in REPLACED.items():
-        for name in settings if replacements.get(argument) is not None else ():
+        given = replacements.get(argument)
+        is_split = argument == "partition" and isinstance(given, tuple)
+        for name in (*settings, *(OF_SPLIT if is_split else ())) if given is not None else ():
             if any(name in point.values for point in points):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     arguments = [for_point(point, replacements) for point in points]
@@ -86,8 +99,8 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
         return
     sim = simulation.simulation(points[0].config, **arguments[0])
     assert sim.algorithm is not None and sim.weighting is not None
-    given = (("algorithm", sim.algorithm), ("weighting", sim.weighting))
-    own = tuple(part for name, part in given if replacements.get(name) is not None)
+    parts = (("algorithm", sim.algorithm), ("weighting", sim.weighting))
+    own = tuple(part for name, part in parts if replacements.get(name) is not None)
     for point, argument in zip(points, arguments, strict=True):
         if argument.get("hyper"):
             merge_hyperparameters(point.config, sim.algorithm, sim.weighting, argument["hyper"], own)
@@ -105,7 +118,7 @@ def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
             continue
         if name == "data":
             arrays = user_data.as_arrays(value)
-            described[name] = cache.digest(arrays.x, arrays.y)
+            described[name] = cache.digest(arrays.x, arrays.y, arrays.groups, tuple(arrays.class_names))
         elif name == "partition":
             is_split = isinstance(value, tuple) and all(isinstance(part, Sequence) for part in value)
             described[name] = cache.digest(*(itertools.chain(*value) if is_split else value))

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
@@ -72,7 +73,7 @@ class Prediction(NamedTuple):
     train_images_per_round: float
     """Images trained on, mean over rounds."""
     scoring_images_per_round: int
-    """D_val once per client of the cohort; 0 where the weights do not use it."""
+    """Rows of D_val that the weights and `record` read, once for each model that they measure."""
     eval_images: int
     """Images of one evaluation."""
     evaluations: int
@@ -114,7 +115,7 @@ def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None =
         rounds=num_rounds,
         steps_per_round=float(steps.mean()),
         train_images_per_round=float(images.mean()),
-        scoring_images_per_round=_num_rows(sim.data.scoring) * cohort_size(config) * reads_scoring(config),
+        scoring_images_per_round=_num_rows(sim.data.scoring) * scoring_passes(config),
         eval_images=sum(map(_num_rows, run_chunks.evaluation_tables(sim.data).values())),
         evaluations=evaluations,
         compile_seconds=programs.seconds,
@@ -249,11 +250,17 @@ def _num_rows(table: Any) -> int:
     return int((np.asarray(table) >= 0).sum())
 
 
-def reads_scoring(config: Config) -> bool:
-    """Returns whether the weights are measured on D_val."""
-    names = ("fedvg", "generalised", "val_loss", "val_accuracy", "fltrust", "fitted")
-    only_delta = "delta" in (config.fedvg.norm, config.fedvg.signal) and "val" not in config.weighting
-    return any(name in config.weighting for name in names) and not only_delta
+def scoring_passes(config: Config) -> int:
+    """Returns the passes of a model over D_val in a round, by the weights and by `record`.
+
+    Measuring the clients takes one pass per client of the cohort. FLTrust's own step takes one, and each step of fitted
+    weights one.
+    """
+    is_delta = "delta" in (config.fedvg.norm, config.fedvg.signal)
+    of_cohort = ("val_loss", "val_accuracy", *(() if is_delta else ("fedvg", "generalised")))
+    passes = {**dict.fromkeys(of_cohort, cohort_size(config)), "fltrust": 1, "fitted": config.fedvg.fit_steps}
+    recorded = sum(name in config.record.split(",") for name in ("client_val_loss", "client_fisher_trace"))
+    return sum(passes.get(name, 0) for name in rule_names(config.weighting)) + recorded * cohort_size(config)
 
 
 def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int, int]:

@@ -158,10 +158,12 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
     chunk, evaluate = (hlo.sections(hlo.parse(program.as_text())) for program in programs[:2])
     schedules = [sim.schedule(r) for r in range(min(config.rounds, COUNTED))]
     num_devices = len(sim.executor.placement.device_set) if sim.executor.placement else 1
+    num_scored, num_padded = _scoring_groups(sim)
     work = Work(
         steps=float(np.mean([schedule.plan.length.sum() for schedule in schedules])),
         segments=float(np.mean([schedule.plan.num_segments for schedule in schedules])),
         probes=float(np.mean([schedule.probe_steps.sum() / num_devices for schedule in schedules])),
+        scored=num_scored / num_padded,
     )
     ends = ASSUMPTIONS[target.hardware.platform]
     parts = _parts(chunk, evaluate, work, target, ends)
@@ -193,11 +195,13 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
 
 
 class Work(NamedTuple):
-    """Iterations of the loops of a round whose counts are data, means over rounds."""
+    """Iterations of the loops of a round that depend on data, means over rounds."""
 
     steps: float
     segments: float
     probes: float
+    scored: float
+    """Fraction of the minibatches of D_val that are not padding, which scoring skips."""
 
 
 def _parts(
@@ -255,7 +259,8 @@ def _part(section: Section, work: Work, target: Target, ends: Sequence[Assumptio
 def _trips(section: Section, work: Work) -> float:
     """Returns the iterations of a loop in its parent's one iteration."""
     if section.trips is not None:
-        return section.trips
+        is_scoring = hlo.is_loop(section, scopes.SCORING_PASSES)
+        return math.ceil(section.trips * work.scored) if is_scoring else section.trips
     counts = {scopes.SEGMENTS: work.segments, scopes.LOCAL_STEPS: work.steps / max(work.segments, 1.0)}
     return next((n for scope, n in counts.items() if section.scope.endswith(f"{scope}/while")), work.probes)
 
@@ -314,6 +319,14 @@ def _collectives(chunk: Section) -> list[Collective]:
 def _largest(chunk: Section) -> list[tuple[int, str]]:
     shapes = {shape for _, kernel in hlo.all_kernels(chunk) for shape in hlo.arrays(kernel.shape)}
     return sorted(((hlo.num_bytes(shape), shape) for shape in shapes), reverse=True)[:LARGEST]
+
+
+def _scoring_groups(sim: simulation.Simulation) -> tuple[int, int]:
+    """Returns the minibatches of D_val that have rows, and those of its table."""
+    num_padded, batch_size = np.shape(sim.data.scoring)
+    num_rows = sim.statistics["validation"]["samples"]
+    scored = num_rows - num_rows // 2 if sim.config.select == "held_out" else num_rows
+    return min(num_padded, math.ceil(scored / batch_size)), num_padded
 
 
 def _tables(sim: simulation.Simulation) -> list[Any]:

@@ -38,6 +38,15 @@ def test_written_parts_are_read_as_the_same_partition(tmp_path, suffix, held_out
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_parts_of_a_pool_are_refused_for_one_of_another_size(tmp_path, suffix):
+    file, partition = tmp_path / f"rows{suffix}", drawn()
+    to_rows.write(file, partition, num_samples=len(LABELS))
+    assert as_lists(read(file)) == as_lists(partition)
+    with usage_error(str(file), f"it divides {len(LABELS)} rows, and the data set has {len(LABELS) + 1}; use"):
+        from_rows.read(file, len(LABELS) + 1)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
 def test_rows_by_client_survive_writing_and_reading_twice(tmp_path, suffix):
     partition, files = drawn(), [tmp_path / f"{name}{suffix}" for name in "ab"]
     to_rows.write(files[0], partition, "clients")

@@ -328,6 +328,8 @@ def test_given_client_below_the_minimum_is_refused():
         ("a.json", b"[[1, 2"),
         ("a.json", b"\xff"),
         ("a.json", b"3"),
+        ("a.json", b'"train"'),
+        ("a.json", b"null"),
         ("a.json", b"{}"),
         ("a.json", b'{"train": [[1]], "val": [[2]]}'),
         ("a.json", b"[3]"),

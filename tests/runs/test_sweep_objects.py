@@ -7,6 +7,7 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.data import user_data
 from fedvg_jax.runs import sweep_objects
 
 CONFIG = fv.Config(clients=4, rounds=1)
@@ -43,9 +44,14 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
         ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
         ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
+        (
+            {"axes": {"split": ["client", "global"]}, "partition": [np.arange(50)] * 4},
+            "has no effect beside partition=",
+        ),
+        ({"axes": {"val_ratio": [0.1, 0.2]}, "partition": ([], [], [])}, "val_ratio has no effect beside partition="),
         ({"partition": [np.arange(50)] * 4}, "row 0 occurs 4 times"),
     ],
-    ids=["range", "unknown", "number", "weighting", "partition", "rows"],
+    ids=["range", "unknown", "number", "weighting", "partition", "split", "ratio", "rows"],
 )
 def test_objects_that_cannot_work_are_refused_before_the_first_run(changes, message):
     with pytest.raises(fv.UsageError) as caught:
@@ -61,6 +67,12 @@ def test_a_folder_is_refused_for_other_objects(tmp_path):
     base = {"data": arrays(), "partition": rows, "weighting": tempered, "hyper": {"T": 1.0}}
     others = {"data": arrays(2), "partition": rows[::-1], "weighting": fv.weightings.uniform(), "hyper": {"T": 2.0}}
     assert given(**base) == given(**{**base, "task": None})
+    known = user_data.as_arrays(arrays())
+    for changed in (
+        known._replace(class_names=tuple(reversed(known.class_names))),
+        known._replace(groups=np.zeros(len(known.y), np.int32)),
+    ):
+        assert given(data=changed) != given(data=known)
     for name, other in others.items():
         assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
 

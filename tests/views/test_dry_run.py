@@ -57,13 +57,17 @@ def test_run_takes_its_rounds_and_the_time_between_them(planned):
 
 
 @pytest.mark.parametrize(
-    ("changes", "reads"),
-    [({}, True), ({"weighting": "samples"}, False), ({"weighting": "samples+val_loss"}, True),
-     ({"fedvg.norm": "delta"}, False), ({"fedvg.signal": "fisher"}, True)],
+    ("changes", "passes"),
+    [({}, 10), ({"weighting": "samples"}, 0), ({"weighting": "samples+val_loss"}, 10), ({"fedvg.norm": "delta"}, 0),
+     ({"fedvg.signal": "fisher"}, 10), ({"fedvg.norm": "delta", "weighting": "permuted(val_accuracy)"}, 10),
+     ({"weighting": "fedvg+val_loss"}, 20), ({"weighting": "fltrust"}, 1), ({"weighting": "fitted"}, 10),
+     ({"weighting": "fitted", "fedvg.fit_steps": 3, "join_ratio": 0.5}, 3), ({"join_ratio": 0.25}, 5),
+     ({"weighting": "samples", "record": "client_val_loss,client_drift"}, 10),
+     ({"record": "client_val_loss,client_fisher_trace"}, 30)],
 )  # fmt: skip
-def test_validation_set_is_counted_where_weights_use_it(changes, reads):
+def test_a_pass_over_the_validation_set_is_counted_for_each_model_measured(changes, passes):
     settings = config.apply(config.Config(), changes, "test")
-    assert dry_run.reads_scoring(settings) is reads
+    assert dry_run.scoring_passes(settings) == passes
 
 
 def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():

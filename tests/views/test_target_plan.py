@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware, targets, tree
+from fedvg_jax.core import hardware, hlo, targets, tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, programs, simulation, target_programs
@@ -52,6 +52,17 @@ def test_a_plan_has_the_work_of_the_schedules(planned):
     assert plan.steps_per_round == pytest.approx(sum(lengths) / 3) and plan.rounds == 3
     assert plan.parts.keys() >= {"step", "segment", "evaluation", "round", "rest of a round"}
     assert plan.parts["round"].flops >= plan.steps_per_round * plan.parts["step"].flops > 0
+
+
+def test_padding_of_the_validation_set_is_no_work(planned):
+    made, _ = planned
+    used, padded = target_plan._scoring_groups(made)
+    rows = made.statistics["validation"]["samples"]
+    assert padded == made.data.scoring.shape[0] and (used - 1) * made.data.scoring.shape[1] < rows
+    work = target_plan.Work(steps=1.0, segments=1.0, probes=0.0, scored=0.3)
+    scoring = hlo.Section("round/vmap(scoring_passes)/while", 10, (), ())
+    assert target_plan._trips(scoring, work) == 3
+    assert target_plan._trips(scoring._replace(scope="round/while"), work) == 10
 
 
 def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):

@@ -18,7 +18,8 @@ from fedvg_jax.data.readers import npz
 LAYOUT = (
     ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the"
     " rows of client k as `k`."
-    ' .json: a list of N lists of rows, or {"0": rows, "1": ..}; or {"train": either of these, "val": .., "test": ..}'
+    ' .json: a list of N lists of rows, or {"0": rows, "1": ..}; or {"train": either of these, "val": .., "test": ..}.'
+    " With training, validation and test rows, `num_rows` may be T, the rows of the pool"
 )
 """Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out.
 
@@ -26,7 +27,10 @@ Rows by the number of the client are what the partitioners of flwr-datasets and 
 arrays.
 """
 
-_MEMBERS = frozenset({"client", *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
+NUM_ROWS = "num_rows"
+"""Member of a file: T, rows of the pool that it divides."""
+
+_MEMBERS = frozenset({"client", NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
 
 _MAX_ROW = np.iinfo(np.int64).max
 
@@ -120,6 +124,8 @@ def check(
 def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
     if isinstance(members, list):
         return _lists(members)
+    if not isinstance(members, Mapping):
+        raise TypeError(f"a list or an object is needed, got {type(members).__name__}")
     if members and all(_is_number(name) for name in members):
         return _by_number(members)
     if "client" in members:
@@ -127,7 +133,17 @@ def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
         if num_samples is not None and owner.shape != (num_samples,):
             raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and the data set has {num_samples} rows")
         return _rows_of_clients(owner)
+    _check_num_rows(members.get(NUM_ROWS), num_samples)
     return Partition(*(_part(members, name) for name in Partition._fields))
+
+
+def _check_num_rows(num_rows: Any, num_samples: int | None) -> None:
+    """Raises ValueError for a partition of a pool of another size; None is not known."""
+    if num_rows is not None and num_samples is not None and num_rows != num_samples:
+        raise ValueError(
+            f"it divides {num_rows} rows, and the data set has {num_samples}; use the data set and max_rows that it was"
+            " made with"
+        )
 
 
 def _is_number(name: str) -> bool:

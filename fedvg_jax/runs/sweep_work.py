@@ -146,7 +146,8 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     arguments = sweep_objects.for_point(point, work.replacements)
     if arguments.get("data") is not None:
         return simulation.simulation(config, **arguments)
-    sim = simulation.simulation(config, **arguments | {"data": work.data.read(config)})
+    arguments["data"] = work.data.read(config)
+    sim = simulation.simulation(config, **arguments)
     return sim._replace(given=sim.given - {"data"})  # it is the data set that the settings name
 
 

@@ -73,13 +73,13 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
             split by the config's ratios.
 
     Raises:
-        UsageError: it is not a partition of these data among the config's clients, or the config's `split` holds rows
-            out before the partition.
+        UsageError: it is not a partition of these data among the config's clients, or the lists are to be split, and
+            the config's `split` holds rows out before the partition.
     """
-    if config.split != "client":
+    if config.split != "client" and not isinstance(partition, tuple):
         raise UsageError(
-            f"split {config.split} holds rows out before the partition, and partition= assigns all rows; use split"
-            " client, or give (train, val, test)"
+            f"split {config.split} holds rows out before the partition, and the lists of partition= assign all rows;"
+            " use split client, or give (train, val, test)"
         )
     return _checked(config, arrays, partition, "the partition given")
 

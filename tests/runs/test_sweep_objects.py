@@ -8,7 +8,7 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
-from fedvg_jax.runs import sweep_objects
+from fedvg_jax.runs import population, sweep_objects
 
 CONFIG = fv.Config(clients=4, rounds=1)
 
@@ -82,3 +82,12 @@ def test_a_folder_is_refused_for_other_objects(tmp_path):
         fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered, hyper={"T": 2.0})
     with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper"):
         fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered)
+
+
+def test_lists_of_rows_cannot_be_held_out_before_the_partition_and_parts_can():
+    config, whole = dataclasses.replace(CONFIG, clients=2, split="global"), np.arange(100)
+    data = (np.zeros((100, 2), np.float32), whole % 2)
+    with pytest.raises(fv.UsageError, match=r"split global holds rows out .* or give \(train, val, test\)"):
+        population.take_partition(config, user_data.as_arrays(data), [whole[:50], whole[50:]])
+    parts = ([whole[:40], whole[40:80]], [whole[80:90]], [whole[90:]])
+    assert len(population.take_partition(config, user_data.as_arrays(data), parts).test) == 1

@@ -1,6 +1,6 @@
 """`python -m fedvg_jax.bounds`, or `fedvg bounds`: accuracies without a federation, to compare a federation's with.
 
-    pooled      one model on the training rows of all clients together (centralised training): an upper bound
+    pooled      one model on the training rows of all clients together (centralised training): a reference
     alone       one model per client on its own rows (local training), tested on the common test set
     validation  one model on the shared validation set D_val: what a weighting that uses D_val must exceed
 

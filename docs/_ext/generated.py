@@ -15,8 +15,8 @@ import result_tables
 DOCS = Path(__file__).parent.parent
 CONTROLS = (
     *("digits", "digits_tinycnn", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val"),
-    *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_resnet18_batch", "cifar10_resnet18_group"),
-    *("breast_cancer", "literature"),
+    *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full"),
+    *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
 )
 """Comparisons of FedVG with its controls."""
 
@@ -34,7 +34,7 @@ def pieces() -> dict[str, str]:
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")
-            for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5")
+            for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full")
         },
         "family_digits": result_tables.controls("family_digits", "uniform"),
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),

@@ -134,7 +134,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rows": (lambda v: v >= 0, ">= 0, where 0 is all"),
     "min_samples": (lambda v: v >= 1, ">= 1"),
     "test_ratio": (lambda v: 0 < v < 1, "in (0, 1)"),
-    "val_ratio": (lambda v: 0 <= v < 1, "in (0, 1)"),
+    "val_ratio": (lambda v: 0 <= v < 1, "in [0, 1); 0 only with an external D_val"),
     "eval_every": (lambda v: v >= 1, ">= 1"),
     **dict.fromkeys(("checkpoint_every", "keep", "hold"), (lambda v: v >= 0, ">= 0")),
     "lr_decay": (lambda v: 0 < v <= 1, "in (0, 1]"),

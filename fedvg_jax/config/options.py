@@ -60,7 +60,7 @@ class FedVG:
     """Temperature of --weighting generalised. Weights are raised to the power 1 / temperature; large values approach
     uniform weights."""
     mix: float = 0.0
-    """Fraction of n_k/N in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
+    """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
     multipliers: str = ""
     """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
     path applies, and 1 where none does."""
@@ -199,7 +199,7 @@ class Config:
     algorithm: str = "fedavg"
     """Federated algorithm."""
     weighting: str = "fedvg"
-    """Aggregation weights of the clients. samples is n_k/N; native is what the algorithm's own paper uses.
+    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses.
     permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     alpha: float = 0.05
     """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their

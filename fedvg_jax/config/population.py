@@ -35,8 +35,8 @@ class Validation:
     data_dir: Path | None = None
     """Folder or file of the external set."""
     copies: str = "official"
-    """Images taken from an external set. official: 50 of every class, twice, and at most 5,000; none: every image
-    once."""
+    """Images taken from an external set. official: 50 of every class and then every image, at most 5,000; none:
+    every image once."""
     classes: str = "paper"
     """Classes taken from an external cifar100. paper: the paper's seven; all: also pickup_truck, as truck."""
     clients: float = 1.0
@@ -46,7 +46,7 @@ class Validation:
     fraction: float = 1.0
     """Fraction of the images kept, selected at random, in (0, 1]."""
     rho: float = 0.0
-    """Class imbalance; 0 for none. Of class i, floor(p_i N/2) of N images are kept where there are as many, p_i ~
+    """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
     rho^i."""
     imbalance: str = "corrected"
     """Order of an imbalanced D_val. corrected: the order of D_val, all minibatches; official: sorted by class, without

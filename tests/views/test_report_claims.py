@@ -163,7 +163,18 @@ def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
             "scores": [1.0] * 4, "num_samples": [4, 12, 6, 10], "dropped": [3],
         }  # fmt: skip
         write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields={i: entries for i in (1, 2, 3)})
-    assert "+1.00 [+1.00, +1.00] over 2 runs" in verdicts(tmp_path)["small_gradient_generalises"].ours
+    assert "+1.00 [+1.00, +1.00] over 2 replicates, 2 runs" in verdicts(tmp_path)["small_gradient_generalises"].ours
+
+
+def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
+    weights = {1.0: [0.2, 0.3, 0.5], 0.5: [0.2, 0.5, 0.3], -1.0: [0.5, 0.3, 0.2]}  # by rank correlation
+    for seed, found in enumerate([(1.0, 0.5, 0.5), (0.5, 0.5, -1.0)]):
+        for alpha, correlation in zip((0.05, 0.1, 0.5), found, strict=True):
+            fields = {i: {"weights": weights[correlation], "client_accuracy": [0.4, 0.5, 0.9]} for i in (1, 2, 3)}
+            write_run(tmp_path / f"{seed}-{alpha}", method="fedvg", seed=seed, alpha=alpha, fields=fields)
+    # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
+    ours = verdicts(tmp_path)["small_gradient_generalises"].ours
+    assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in ours
 
 
 def test_depth_of_layers_follows_numbers_with_the_classifier_last():
@@ -184,14 +195,14 @@ def test_weights_that_rank_the_client_models_hold(tmp_path):
         fields = {i: {"weights": [0.2, 0.3, 0.5], "client_accuracy": [0.4, 0.5, 0.9]} for i in (1, 2, 3)}
         write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
     results = verdicts(tmp_path)["small_gradient_generalises"]
-    assert results.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 runs" in results.ours
+    assert results.verdict == "holds" and "+1.00 [+1.00, +1.00] over 2 replicates, 2 runs" in results.ours
 
 
 @pytest.mark.parametrize(
     ("weights", "verdict", "text"),
     [
-        (([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), "fails", "+1.00 [+1.00, +1.00] over 2 runs"),
-        (([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]), "fails", "-1.00 [-1.00, -1.00] over 2 runs"),
+        (([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), "fails", "+1.00 [+1.00, +1.00] over 2 replicates, 2 runs"),
+        (([0.2, 0.3, 0.5], [0.2, 0.3, 0.5]), "fails", "-1.00 [-1.00, -1.00] over 2 replicates, 2 runs"),
         (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), "holds", "+0.00 ["),
     ],
 )

@@ -90,6 +90,16 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
     assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
 
 
+def test_the_seed_that_is_missing_is_named_beside_a_failed_one(tmp_path):
+    for method, seeds in {"fedavg": (0, 1, 2), "fedvg": (0, 2)}.items():
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    (tmp_path / "fedvg2" / "summary.json").unlink()
+    missing = collect([tmp_path], partial=True).cell("fedvg", ()).missing
+    assert len(missing) == 2 and "fedvg2: no summary.json yet" in missing[0]
+    assert missing[1] == "fedvg: no run with seed 1, partition seed 42"
+
+
 def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
     folders = [
         write_sweep(tmp_path / method, {"method": [method], "seed": list(range(count))}, accuracies, alpha=0.05)

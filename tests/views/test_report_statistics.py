@@ -59,6 +59,11 @@ def test_nothing_in_the_paper_survives_holm_over_all_thirty_tests():
     assert len(p) == 30 and min(statistics.holm(p)) > 0.05
 
 
+def test_equal_differences_have_no_p_value_of_the_t_test():
+    equal = statistics.compare({(s, 0): s + 2.0 for s in range(3)}, {(s, 0): float(s) for s in range(3)})
+    assert math.isnan(equal.t_p) and equal.t_interval == (2.0, 2.0)
+
+
 def test_exact_test_enumerates_all_signs_with_and_without_ties():
     """p is the share of the 2^n sign patterns whose rank sum is at least as large; tied ranks are means."""
     for differences in ([3.0, -1.0, 2.0, 5.0], [2.0, -2.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0]):

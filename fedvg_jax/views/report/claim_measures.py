@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedvg_jax.views.report.figures import head
 from fedvg_jax.views.report.figures.against import RHO
 from fedvg_jax.views.report.figures.layers import layer_norms
 from fedvg_jax.views.report.figures.validity import ACCURACY, of_present, rank_correlation
-from fedvg_jax.views.report.study import Cell, Run, Scenario, Study, results, scenario_text
+from fedvg_jax.views.report.study import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 from fedvg_jax.views.report.tables import DIRICHLET, EXTERNAL, paper_name
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
@@ -313,13 +313,13 @@ def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
 def norms_grow_with_depth(study: Study) -> Finding | None:
     """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
     correlations = []
-    for run in study.runs:
+    for replicate, run in _runs(study):
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]
         weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
         if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
             mean = np.nanmean(np.concatenate(norms), 0)
             depth = depths([run.layers[i] for i in weights])
-            correlations.append(rank_correlation(depth, [float(mean[i]) for i in weights]))
+            correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
     return _mean_correlation(correlations, "rank correlation of depth and norm", lambda low, high: low > 0)
 
 
@@ -361,16 +361,16 @@ def head_against_body(study: Study) -> Finding | None:
     """Holds if weights by validation loss follow the head more than the body and FedVG's weights do not.
 
     A rule's number is its rank correlation with the weights from the head alone minus that with those from the body
-    alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval over runs is above 0, or is not.
+    alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval is above 0, or is not.
     """
-    gaps_by_rule: dict[str, list[float]] = {rule: [] for rule in head.RULES}
-    for run in study.runs:
+    gaps_by_rule: dict[str, list[tuple[Replicate, float]]] = {rule: [] for rule in head.RULES}
+    for replicate, run in _runs(study):
         rounds = head.rounds_of(run)
         for rule, gaps in gaps_by_rule.items():
             values = [r.correlations[rule, "head"] - r.correlations[rule, "body"] for r in rounds]
             values = [value for value in values if math.isfinite(value)]
             if values:
-                gaps.append(float(np.mean(values)))
+                gaps.append((replicate, float(np.mean(values))))
     gaps = [
         _mean_correlation(
             gaps_by_rule[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero
@@ -402,7 +402,7 @@ def _weight_correlations(
         holds: (low, high) of the 95 % interval -> verdict.
     """
     correlations = []
-    for run in study.runs:
+    for replicate, run in _runs(study):
         if run.weighting != "fedvg":
             continue
         values = [
@@ -412,20 +412,43 @@ def _weight_correlations(
         ]
         values = [value for value in values if math.isfinite(value)]
         if values:
-            correlations.append(float(np.mean(values)))
+            correlations.append((replicate, float(np.mean(values))))
     return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
 
 
+def _runs(study: Study) -> Iterator[tuple[Replicate, Run]]:
+    """Yields every run of a study with its seeds."""
+    for cell in study.cells.values():
+        yield from cell.runs.items()
+
+
 def _mean_correlation(
-    correlations: Sequence[float], name: str, holds: Callable[[float, float], bool]
+    correlations: Sequence[tuple[Replicate, float]], name: str, holds: Callable[[float, float], bool]
 ) -> Finding | None:
-    """Returns the finding on the mean of one correlation per run, by its 95 % t interval; None for fewer than two."""
-    known = [value for value in correlations if math.isfinite(value)]
-    if len(known) < 2:
+    """Returns the finding on the mean correlation over the replicates of a study.
+
+    Runs of one seed share their partition and their initial model, so they are averaged before the 95 % t interval.
+
+    Args:
+        correlations: the seeds of a run, and its correlation.
+        name: of the correlation.
+        holds: (low, high) of the interval -> verdict.
+
+    Returns:
+        The finding; None for fewer than two replicates.
+    """
+    by_replicate: dict[Replicate, list[float]] = {}
+    for replicate, value in correlations:
+        if math.isfinite(value):
+            by_replicate.setdefault(replicate, []).append(value)
+    if len(by_replicate) < 2:
         return None
-    compared = statistics.compare({(i, 0): v for i, v in enumerate(known)}, {(i, 0): 0.0 for i in range(len(known))})
+    means = {replicate: float(np.mean(values)) for replicate, values in by_replicate.items()}
+    compared = statistics.compare(means, dict.fromkeys(means, 0.0))
     low, high = compared.t_interval
-    return Finding(holds(low, high), f"{name} {compared.mean:+.2f} [{low:+.2f}, {high:+.2f}] over {len(known)} runs")
+    runs = sum(map(len, by_replicate.values()))
+    found = f"{name} {compared.mean:+.2f} [{low:+.2f}, {high:+.2f}] over {compared.n} replicates, {runs} runs"
+    return Finding(holds(low, high), found)
 
 
 OF_VALUES: dict[str, Callable[[Values], Finding | None]] = {

@@ -77,7 +77,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     mixed = axes.mixtures([folder.point for folder in run_folders], placed, declared)
     cells, notes = _cells(run_folders, placed)
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
-    cells = cells if is_one_sweep else _with_unpaired(cells)
+    cells = cells if is_one_sweep else _with_unpaired(cells, placed)
     missing = [line for cell in cells.values() for line in cell.missing]
     missing += [folder.missing for folder, place in zip(run_folders, placed, strict=True) if not place.method]
     different = _different_data(cells) + _different_objects(cells) + _repeated(cells)
@@ -312,8 +312,18 @@ def _twin(first: Run, second: Run) -> str:
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 
 
-def _with_unpaired(cells: Mapping[tuple[str, Scenario], Cell]) -> dict[tuple[str, Scenario], Cell]:
-    """Returns cells with a line for every replicate and scenario that another method has and they lack."""
+def _with_unpaired(
+    cells: Mapping[tuple[str, Scenario], Cell], placed: Sequence[axes.Place]
+) -> dict[tuple[str, Scenario], Cell]:
+    """Returns cells with a line for every replicate and scenario that another method has and they lack.
+
+    Args:
+        cells: all cells.
+        placed: places of all runs, of the missing and failed ones too, for which there is a line already.
+    """
+    known: dict[tuple[str, Scenario], set[Replicate | None]] = {}
+    for place in placed:
+        known.setdefault((place.method, place.scenario), set()).add(place.replicate)
     methods = sorted(dict.fromkeys(method for method, _ in cells), key=axes.method_order)
     scenarios = dict.fromkeys(scenario for _, scenario in cells)
     complete = {}
@@ -321,8 +331,7 @@ def _with_unpaired(cells: Mapping[tuple[str, Scenario], Cell]) -> dict[tuple[str
         for scenario in scenarios:
             cell = cells.get((method, scenario)) or Cell(method, scenario, {})
             wanted = {r for other in methods for r in _runs(cells, other, scenario)}
-            covered = len(cell.missing) + len(cell.failures)
-            absent = sorted(wanted - cell.runs.keys())[covered:]
+            absent = sorted(wanted - known.get((method, scenario), set()))
             where = ", ".join(filter(None, (method, scenario_text(scenario))))
             lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in absent)
             complete[method, scenario] = cell._replace(missing=cell.missing + lines)

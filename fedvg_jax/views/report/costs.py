@@ -30,7 +30,8 @@ def image_gradients(run: Run) -> float | None:
     """Returns the gradients of single images that the run computed: of training and of scoring.
 
     Training takes one per row and local epoch. A weighting that measures gradients takes one per client of the cohort
-    and row of D_val in addition. Forward passes, as of val_loss, are not counted.
+    and row of D_val in addition; fltrust one per row, and fitted one per row and step. Server steps and Elastic's probe
+    count too. Forward passes, as of val_loss, are not counted.
 
     Returns:
         The number; None where it cannot be derived: stragglers draw their epochs, D_val's size is not recorded, or the

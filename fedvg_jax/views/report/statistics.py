@@ -100,14 +100,17 @@ def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) 
 
 
 def _t_test(differences: np.ndarray) -> tuple[float, float, float]:
-    """Returns the 95 % limits and the two-sided p of the paired t test; equal differences have no deviation."""
+    """Returns the 95 % limits and the two-sided p of the paired t test.
+
+    Equal differences have no deviation: their interval is a point, and p is nan unless they are 0.
+    """
     from scipy import stats
 
     if len(differences) < 2:
         return math.nan, math.nan, math.nan
     if np.ptp(differences) == 0:
         value = float(differences[0])
-        return value, value, 1.0 if value == 0 else 0.0
+        return value, value, 1.0 if value == 0 else math.nan
     result: Any = stats.ttest_1samp(differences, 0.0)
     interval = result.confidence_interval(1 - LEVEL)
     return float(interval.low), float(interval.high), float(result.pvalue)

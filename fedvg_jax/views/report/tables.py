@@ -347,8 +347,8 @@ def cost(study: Study, chosen: Options) -> Table:
     target = f"the mean final result of {chosen.baseline}" if chosen.target is None else "the one given"
     notes = (
         f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",
-        "Image-gradients: training rows times local epochs; and for weights scored by gradients, cohort size times"
-        " rows of D_val in every round.",
+        "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"
+        " rows of D_val in every round; and server steps, Elastic's probe, and passes of fltrust and fitted.",
         *footnotes(study),
     )
     return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)

@@ -108,7 +108,9 @@ def _draw(study: Study, style: Style, name: str, title: str, groups: Sequence[Gr
 def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
     """Draws one panel: bars from 0, deviations, and the value at the end of each bar."""
     styles = base.line_styles(study.methods)
-    reach = max(bar.mean + np.nan_to_num(bar.std) for bar in group.bars)
+    ends = [bar.mean + sign * np.nan_to_num(bar.std) for bar in group.bars for sign in (-1, 1)]
+    low, high = min(0.0, *ends), max(0.0, *ends)
+    reach = high - low
     for place, bar in enumerate(group.bars):
         look = styles[bar.method]
         axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=look.hatch, lw=0.8)
@@ -118,7 +120,7 @@ def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
         end = bar.mean + np.nan_to_num(bar.std)
         axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=style.font - 1)
     axes.set_yticks(range(len(group.bars)), [base.plain(bar.label, 34) for bar in group.bars])
-    axes.set_xlim(0, 1.18 * reach)
+    axes.set_xlim(low - 0.05 * reach if low < 0 else 0, low + 1.18 * reach)
     axes.set_ylim(len(group.bars) - 0.4 + (0.7 if group.line is not None else 0), -0.6)
     if group.line is not None:
         axes.axvline(group.line, color=base.GREY, lw=0.9, ls=":")

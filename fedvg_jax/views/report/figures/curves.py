@@ -118,4 +118,5 @@ def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
     high = max(float((c.mean + c.std)[part].max()) for c, part in zip(curves, later, strict=True))
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     most = 100.5 if study.metric == "accuracy" else np.inf
-    return max(0.0, low - margin), min(most, high + margin)
+    least = 0.0 if low >= 0 else -np.inf
+    return max(least, low - margin), min(most, high + margin)

@@ -76,7 +76,7 @@ def correlations(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def score_validity(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of rank correlations over rounds, a panel per method that scores, mean over runs and scenarios.
+    """Returns a figure of rank correlations over rounds, a panel per method and scenario, mean over runs.
 
     Weights, sizes and low validation losses are each compared with the accuracy of the clients' models.
     """

@@ -1,5 +1,8 @@
 """What a sweep without progress reports: a line for each problem, with the name of the point."""
 
+import dataclasses
+import json
+
 import linear
 import pytest
 
@@ -52,3 +55,15 @@ def test_every_point_s_flags_are_checked_before_the_first_run(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     with pytest.raises(fv.UsageError, match="in XLA_FLAGS before jax starts"):
         sweep({"deterministic": [True]})
+
+
+def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
+    """A run of given data is told apart by that data, and the report would refuse two of them as one study."""
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    from fedvg_jax.views.report.collect import collect
+
+    config = dataclasses.replace(CONFIG, model="mlp")
+    fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path / "s")
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
+    assert len(manifests) == 2 and not any("data" in manifest["given"] for manifest in manifests)
+    assert len(collect([tmp_path / "s"]).scenarios) == 2

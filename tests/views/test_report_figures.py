@@ -243,6 +243,25 @@ def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):
     assert "seed 1" in drawing.title
 
 
+def test_weights_of_many_methods_say_how_many_are_drawn(tmp_path):
+    for i in range(weights.MAX_PANELS + 1):
+        write_run(tmp_path / str(i), weighting="generalised", seed=0, fedvg={"exponent": 1.0 + i})
+    drawing = draw(collect([tmp_path]), "weights")[0]
+    assert "first 8 of 9 methods" in drawing.title and len({r["method"] for r in rows(drawing)}) == 8
+
+
+def test_losses_below_zero_are_within_the_axes(tmp_path):
+    for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
+        fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}
+        write_run(tmp_path / method, (None, None, None), method=method, seed=0, fields=fields)
+    study = collect([tmp_path])
+    assert study.metric == "loss"
+    low, high = curves.limits(study, [curves.curve(study, study.cell(method, ())) for method in study.methods])
+    assert low < -3 and high > -1.5
+    left, right = draw(study, "bars")[0].figure.axes[0].get_xlim()
+    assert left < -3 and right > 0
+
+
 @pytest.mark.parametrize(("setting", "values", "name"), [
     ("granularity", ["modelwise", "layerwise"], "granularity"), ("source", ["clients", "stl10"], "external"),
 ])  # fmt: skip

@@ -24,7 +24,8 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         cells = [study.cell(method, scenarios[0]) for method in study.methods]
-        cells = [cell for cell in cells if cell.runs and any(r["clients"] for r in _first(cell).records)][:MAX_PANELS]
+        recorded = [cell for cell in cells if cell.runs and any(r["clients"] for r in _first(cell).records)]
+        cells = recorded[:MAX_PANELS]
         shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
         chosen = [min(shared or cell.runs) for cell in cells]
         if not cells:
@@ -40,7 +41,9 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         for panel, run in zip(axes, runs, strict=True):  # after all have drawn, because they share their limits
             _label(panel, run, bold_client(run, style.client), style)
         where = scenario_text(scenarios[0])
-        parts = ("Weights of clients; 1 is an equal weight", where, replicate_text(chosen[0]) if shared else "")
+        part = f"first {len(cells)} of {len(recorded)} methods" if len(recorded) > len(cells) else ""
+        seeds = replicate_text(chosen[0]) if shared else ""
+        parts = ("Weights of clients; 1 is an equal weight", where, seeds, part)
         title = ", ".join(filter(None, parts))
         figure.supylabel("weight × cohort size", fontsize=style.font)
         stem = "weights" if i == 0 else f"weights-{i + 1}"

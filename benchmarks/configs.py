@@ -215,7 +215,7 @@ def format_measurement(result: dict[str, Any]) -> str:
         rounds = next(key for key in plan if key.endswith("rounds"))
         where = _where(plan["machine"])
         sentences.append(
-            f"Predicted at full size by --dry-run {where}: {plan['a round']} a round, {plan[rounds]} for {rounds}."
+            f"Predicted at full size by --dry-run {where}: {plan['one round']} a round, {plan[rounds]} for {rounds}."
         )
     return " ".join(sentences if full or plan else [*sentences, "At full size not yet measured."])
 
@@ -227,8 +227,13 @@ def _where(about: dict[str, Any]) -> str:
 
 def _cost(run: dict[str, Any]) -> str:
     seconds = run["seconds_per_round"]
-    rounds = f"{min(seconds):.0f} to {max(seconds):.0f} s a round"
+    rounds = f"{_rounded(min(seconds))} to {_rounded(max(seconds))} s a round"
     return f"{rounds}, {run['compile_seconds']:.0f} s to compile, {run['peak_memory_gib']:.1f} GiB at most"
+
+
+def _rounded(seconds: float) -> str:
+    """Returns seconds to the second, and below ten to two digits."""
+    return f"{seconds:.0f}" if seconds >= 9.95 else f"{seconds:.2g}"
 
 
 def replace_measurement(config: str, measurement: str) -> str:

@@ -1,10 +1,11 @@
-"""Measures start-up, planning of a round, idle lanes and errors of `--dry-run`, beside targets in docs/performance.md.
+"""Measures start-up, sweeps, planning, idle lanes and errors of `--dry-run`, beside targets in docs/performance.md.
 
     python -m benchmarks.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 
 help          seconds of a `--help` process
 start         seconds from the start of a process, whose programs are in the compilation cache, to the end of its first
               round and evaluation
+sweep         seconds of the command of `SWEEP`, with its report; from an empty compilation cache and from a full one
 schedule      milliseconds to plan a round of 100,000 clients with 12 rows each
 lanes         seconds of a round's training, divided by the seconds of equally many steps without idle lanes, by number
               of lanes and alpha
@@ -46,6 +47,9 @@ STARTS = {
     "resnet18": _FEW | {"dataset": "npz", "model": "resnet18", "rounds": 1},
 }
 """Runs of one round, evaluation included."""
+
+SWEEP = "--method fedavg fedprox scaffold fedvg fedavg+fedvg --alpha 0.05 0.5 --seed 0:3 --rounds 100"
+"""A comparison of five methods at two alphas with three seeds, on the digits: 30 runs."""
 
 PLANS = {
     "digits, MLP, FedProx": {"algorithm": "fedprox", "model": "mlp", "clients": 50, "alpha": 1.0, "rounds": 400},
@@ -126,6 +130,19 @@ def time_starts(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         seconds = [seconds_to_first_line(child_command(folder, "run", name)) for _ in range(1 + repeats)]
         results[name] = machine.spread(seconds[1:])
     return results
+
+
+def time_sweeps(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns the seconds of `SWEEP`, from an empty compilation cache and from the one that this sweep has filled."""
+    seconds: dict[str, list[float]] = {"empty": [], "full": []}
+    for repeat in range(repeats):
+        cache = folder / f"sweep-cache-{repeat}"
+        for state, times in seconds.items():
+            out = folder / f"sweep-{repeat}-{state}"
+            command = [sys.executable, "-m", "fedvg_jax.sweep", *SWEEP.split(), "--out", str(out)]
+            run = functools.partial(last_line, [*command, "--cache-dir", str(cache)])
+            times.append(machine.time_call(run))
+    return {state: machine.spread(times) for state, times in seconds.items()}
 
 
 def bytecode_environment() -> dict[str, str]:
@@ -257,6 +274,7 @@ def last_line(command: Sequence[str]) -> str:
 SECTIONS: dict[str, Callable[[Path, int], Any]] = {
     "help": time_help,
     "start": time_starts,
+    "sweep": time_sweeps,
     "schedule": time_schedules,
     "lanes": time_lanes,
     "plan": compare_predictions,

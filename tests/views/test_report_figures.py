@@ -250,6 +250,14 @@ def test_weights_of_many_methods_say_how_many_are_drawn(tmp_path):
     assert "first 8 of 9 methods" in drawing.title and len({r["method"] for r in rows(drawing)}) == 8
 
 
+def test_long_titles_stand_on_several_lines(study, tmp_path):
+    drawing = draw(study, "alphas")[0]._replace(title="between $1 and $2, " * 12)
+    base.save(drawing, tmp_path, WIDE)
+    lines = drawing.figure.get_suptitle().split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= base.TITLE_WIDTH + 10  # a backslash before each dollar
+    assert " ".join(lines).replace("\\$", "$") == drawing.title.strip()
+
+
 def test_losses_below_zero_are_within_the_axes(tmp_path):
     for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
         fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}

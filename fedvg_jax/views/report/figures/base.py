@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
 GREY = "0.45"
+TITLE_WIDTH = 90
+"""Characters of a title that fit side by side above a figure."""
 
 
 class Style(NamedTuple):
@@ -218,7 +221,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style:
 def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
     if style.titled:
-        drawn.figure.suptitle(plain(drawn.title, 90), x=0.01, ha="left", fontsize=style.font + 1)
+        lines = textwrap.wrap(one_line(drawn.title), TITLE_WIDTH, max_lines=3, placeholder=" …")
+        title = "\n".join(plain(line, TITLE_WIDTH) for line in lines)
+        drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=style.font + 1)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
     drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})

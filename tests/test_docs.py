@@ -94,10 +94,79 @@ def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
             (tmp_path / f"{table.name}.csv").write_text(markup.comma_separated(table), encoding="utf-8")
         listed = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice)
         reported = result_tables.rows_of_report(tmp_path)
-        assert [row[:2] for row in listed] == [row[:2] for row in reported] and len(listed) == 6
+        assert [row[:2] for row in listed] == [row[:2] for row in reported] and len(listed) == 8
+        assert [row.method for row in listed].count(result_tables.LARGEST_CLASS) == 2
         for ours, theirs in zip(listed, reported, strict=True):
-            assert (ours.mean, ours.std, ours.n) == pytest.approx((theirs.mean, theirs.std, theirs.n))
+            assert (ours.mean, ours.std, ours.n) == pytest.approx((theirs.mean, theirs.std, theirs.n), nan_ok=True)
             assert ours.difference == pytest.approx(theirs.difference)
+        of_fedavg = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice, "fedavg")
+        gaps = {(row.setting, row.method): row.difference for row in listed}
+        for row in of_fedavg:
+            if row.method == "fedvg":  # the same comparison from the other side
+                mean, low, high, _ = gaps[row.setting, "fedavg"]
+                assert row.difference[:3] == pytest.approx((-mean, -high, -low))
+
+
+def test_a_single_pair_has_no_interval_and_no_p_value(extension, tmp_path, monkeypatch):
+    result_tables = extension("result_tables")
+    lines = ["method,seed,partition_seed,final,majority", "fedvg,0,0,80,10", '"fedavg, samples",0,0,81.5,10']
+    (tmp_path / "runs.csv").write_text("\n".join(lines), encoding="utf-8")
+    origin = {"command": "c", "commit": "d", "machine": "m", "date": "2026-01-01"}
+    (tmp_path / "run.json").write_text(json.dumps(origin), encoding="utf-8")
+    monkeypatch.setattr(result_tables, "RESULTS", tmp_path.parent)
+    table = result_tables.controls(tmp_path.name)
+    assert "| fedavg, samples | 81.50 | 1 | +1.50 (–) | – |" in table and "nan" not in table
+
+
+ELSEWHERE = {
+    "On 12,000 images of CIFAR-10": {"0.01", "0.03", "0.1"},  # learning rates
+    "At alpha 0.05": {"0.03"},
+    "At alpha 0.1": {"0.03"},
+    "With ResNet-18": {"1.2", "1.9"},  # of run folders, as the page says
+    "On tabular data": {"0.7"},  # 1 / 140
+    "Why always to run the controls": {"1.3", "1.6"},  # of the recorded rounds, see docs/fidelity.md
+}
+"""Decimals in the sentences of docs/results.md that are in no table of their section, by its heading."""
+
+
+def numbers_of(piece: str, text: str, result_tables) -> list[float]:
+    """Returns the numbers of an included table, the differences of its means, and the p values of Wilcoxon's test."""
+    found = [abs(float(n)) for n in re.findall(r"[-+]?\d+\.\d+", re.sub(r"`[^`]*`", "", text))]
+    means = [float(mean) for mean in re.findall(r"\| (\d+\.\d+) ± ", text)]
+    found += [abs(one - other) for one in means for other in means]
+    name = re.sub("_against_fedavg|_at_best_val", "", piece)
+    folder = result_tables.RESULTS / (piece if (result_tables.RESULTS / piece).is_dir() else name)
+    if not result_tables.has_runs(folder):
+        effects = result_tables.csv_rows(folder / "effects.csv") if folder.is_dir() else []
+        return found + [float(row["wilcoxon_p_holm"]) for row in effects if row["wilcoxon_p_holm"]]
+    runs = result_tables.csv_rows(folder / "runs.csv")
+    values: dict[tuple, dict] = {}
+    for run in runs:
+        cell = tuple(run[name] for name in list(run)[: list(run).index("seed")])
+        result = float(run["at_best_val" if piece.endswith("at_best_val") else "final"])
+        values.setdefault(cell, {})[int(run["seed"]), int(run["partition_seed"])] = result
+    statistics = result_tables.statistics
+    pairs = [(cell, (*cell[:-1], "fedvg")) for cell in values if cell[-1] != "fedvg"]
+    return found + statistics.holm([statistics.compare(values[a], values[b]).wilcoxon_p for a, b in pairs])
+
+
+def test_numbers_of_the_page_of_results_are_those_of_its_tables(extension):
+    """Every decimal in a sentence is a number of a table in the same section, rounded; alphas are settings."""
+    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    generated, result_tables = extension("generated"), extension("result_tables")
+    texts = pieces(generated)
+    parts = re.split(r"^##+ (.*)$", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.M)
+    checked = 0
+    for heading, body in zip(parts[1::2], parts[2::2], strict=True):
+        included = re.findall(r"\{include\} _generated/(\S+)\.md", body)
+        numbers = [n for piece in included for n in numbers_of(piece, texts[piece], result_tables)]
+        prose = re.sub(r"```.*?```|`[^`]*`|\$[^$]*\$|alpha \d+\.\d+", "", body, flags=re.S)
+        for text in re.findall(r"(?<![\w.])\d*\.\d+", prose):
+            half = 0.5 * 10 ** -len(text.split(".")[1]) + 0.005 * (len(text.split(".")[1]) < 2)  # of a rounded table
+            is_in_table = any(abs(number - float(text)) <= half + 1e-9 for number in numbers)
+            assert is_in_table or text in ELSEWHERE.get(heading, ()), f"{heading}: {text} is in none of its tables"
+            checked += 1
+    assert checked > 40
 
 
 def test_a_page_names_only_what_exists():

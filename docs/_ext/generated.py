@@ -36,6 +36,12 @@ def pieces() -> dict[str, str]:
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")
             for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full")
         },
+        **{
+            f"controls_cifar10_lenet5_full_against_fedavg{suffix}": result_tables.controls(
+                "controls_cifar10_lenet5_full", "fedavg", choice
+            )
+            for suffix, choice in (("", "final"), ("_at_best_val", "at_best_val"))
+        },
         "family_digits": result_tables.controls("family_digits", "uniform"),
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),

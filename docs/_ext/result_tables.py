@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,41 +137,81 @@ def parity() -> str:
     return table(head, rows)
 
 
+LARGEST_CLASS = "always the largest class"
+
+
 class Row(NamedTuple):
     """Accuracies of one method in one setting, and its differences to the baseline."""
 
     setting: str
     method: str
     mean: float
-    std: float
-    n: int
-    difference: tuple[float, float, float, float] | None
+    std: float = math.nan
+    """nan for `LARGEST_CLASS`"""
+    n: int = 0
+    difference: tuple[float, float, float, float] | None = None
     """Mean, limits of the 95 % t interval and p after Holm's correction; None for the baseline."""
 
 
-def controls(name: str, baseline: str = "FedVG", choice: str = "final") -> str:
+class Baseline(NamedTuple):
+    """The method that others are compared with."""
+
+    heading: str
+    method: str
+
+
+BASELINES = {
+    "fedvg": Baseline("FedVG", "fedvg"),
+    "fedavg": Baseline("FedAvg", "fedavg, samples"),
+    "uniform": Baseline("uniform", "fedavg, uniform"),
+}
+
+
+def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
     """Accuracy under several weightings, and the difference of each to the baseline.
 
     Args:
         name: folder of results.
-        baseline: heading of the baseline.
+        baseline: key of `BASELINES`; where the folder holds tables of a report, the baseline of that report.
         choice: evaluation that stands for a run, where the folder has a line for every run.
 
     Returns:
         A table and its source.
     """
-    folder = RESULTS / name
-    listed = rows_of_runs(csv_rows(folder / "runs.csv"), choice) if has_runs(folder) else rows_of_report(folder)
+    folder, compared_with = RESULTS / name, BASELINES[baseline]
+    listed = rows_of_results(name, baseline, choice)
     has_settings = any(row.setting for row in listed)
     rows = []
     for row in listed:
-        shown = [row.setting, row.method, f"{row.mean:.2f} ± {row.std:.2f}", str(row.n)]
+        spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
+        shown = [row.setting, row.method, f"{row.mean:.2f}{spread}", str(row.n or "")]
         if row.difference:
-            gap, low, high, p = row.difference
-            shown += [f"{gap:+.2f} ({low:+.2f} to {high:+.2f})", f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+            shown += _shown_difference(*row.difference)
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    columns = ["setting", "weights", "test accuracy, %", "runs", f"minus {baseline}, points (95 % interval)", "p, Holm"]
-    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
+    minus = f"minus {compared_with.heading}, points (95 % interval)"
+    columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
+    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(folder.name)}\n"
+
+
+def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
+    """A difference with its interval, and p; a dash for what one pair or equal differences do not give."""
+    interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+    return [f"{gap:+.2f} ({interval})", "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+
+
+def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -> list[Row]:
+    """Rows of a folder of results, see `controls`.
+
+    Raises:
+        ValueError: the tables of a report, which have another baseline.
+    """
+    folder, method = RESULTS / name, BASELINES[baseline].method
+    if has_runs(folder):
+        return rows_of_runs(csv_rows(folder / "runs.csv"), choice, method)
+    rows = rows_of_report(folder)
+    if any(row.method == method and row.difference for row in rows):
+        raise ValueError(f"{name}: its tables compare {method} with another baseline")
+    return rows
 
 
 def has_runs(folder: Path) -> bool:
@@ -186,12 +227,14 @@ def rows_of_report(folder: Path) -> list[Row]:
     against = {(row["method"], row["setting"] if has_settings else settings[0]): row for row in effects}
     rows = []
     for setting in settings:
-        for row in (row for row in accuracy if int(row[f"{setting} n"] or 0)):  # not the line of the largest class
+        label = setting if has_settings else ""
+        for row in (row for row in accuracy if row[f"{setting} mean"]):
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             effect = against.get((row["method"], setting))
             difference = effect and tuple(float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
-            label = setting if has_settings else ""
-            rows.append(Row(label, row["method"], float(mean), float(std), int(count), difference or None))
+            rows.append(
+                Row(label, row["method"], float(mean), float(std or "nan"), int(count or 0), difference or None)
+            )
     return rows
 
 
@@ -200,9 +243,11 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
     names = list(runs[0])
     settings = names[: names.index("method")]
     cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    largest: dict[str, list[float]] = {}
     for run in runs:
         key = ", ".join(f"{name} {run[name]}" for name in settings), run["method"]
         cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
+        largest.setdefault(key[0], []).extend([float(run["majority"])] if run["majority"] else [])
     compared = {
         (setting, method): statistics.compare(values, cells[setting, baseline])
         for (setting, method), values in cells.items()
@@ -210,10 +255,14 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
     }
     corrected = dict(zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True))
     rows = []
-    for key, values in cells.items():
-        effect = compared.get(key)
-        difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
-        rows.append(Row(*key, *statistics.mean_and_std(list(values.values())), len(values), difference))
+    for setting in dict.fromkeys(setting for setting, _ in cells):
+        for key, values in cells.items():
+            if key[0] == setting:
+                effect = compared.get(key)
+                difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
+                rows.append(Row(*key, *statistics.mean_and_std(list(values.values())), len(values), difference))
+        if shares := largest[setting]:
+            rows.append(Row(setting, LARGEST_CLASS, float(np.mean(shares))))
     return rows
 
 
@@ -356,9 +405,7 @@ def client_values() -> str:
         for name, title in values.WEIGHTS.items()
     ]
     settings, machine = measured["settings"], measured["machine"]
-    source = (
-        f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."
-    )
+    source = _source_of_seeds(settings, machine)
     first = f"Rank correlation with the value of a client:\n\n{table(head, correlations)}"
     second = (
         f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
@@ -384,11 +431,16 @@ def lasting_weights() -> str:
         f"- Rank correlation of the lasting part with the clients' training rows: {rows_of_clients}.",
         f"- Lasting part minus the lasting part permuted over clients: {gap} points.",
     ]
-    source = (
-        f"`{machine['command']}`: {settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}."
-    )
+    source = _source_of_seeds(settings, machine)
     listed = "\n".join(lines)
     return f"{table(list(lasting.HEADER), lasting.rows(measured))}\n\n{listed}\n\n{source}\n"
+
+
+def _source_of_seeds(settings: dict[str, Any], machine: dict[str, Any]) -> str:
+    """Command, settings, commit, machine and date of an experiment over seeds."""
+    size = f"{settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}"
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
+    return f"`{machine['command']}`: {size}; at commit {machine['commit'][:7]} on {where}."
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

@@ -157,13 +157,14 @@ def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], 
 
 def majority(cell: Cell) -> float | None:
     """Returns the mean accuracy of always answering the largest class, in percent; None where it is not recorded."""
-    values = [
-        100 * record["test_majority_accuracy"]
-        for run in cell.runs.values()
-        for record in run.records[-1:]
-        if record.get("test_majority_accuracy") is not None
-    ]
+    values = [value for run in cell.runs.values() if (value := majority_of_run(run)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def majority_of_run(run: Run) -> float | None:
+    """Returns the accuracy of always answering the largest class of a run's test rows, in percent; None without it."""
+    value = run.records[-1].get("test_majority_accuracy") if run.records else None
+    return None if value is None else 100 * value
 
 
 def settings(study: Study) -> list[str]:

@@ -22,6 +22,7 @@ from fedvg_jax.views.report.study import (
     column_setting,
     column_value,
     majority,
+    majority_of_run,
     panels,
     results,
     scenario_text,
@@ -377,13 +378,13 @@ def _rounds(reached: Sequence[int], runs: int) -> Entry:
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
     varied = settings(study)
-    measured = ("method", "seed", "partition_seed", *CHOICES, "rounds", "image_gradients", "seconds")
+    measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "image_gradients", "seconds")
     names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
         by_choice = [results(study, cell, choice) for choice in CHOICES]
         for (seed, partition_seed), run in sorted(cell.runs.items()):
-            chosen = [values.get((seed, partition_seed)) for values in by_choice]
+            chosen = [*(values.get((seed, partition_seed)) for values in by_choice), majority_of_run(run)]
             cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
             row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}

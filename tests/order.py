@@ -40,6 +40,8 @@ SLOWEST = (
     "engine/test_robust.py",
     "engine/test_eager.py",
     "algorithms/test_own_algorithm.py",
+    "runs/test_sweeps.py",
+    "commands/test_sweep.py",
     "runs/test_joint_points.py",
     "models/test_vit.py",
     "models/test_pretrained.py",

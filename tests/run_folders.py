@@ -25,7 +25,8 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     """
     run = Config(rounds=rounds or len(accuracies), clients=4, join_ratio=0.75, eval_every=1, **settings)
     folder.mkdir(parents=True)
-    write_json(folder / "config.json", config.to_json(run))
+    content = config.to_json(run)
+    write_json(folder / "config.json", content)
     rng = np.random.default_rng(run.seed)
     records = [_record(i, accuracy, rng, layers) for i, accuracy in enumerate(accuracies, 1)]
     for record in records:
@@ -33,7 +34,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
     if len(records) == run.rounds:
         write_summary(folder)
-    write_json(folder / "partition.json", partition())
+    write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
     digests = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
     write_json(folder / "manifest.json", digests)
     if layers:
@@ -47,11 +48,13 @@ def write_summary(folder: Path) -> None:
     write_json(folder / "summary.json", {"rounds": len(records), "stopped_by": None} | history.summarise(records))
 
 
-def partition():
-    counts = [[4, 0, 0], [0, 8, 4], [2, 2, 2], [0, 0, 10]]
+def partition(alpha=0.05, rho=0.0):
+    """Returns the content of partition.json; alpha changes the classes of client 3, and rho those of D_val."""
+    spread, excess = round(10 * alpha / (1 + alpha)), round(3 * rho)
+    counts = [[4, 0, 0], [0, 8, 4], [2, 2, 2], [spread, 0, 10 - spread]]
     return {
         "partition": "dirichlet", "clients": 4, "samples": [4, 12, 6, 10], "class_names": ["a", "b", "c"],
-        "counts": counts, "validation": {"source": "clients", "samples": 7, "counts": [3, 3, 1]},
+        "counts": counts, "validation": {"source": "clients", "samples": 7, "counts": [3 + excess, 3 - excess, 1]},
     }  # fmt: skip
 
 

@@ -238,7 +238,7 @@ def run_submitit(
     with stop_signals.catch_signals() as requests:
         jobs = executor.map_array(function, list(arguments))
         names = ", ".join(job.job_id for job in jobs)
-        log(f"{len(jobs)} jobs of {executor.cluster}: {names}; logs in {folder}")
+        log(f"{len(jobs)} job{'s' * (len(jobs) != 1)} of {executor.cluster}: {names}; logs in {folder}")
         while not requests.stop and not all(job.done() for job in jobs):
             on_poll()
             time.sleep(POLL_SECONDS)

@@ -320,13 +320,22 @@ def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 
+def require_submitit(monkeypatch):
+    """Skips a test without submitit.
+
+    It configures logging when it is imported, which closes absl's handler and with it the stream that pytest captures.
+    """
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+    pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "executor", [[], ["--executor", "submitit", "--slurm", "timeout_min=10"]], ids=["", "submitit"]
 )
-def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache, executor):
+def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache, monkeypatch, executor):
     if executor:
-        pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")
+        require_submitit(monkeypatch)
     words = ["--algorithm", "fedavg", "fedprox", "--seed", "0:3", "--jobs", "2", *executor]
     command = [sys.executable, "-m", "fedvg_jax.sweep", *short(*words, "--out", str(tmp_path / "out"))]
     environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "COLUMNS": "200"}
@@ -338,6 +347,98 @@ def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache,
     )
     for folder in (tmp_path / "out" / "points").iterdir():
         assert History.load(folder).summary["parts"] == 1 and not list(folder.glob("history.*-*"))
+
+
+def test_points_of_a_job_of_submitit_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch):
+    require_submitit(monkeypatch)
+    words = ["--rounds", "1", "--seed", "0:2", "--vectorize", "off", "--executor", "submitit"]
+    words += ["--slurm", "timeout_min=5"]
+    code, out, err = run(*words)
+    assert (code, err) == (0, "") and "2/2" in out and re.search(r"± \S+ \(2\)", out)
+    assert re.search(rf"1 job of \w+: \S+; logs in {tmp_path}/out/submitit", out)
+    for seed in range(2):
+        computed = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
+        assert [r | {"seconds": 0} for r in computed.records] == [r | {"seconds": 0} for r in alone.records]
+
+
+class Job:
+    """A job of submitit that is done."""
+
+    def __init__(self, number, error=None):
+        self.job_id, self.error = f"7_{number}", error
+
+    def done(self):
+        return True
+
+    def exception(self):
+        return self.error
+
+
+def fake_submitit(run_jobs):
+    """Returns a module in place of submitit; `run_jobs` takes the function and its arguments, and returns the jobs."""
+
+    class AutoExecutor:
+        cluster = "slurm"
+
+        def __init__(self, folder):
+            folder.mkdir(exist_ok=True)
+
+        def update_parameters(self, **parameters):
+            assert parameters == {"timeout_min": 5, "name": "fedvg-sweep", "slurm_partition": "gpu"}
+
+        def map_array(self, function, arguments):
+            return run_jobs(function, arguments)
+
+    return types.SimpleNamespace(AutoExecutor=AutoExecutor)
+
+
+ENDS = [
+    "Job (task=0) failed during processing with trace:\n" + 20 * "  File sweep.py\n",
+    "Job not requeued because: timed-out and not checkpointable",
+]
+"""The message of a job that failed, and of one that is lost."""
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["failed", "lost"])
+def test_points_of_an_ended_job_are_unfinished_and_the_same_command_computes_them(run, tmp_path, monkeypatch, end):
+    """The time limit of the first job stops it after a point, and the second job computes nothing."""
+    simulate, computed = loop.run_simulation, []
+
+    def simulate_and_stop(sim, on_records, **arguments):
+        computed.append(sim.config.seed)
+        return simulate(sim, on_records=lambda records: signal.raise_signal(signal.SIGTERM), **arguments)
+
+    def simulate_all(sim, **arguments):
+        computed.append(sim.config.seed)
+        return simulate(sim, **arguments)
+
+    def exit_code(function, words, simulate_point):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "run_simulation", simulate_point)
+            patch.setenv("SUBMITIT_EXECUTOR", "slurm")
+            return function(words)
+
+    def run_first(function, arguments):
+        assert [words[-1] for words in arguments] == ["--worker=1/2", "--worker=2/2"]
+        assert exit_code(function, arguments[0], simulate_and_stop) == 128 + signal.SIGTERM
+        return [Job(0), Job(1, RuntimeError(end))]
+
+    def run_both(function, arguments):
+        assert [exit_code(function, words, simulate_all) for words in arguments] == [0, 0]
+        return [Job(0), Job(1)]
+
+    words = ["--rounds", "1", "--seed", "0:2", "--vectorize", "off", "--jobs", "2", "--executor", "submitit"]
+    words += ["--slurm", "timeout_min=5", "slurm_partition=gpu"]
+    monkeypatch.setitem(sys.modules, "submitit", fake_submitit(run_first))
+    code, out, err = run(*words)
+    assert (code, err) == (2, "error: 1 point not finished, such as seed=1; the same command continues them\n")
+    reason = " ".join(end.split())[:200]
+    assert re.findall("job .* was lost.*", out) == [f"job 7_1 was lost: {reason}; its points are unfinished"]
+    monkeypatch.setitem(sys.modules, "submitit", fake_submitit(run_both))
+    code, out, err = run(*words)
+    assert (code, err) == (0, "") and "lost" not in out and re.search(r"± \S+ \(2\)", out)
+    assert computed == [0, 1]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from small_sweeps import base_config, histories, timeless
 
 import fedvg_jax
 from fedvg_jax.config import axes, sweep_points
+from fedvg_jax.config.allowed import RECORDS
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
@@ -32,6 +33,12 @@ from fedvg_jax.runs.sweep_folder import Failure
 NAMES = ("alpha", "seed", "lr", "rounds")
 ROWS = [(0.5, 0, 0.1, 4), (5.0, 1, 0.05, 4), (1.0, 2, 0.2, 3)]
 SHARE = sweeps.Sharing(2)
+RECORDED = {
+    "scores", "layer_shares", "client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace",
+    "test_confusion", "test_calibration", "test_calibration_error", "accuracy_by_client", "accuracy_by_client_mean",
+    "worst_decile",
+}  # fmt: skip
+"""Entries of an evaluated round that FedVG and the names in `RECORDS` add."""
 
 
 class Linear(nn.Module):
@@ -47,7 +54,9 @@ GIVEN = {"task": tasks.classification(Linear(), 3, (2, 2, 1)), "data": worlds.im
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return base_config(tmp_path_factory.mktemp("cache"))
+    """FedVG with everything that `--record` adds."""
+    settings = base_config(tmp_path_factory.mktemp("cache"))
+    return dataclasses.replace(settings, weighting="fedvg", record=",".join(RECORDS))
 
 
 def open_sweep(base, out=None, rows=ROWS):
@@ -94,6 +103,7 @@ def test_points_side_by_side_on_four_devices_equal_those_of_one(base, join_ratio
 
 def test_points_side_by_side_equal_the_points_alone(alone, together):
     assert histories(together[1]) == histories(alone)
+    assert all(set(result.result.records[-1]) >= RECORDED for result in alone)
     timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
     for one, other in zip(alone, together[1], strict=True):
         assert {k: v for k, v in one.result.summary.items() if k not in timed} == {

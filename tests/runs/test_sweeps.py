@@ -16,6 +16,8 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs, sweep_folder, sweep_sharing, sweep_work, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
+from fedvg_jax.views import report
+from fedvg_jax.views.report import costs, page
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 
@@ -30,9 +32,9 @@ def points_of(base, **changed):
     return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base))
 
 
-def open_sweep(base, out, **changed):
+def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base)
+    sweep = sweep_points.Sweep(axes.parse_axes(swept), start=base)
     points = sweep_points.make_points(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
     return points.points
@@ -115,6 +117,37 @@ def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path
     results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
     assert [r.result.summary["resumed_from"] for r in results] == [2, None]
     assert histories(results) == histories(whole[1])
+
+
+def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_path, monkeypatch):
+    """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
+    if missing := report.missing_packages():
+        pytest.skip(f"reports need {', '.join(missing)}")
+    monkeypatch.setattr(page, "bundle", lambda: "")  # the real one takes five seconds
+    monkeypatch.setattr(costs, "seconds", lambda run: 1.0)
+    swept = dataclasses.replace(base, checkpoint_every=2)
+    changed = {"alpha": [0.5, 5.0], "seed": [0, 1]}
+    folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]
+    for seed, number in ((0, 1), (1, 4)):  # before the first checkpoint of a point, and after it
+
+        def kill(point, records, seed=seed, number=number):
+            if (point.config.seed, records[-1]["round"]) == (seed, number):
+                raise Killed
+
+        points = open_sweep(swept, folders[1], changed)
+        with pytest.raises(Killed):
+            sweeps.compute(points, folders[1], sweeps.Observers(on_records=kill))
+    results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
+    assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2, None, None]
+    written = [report_bytes(folder) for folder in folders]
+    assert list(written[0]) == list(written[1])
+    assert [name for name in written[0] if written[0][name] != written[1][name]] == []
+
+
+def report_bytes(sweep):
+    """File of a sweep's report -> its bytes."""
+    written = report.write([sweep], figures=["curves", "weights"], command="report")
+    return {path.relative_to(sweep): path.read_bytes() for path in written.paths}
 
 
 def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import partition, write_json, write_run, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -232,6 +232,62 @@ def test_settings_without_alpha_are_not_drawn_against_it_and_one_alpha_is_a_mark
 def test_title_of_the_partition_says_what_shows_the_rows(study, monkeypatch, most, word):
     monkeypatch.setattr(partitions, "MAX_BUBBLES", most)
     assert f"{word} shows the number of rows" in draw(study, "partitions")[0].title
+
+
+@pytest.fixture(scope="module")
+def alphas_and_rhos(tmp_path_factory):
+    """Study of two alphas with three rhos each."""
+    folder = tmp_path_factory.mktemp("figures")
+    for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
+        write_run(folder / f"{alpha}-{rho}", method="fedvg", seed=0, alpha=alpha, validation={"rho": rho})
+    return collect([folder])
+
+
+def panels_of(drawing):
+    """Title of a panel -> the panel."""
+    panels = [axes for axes in drawing.figure.axes if axes.get_visible()]
+    assert len({axes.get_title() for axes in panels}) == len(panels)
+    return {axes.get_title(): axes for axes in panels}
+
+
+@pytest.mark.parametrize("fixture", ["study", "alphas_and_rhos"])
+def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_class(fixture, request):
+    (drawing,) = draw(request.getfixturevalue(fixture), "partitions")
+    panels, table = panels_of(drawing), rows(drawing)
+    assert list(panels) == list(dict.fromkeys(r["setting"] for r in table)) == ["alpha 0.05", "alpha 0.5"]
+    for alpha in (0.05, 0.5):
+        counts = np.array(partition(alpha)["counts"])
+        mine = [(int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == f"alpha {alpha}"]
+        assert mine == [(k, "abc"[c], counts[k, c]) for k, c in np.ndindex(*counts.shape)]
+        (bubbles,) = panels[f"alpha {alpha}"].collections
+        assert bubbles.get_offsets().tolist() == np.argwhere(counts).tolist()
+        assert bubbles.get_sizes() / 150 * 10 == pytest.approx(counts[counts > 0])  # of at most 10 rows
+
+
+def test_classes_of_validation_have_a_panel_per_rho(alphas_and_rhos):
+    (drawing,) = draw(alphas_and_rhos, "validation_classes")
+    panels, table = panels_of(drawing), rows(drawing)
+    settings = [f"validation.rho {rho}" for rho in ("0", "0.5", "1")]
+    assert list(panels) == [f"{setting}: 7 images" for setting in settings]
+    expected = []
+    for setting, panel, rho in zip(settings, panels.values(), (0, 0.5, 1), strict=True):
+        counts = partition(rho=rho)["validation"]["counts"]
+        assert [bar.get_height() for bar in panel.patches] == counts
+        expected += [(setting, name, str(count)) for name, count in zip("abc", counts, strict=True)]
+    assert [tuple(r.values()) for r in table] == expected
+
+
+def test_classes_of_validation_that_no_setting_changes_have_one_panel(study):
+    (drawing,) = draw(study, "validation_classes")
+    assert list(panels_of(drawing)) == ["7 images"] and {r["setting"] for r in rows(drawing)} == {""}
+
+
+def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_another_panels():
+    low, high = ("alpha", 0.05), ("alpha", 0.5)
+    slow, fast = ("lr", 0.1), ("lr", 0.2)
+    runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
+    settings = [setting for setting, _ in partitions._distinct_runs(runs, str)]
+    assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
 
 
 def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):

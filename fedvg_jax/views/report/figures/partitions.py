@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,27 +20,23 @@ MAX_BUBBLES = 600
 
 
 def partitions(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of training rows by client and class, a panel per scenario with another partition."""
-    pictures = [(scenario, run, np.array(run.partition["counts"])) for scenario, run in _first_runs(study)
-                if run.partition.get("counts")]  # fmt: skip
-    different: list[tuple[Scenario, Run, np.ndarray]] = []
-    for scenario, run, counts in pictures:
-        if not any(np.array_equal(counts, other) for *_, other in different):
-            different.append((scenario, run, counts))
-    if not different:
+    """Returns a figure of training rows by client and class, a panel per partition."""
+    runs = [(scenario, run) for scenario, run in _first_runs(study) if run.partition.get("counts")]
+    if not runs:
         return "no run has a partition.json with the classes of its clients"
+    different = [(setting, run, np.array(run.partition["counts"]))
+                 for setting, run in _distinct_runs(runs, lambda run: run.partition["counts"])]  # fmt: skip
     figure, axes = base.grid(style, len(different), 1.05)
     largest = max(int(counts.max()) for *_, counts in different)
     rows = []
-    for panel, (scenario, run, counts) in zip(axes, different, strict=True):
+    for panel, (setting, run, counts) in zip(axes, different, strict=True):
         _panel(panel, counts, largest)
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
         if len(names) <= 12:
             panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
-        title = scenario_text(scenario) or partition_label(run.config)
-        panel.set(xlabel="client", ylabel="class", title=base.plain(title))
+        panel.set(xlabel="client", ylabel="class", title=base.plain(setting or partition_label(run.config)))
         cells = np.ndindex(*counts.shape)
-        rows += [(scenario_text(scenario), k, names[c], int(counts[k, c])) for k, c in cells]
+        rows += [(setting, k, names[c], int(counts[k, c])) for k, c in cells]
     shown = " or ".join(sorted({"area" if counts.size <= MAX_BUBBLES else "darkness" for *_, counts in different}))
     title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
@@ -53,6 +50,23 @@ def _first_runs(study: Study) -> list[tuple[Scenario, Run]]:
         if runs := next((cell.runs for cell in cells if cell.runs), None):
             first.append((scenario, runs[min(runs)]))
     return first
+
+
+def _distinct_runs(runs: Sequence[tuple[Scenario, Run]], key: Callable[[Run], Any]) -> list[tuple[str, Run]]:
+    """Returns the runs that differ in a key, each with the settings that it stands for.
+
+    These are the settings that all scenarios of one key share, if no scenario of another key has all of them, too.
+    Otherwise they are those of the first scenario.
+    """
+    different: list[tuple[str, Run]] = []
+    for scenario, run in runs:
+        alike = [other for other, its_run in runs if key(its_run) == key(run)]
+        if scenario != alike[0]:
+            continue
+        shared = tuple(pair for pair in scenario if all(pair in other for other in alike))
+        is_unique = sum(set(shared) <= set(other) for other, _ in runs) == len(alike)
+        different.append((scenario_text(shared if is_unique else scenario), run))
+    return different
 
 
 def _panel(axes: Axes, counts: np.ndarray, largest: int) -> None:
@@ -75,13 +89,14 @@ def _panel(axes: Axes, counts: np.ndarray, largest: int) -> None:
 
 
 def validation_classes(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of the classes of D_val, a panel per scenario in which they differ."""
+    """Returns a figure of the classes of D_val, a panel per validation set with other classes."""
+    runs = [
+        (scenario, run) for scenario, run in _first_runs(study) if run.partition.get("validation", {}).get("counts")
+    ]
     panels: list[tuple[str, list[int], list[str]]] = []
-    for scenario, run in _first_runs(study):
-        counts = run.partition.get("validation", {}).get("counts")
-        if counts and all(counts != other for _, other, _ in panels):
-            names = [str(name) for name in run.partition.get("class_names", range(len(counts)))]
-            panels.append((scenario_text(scenario), counts, names))
+    for setting, run in _distinct_runs(runs, lambda run: run.partition["validation"]["counts"]):
+        counts = run.partition["validation"]["counts"]
+        panels.append((setting, counts, [str(name) for name in run.partition.get("class_names", range(len(counts)))]))
     if not panels:
         return "no run has a partition.json with the classes of D_val"
     figure, axes = base.grid(style, len(panels), 0.75, sharey=True)

@@ -29,6 +29,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
 GREY = "0.45"
+
+FEDVG = "+fedvg"
+"""End of the names of methods with FedVG's weights."""
+
 TITLE_WIDTH = 90
 """Characters of a title that fit side by side above a figure."""
 
@@ -75,6 +79,26 @@ class Drawing(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
+def with_fedvg(method: str) -> str:
+    """Returns the name of a method's combination with FedVG; settings that vary stand behind the first comma.
+
+    >>> with_fedvg("fedprox"), with_fedvg("fedprox, mu 0.1")
+    ('fedprox+fedvg', 'fedprox+fedvg, mu 0.1')
+    """
+    name, comma, details = method.partition(", ")
+    return f"{name}{FEDVG}{comma}{details}"
+
+
+def without_fedvg(method: str) -> str:
+    """Returns the name of the method that a combination with FedVG adds FedVG's weights to, with the same settings.
+
+    >>> without_fedvg("fedprox+fedvg, mu 0.1"), without_fedvg("fedvg")
+    ('fedprox, mu 0.1', 'fedvg')
+    """
+    name, comma, details = method.partition(", ")
+    return f"{name.removesuffix(FEDVG)}{comma}{details}"
+
+
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Returns a style for every method: X and X+fedvg share a colour, X dashed and X+fedvg solid.
 
@@ -84,12 +108,12 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     >>> styles["fedprox"].colour == styles["fedprox+fedvg"].colour != styles["fedvg"].colour
     True
     """
-    bases = list(dict.fromkeys(method.removesuffix("+fedvg") for method in methods))
+    bases = list(dict.fromkeys(map(without_fedvg, methods)))
     styles = {}
     for method in methods:
-        base = method.removesuffix("+fedvg")
+        base = without_fedvg(method)
         index = bases.index(base)
-        dashed = base == method and f"{base}+fedvg" in methods
+        dashed = base == method and with_fedvg(base) in methods
         hatch = HATCHES[methods.index(method) % len(HATCHES)]
         styles[method] = LineStyle(
             COLOURS[index % len(COLOURS)], "--" if dashed else "-", MARKERS[index % len(MARKERS)], hatch

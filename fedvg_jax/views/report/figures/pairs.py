@@ -12,7 +12,7 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure per scenario with a panel of learning curves per base method X that also runs as X+fedvg."""
     from matplotlib.ticker import MaxNLocator
 
-    bases = [method for method in study.methods if f"{method}+fedvg" in study.methods]
+    bases = [method for method in study.methods if _weighs_by_fedvg(study, base.with_fedvg(method))]
     if not bases:
         return "no method runs both alone and with FedVG; a sweep has them with --method X X+fedvg"
     styles, drawn = base.line_styles(study.methods), []
@@ -20,7 +20,7 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
         figure, axes = base.grid(style, len(bases), 0.85)
         rows = []
         for panel, name in zip(axes, bases, strict=True):
-            curves = {m: c for m in (name, f"{name}+fedvg") if (c := curve(study, study.cell(m, scenario)))}
+            curves = {m: c for m in (name, base.with_fedvg(name)) if (c := curve(study, study.cell(m, scenario)))}
             panel.set_ylim(*limits(study, list(curves.values())))
             ends = []
             for method, line in curves.items():
@@ -41,3 +41,9 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
         stem = "pairs" if i == 0 else f"pairs-{i + 1}"
         drawn.append(Drawing(stem, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
     return drawn
+
+
+def _weighs_by_fedvg(study: Study, method: str) -> bool:
+    """Returns whether the study has runs of a method with FedVG's weights, which --weighting uniform replaces."""
+    runs = [run for scenario in study.scenarios for run in study.cell(method, scenario).runs.values()]
+    return any("fedvg" in run.weighting for run in runs)

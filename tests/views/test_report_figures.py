@@ -11,6 +11,7 @@ from run_folders import write_json, write_run, write_sweep
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
+from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
 
@@ -103,6 +104,38 @@ def test_methods_differ_in_grey_too():
     looks = base.line_styles(methods)
     assert len({(look.dashes, look.marker) for look in looks.values()}) == len(methods)
     assert len({look.hatch for look in looks.values()}) == len(methods)
+
+
+def test_twenty_methods_differ_in_grey():
+    """By dashes or marker as lines and by hatch as bars; every pair of methods shares its colour and marker."""
+    names = [f"method{i}" for i in range(10)]
+    methods = [*names, *map(base.with_fedvg, names)]
+    looks = base.line_styles(methods)
+    assert len({(look.dashes, look.marker) for look in looks.values()}) == 20
+    assert len({look.hatch for look in looks.values()}) == 20
+    for name in names:
+        alone, both = looks[name], looks[base.with_fedvg(name)]
+        assert (alone.colour, alone.marker) == (both.colour, both.marker) and alone.dashes != both.dashes
+    singles = base.line_styles([f"method{i}" for i in range(24)]).values()
+    assert len({(look.dashes, look.marker) for look in singles}) == len({look.hatch for look in singles}) == 24
+
+
+@pytest.mark.parametrize("name", ["curves", "alphas", "bars", "effective_clients", "pairs"])
+def test_twenty_methods_are_drawn(tmp_path, name):
+    """The page has the dashes of every method, too."""
+    for i in range(20):
+        for alpha in (0.05, 0.5):
+            options = {"method": f"fed{'prox+fedvg' if i % 2 else 'prox'}", "fedprox": {"mu": 0.01 * (1 + i // 2)}}
+            write_run(tmp_path / f"{i}-{alpha}", (0.5, 0.6 + 0.01 * i), alpha=alpha, seed=0, **options)
+    study = collect([tmp_path])
+    assert len(study.methods) == 20
+    assert draw(study, name)[0].rows
+    (encoding,) = [
+        layer["encoding"]["strokeDash"]
+        for layer in page.specification(study, 0)["layer"]
+        if "strokeDash" in layer["encoding"]
+    ]
+    assert len({tuple(dashes) for dashes in encoding["scale"]["range"]}) == 4
 
 
 def test_base_methods_are_dashed_and_with_fedvg_solid(study):

@@ -21,13 +21,30 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+Dashes = str | tuple[float, tuple[float, ...]]
+"""Matplotlib's line style: a name, or an offset and the lengths of dashes and gaps in line widths."""
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 """Okabe and Ito's colours, which people without full colour vision tell apart; yellow is too light for lines."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """Shapes that keep the methods apart in grey."""
 
+DASHES: tuple[tuple[Dashes, Dashes], ...] = (
+    ("-", "--"),
+    ("-.", ":"),
+    ((0, (7, 1.5, 1, 1.5, 1, 1.5)), (0, (9, 3))),
+)
+"""Dashes of X+fedvg and of X, for the first eight methods, the next eight and so on; a number is in line widths."""
+
+MARKER_SHIFT = 3
+"""Steps by which markers are shifted against colours with every eight methods."""
+
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
+HATCHES += ("||||", "//..", "oo--", "**", "\\\\..", "||oo", "xx..", "--..")
+HATCHES += ("//oo", "||..", "OO", "++oo", "\\\\oo", "--**", "xxoo", "||**")
+"""Patterns of bars, one for each of 24 methods."""
+
 GREY = "0.45"
 
 FEDVG = "+fedvg"
@@ -63,7 +80,7 @@ class LineStyle(NamedTuple):
     """How a method is drawn in every figure."""
 
     colour: str
-    dashes: str
+    dashes: Dashes
     marker: str
     hatch: str
 
@@ -102,6 +119,8 @@ def without_fedvg(method: str) -> str:
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Returns a style for every method: X and X+fedvg share a colour, X dashed and X+fedvg solid.
 
+    Up to 24 methods differ without the colour, too. With more than eight colours, the next pairs have other dashes.
+
     >>> styles = line_styles(["fedprox", "fedprox+fedvg", "fedvg"])
     >>> styles["fedprox"].dashes, styles["fedprox+fedvg"].dashes, styles["fedvg"].dashes
     ('--', '-', '-')
@@ -112,12 +131,11 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     styles = {}
     for method in methods:
         base = without_fedvg(method)
-        index = bases.index(base)
+        cycle, index = divmod(bases.index(base), len(COLOURS))
         dashed = base == method and with_fedvg(base) in methods
+        marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         hatch = HATCHES[methods.index(method) % len(HATCHES)]
-        styles[method] = LineStyle(
-            COLOURS[index % len(COLOURS)], "--" if dashed else "-", MARKERS[index % len(MARKERS)], hatch
-        )
+        styles[method] = LineStyle(COLOURS[index], DASHES[cycle % len(DASHES)][dashed], marker, hatch)
     return styles
 
 

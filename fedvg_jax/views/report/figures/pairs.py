@@ -25,7 +25,7 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
             ends = []
             for method, line in curves.items():
                 look = styles[method]
-                panel.plot(line.rounds, line.mean, color=look.colour, ls=look.dashes)
+                panel.plot(line.rounds, line.mean, color=look.colour, ls="--" if method == name else "-")
                 panel.fill_between(
                     line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
                 )

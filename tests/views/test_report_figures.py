@@ -120,6 +120,18 @@ def test_twenty_methods_differ_in_grey():
     assert len({(look.dashes, look.marker) for look in singles}) == len({look.hatch for look in singles}) == 24
 
 
+@pytest.mark.parametrize("name", ["curves", "pairs"])
+@pytest.mark.parametrize(("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0), ((0.1, 0.2, 0.3), 0)])
+def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, name, accuracies, expected):
+    """It has 40 % of the test rows."""
+    for method in ("fedavg", "fedavg+fedvg"):
+        write_run(tmp_path / method, accuracies, method=method, seed=0)
+    (axes,) = draw(collect([tmp_path]), name)[0].figure.axes
+    drawn = [line for line in axes.lines if list(line.get_ydata()) == [40, 40] and line.get_linestyle() == ":"]
+    labels = [text for text in axes.texts if text.get_text() == "largest class"]
+    assert len(drawn) == len(labels) == expected
+
+
 @pytest.mark.parametrize("name", ["curves", "alphas", "bars", "effective_clients", "pairs"])
 def test_twenty_methods_are_drawn(tmp_path, name):
     """The page has the dashes of every method, too."""
@@ -141,7 +153,8 @@ def test_twenty_methods_are_drawn(tmp_path, name):
 def test_base_methods_are_dashed_and_with_fedvg_solid(study):
     drawing = draw(study, "pairs")[0]
     dashes = [line.get_linestyle() for line in drawing.figure.axes[0].lines]
-    assert dashes == ["--", "-"] and {r["method"] for r in rows(drawing)} == {"fedprox", "fedprox+fedvg"}
+    assert dashes == ["--", "-", ":"]  # the last is of the largest class
+    assert {r["method"] for r in rows(drawing)} == {"fedprox", "fedprox+fedvg"}
 
 
 def test_pairs_have_equal_settings_behind_the_name_of_the_method(tmp_path):

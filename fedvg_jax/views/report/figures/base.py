@@ -42,7 +42,7 @@ MARKER_SHIFT = 3
 
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
 HATCHES += ("||||", "//..", "oo--", "**", "\\\\..", "||oo", "xx..", "--..")
-HATCHES += ("//oo", "||..", "OO", "++oo", "\\\\oo", "--**", "xxoo", "||**")
+HATCHES += ("//oo", "||..", "OO", "xx**", "\\\\oo", "--**", "xxoo", "||**")
 """Patterns of bars, one for each of 24 methods."""
 
 GREY = "0.45"

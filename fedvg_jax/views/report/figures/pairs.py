@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.curves import curve, limits, metric_label
+from fedvg_jax.views.report.figures.curves import curve, largest_class, limits, metric_label
 from fedvg_jax.views.report.study import Study, scenario_text
 
 
@@ -35,6 +35,7 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set(xlabel="round", title=base.plain(name))
             base.clean(panel)
+            ends += largest_class(study, panel, scenario)
             base.label_ends(panel, ends, style, 0.85)
         figure.supylabel(metric_label(study), fontsize=style.font)
         title = f"Methods alone and with FedVG{', ' + scenario_text(scenario) if scenario else ''}"

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from run_folders import write_json, write_run, write_sweep
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
+from fedvg_jax import report as report_command
+from fedvg_jax.runs import history
 from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
@@ -190,6 +193,31 @@ def test_heat_map_holds_share_times_score_times_layers(study):
     assert np.sort(values) == pytest.approx(np.sort(layers.layer_norms(record).ravel()), rel=1e-8)
     total = layers.layer_norms(record).mean(1)
     assert total == pytest.approx(record["scores"], rel=1e-4)  # shares are rounded
+
+
+def test_heat_map_is_of_the_chosen_rounds(study):
+    drawing = draw(study, "layers", WIDE._replace(rounds=(3, 2)))[0]
+    assert [axes.get_title() for axes in drawing.figure.axes if axes.get_title()] == ["round 2", "round 3"]
+    assert {r["round"] for r in rows(drawing)} == {"2", "3"}
+
+
+def test_round_without_norms_of_layers_is_refused_with_those_that_have(tmp_path, capsys, monkeypatch):
+    """Round 3 has no shares; under FedAvg no round has."""
+    monkeypatch.setattr(page, "bundle", str)  # the real one takes five seconds
+    accuracies = (0.5, 0.6, 0.7, 0.8)
+    folder = write_run(tmp_path / "a", accuracies, method="fedvg", seed=0, layers=NAMES)
+    records = history.read(folder)
+    del records[2]["layer_shares"]
+    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    write_run(tmp_path / "b", accuracies, method="fedavg", seed=0)
+    for folders, text in (("ab", "round 3 .* rounds that have: 1 to 2, 4$"), ("b", "round 2 .* have: none; .*fedvg")):
+        command = [str(tmp_path / folder) for folder in folders]
+        assert report_command.main([*command, "--rounds", "2", "3", "--figures", "layers"]) == 2
+        assert re.search(text, capsys.readouterr().err.strip())
+    command = [str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--figures", "layers", "--rounds", "2", "4"]
+    assert report_command.main(command) == 0
+    with (tmp_path / "out" / "figures" / "layers.csv").open() as file:
+        assert {r["round"] for r in csv.DictReader(file)} == {"2", "4"}
 
 
 def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp_path):

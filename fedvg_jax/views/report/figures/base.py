@@ -70,6 +70,8 @@ class Style(NamedTuple):
     """Whether figures have their title above them."""
     client: int | None = None
     """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
+    rounds: tuple[int, ...] = ()
+    """Rounds of the heat maps of norms by layer; () for the first, the middle and the last."""
 
 
 STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}

@@ -231,6 +231,41 @@ def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp
     assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
 
 
+def test_weights_against_accuracy_have_a_point_for_every_present_client(tmp_path):
+    """Rank correlations are -1 and 0.5 in the rounds; client 7's weight is that of its absence."""
+    fields = {
+        1: {"clients": [7, 8, 9], "client_accuracy": [0.1, 0.5, 0.9], "weights": [0.5, 0.3, 0.2]},
+        2: {"clients": [9, 8, 7], "client_accuracy": [0.2, 0.3, 0.9], "weights": [0.2, 0.5, 0.3]},
+        3: {"clients": [7, 8, 9], "client_accuracy": [0.2, 0.4, 0.6], "weights": [0, 0.5, 0.5], "dropped": [7]},
+    }
+    folder = write_run(tmp_path / "a", method="fedvg", seed=4, partition_seed=5, fields=fields)
+    write_json(folder / "partition.json", {"partition": "given", "clients": 10})
+    drawing = draw(collect([tmp_path]), "validity")[1]
+    assert list(rows(drawing)[0]) == [
+        "setting", "method", "seed", "partition_seed", "round", "client", "weight_times_cohort", "accuracy",
+    ]  # fmt: skip
+    actual = [(int(r["round"]), int(r["client"]), float(r["weight_times_cohort"]), float(r["accuracy"]))
+              for r in rows(drawing)]  # fmt: skip
+    expected = [(1, 7, 1.5, 10), (1, 8, 0.9, 50), (1, 9, 0.6, 90), (2, 9, 0.6, 20), (2, 8, 1.5, 30), (2, 7, 0.9, 90)]
+    assert np.array(actual) == pytest.approx(np.array([*expected, (3, 8, 1.5, 40), (3, 9, 1.5, 60)]))
+    assert {(r["method"], r["seed"], r["partition_seed"]) for r in rows(drawing)} == {("fedvg", "4", "5")}
+    (axes,) = drawing.figure.axes
+    assert "mean rank correlation -0.25" in axes.get_title() and axes.get_xscale() == "log"
+    assert len(axes.collections[0].get_offsets()) == 8
+
+
+def test_many_points_are_thinned_out_in_the_picture_alone(tmp_path, monkeypatch):
+    """The same points every time, of all clients and rounds."""
+    fields = {i: {"client_accuracy": [0.1, 0.5, 0.9]} for i in range(1, 41)}
+    write_run(tmp_path / "a", (0.5,) * 40, method="fedvg", fields=fields)
+    study = collect([tmp_path])
+    monkeypatch.setattr(validity, "MAX_POINTS", 30)
+    first, second = (draw(study, "validity")[1] for _ in range(2))
+    offsets = [drawing.figure.axes[0].collections[0].get_offsets() for drawing in (first, second)]
+    assert len(rows(first)) == 120 and len(offsets[0]) == 30 and "30 of 120 points" in first.title
+    assert np.array_equal(*offsets) and set(offsets[0][:, 1]) == {10, 50, 90}
+
+
 @pytest.mark.parametrize(("untrained", "expected"), [("absent", 1.0), ("weighed", 0.8)])
 def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
     """Without clients 3 and 2 the weights rise with the accuracy; an untrained client that is weighed has a part."""

@@ -124,7 +124,9 @@ def test_twenty_methods_differ_in_grey():
 
 
 @pytest.mark.parametrize("name", ["curves", "pairs"])
-@pytest.mark.parametrize(("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0), ((0.1, 0.2, 0.3), 0)])
+@pytest.mark.parametrize(
+    ("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0), ((0.1, 0.2, 0.3), 0)]
+)
 def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, name, accuracies, expected):
     """It has 40 % of the test rows."""
     for method in ("fedavg", "fedavg+fedvg"):
@@ -322,9 +324,47 @@ def test_head_figure_compares_weights_with_those_from_each_part(tmp_path):
 
 def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):
     fields = {i: {"scores": [i, 2.0, 3.0], "client_fisher_trace": [4.0 * i**2, 16.0, 36.0]} for i in (1, 2, 3)}
-    drawing = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")[0]
-    assert "rank correlation 1.00, slope 1.00" in drawing.figure.axes[0].get_title()
+    (drawing,) = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")
+    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in drawing.figure.axes[0].get_title()
     assert all(float(r["root_of_fisher_trace"]) == 2 * float(r["score"]) for r in rows(drawing))
+    assert {r["mean_root_of_joint_fisher"] for r in rows(drawing)} == {""}
+
+
+def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path):
+    """Norms are 3 and 1 / 2 of the roots 1 i, 2 i, 3 i of tensor a and the same, reversed, of tensor b.
+
+    Clients of a round have one mean root and several scores; the second round doubles all norms and roots.
+    """
+    fields = {}
+    for i in (1, 2):
+        roots = i * np.array([[1, 3], [2, 2], [3, 1]])
+        norms = roots * [3, 0.5]
+        shares = (norms / norms.sum(1, keepdims=True)).tolist()
+        fields[i] = {
+            "scores": norms.mean(1).tolist(), "layer_shares": shares, "client_joint_fisher": (roots**2).tolist(),
+        }  # fmt: skip
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=("a", "b"), fields=fields)
+    study = collect([tmp_path])
+    scores, tensors = draw(study, "fisher")
+    trace, joint = scores.figure.axes
+    assert (trace.get_xlabel(), joint.get_xlabel()) == tuple(fisher.MEASURES)
+    means = [(float(r["root_of_fisher_trace"]), float(r["mean_root_of_joint_fisher"])) for r in rows(scores)]
+    expected = [(i * root, 2.0 * i) for i in (1, 2) for root in (10**0.5, 8**0.5, 10**0.5)]
+    assert np.array(means) == pytest.approx(np.array(expected))
+    assert "slope 1.00" in joint.get_title() and "ratio ± 0 %" not in joint.get_title()
+    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in tensors.figure.axes[0].get_title()
+    assert all(
+        float(r["norm"]) == pytest.approx({"a": 3, "b": 0.5}[r["layer"]] * float(r["root_of_joint_fisher"]))
+        for r in rows(tensors)
+    )
+    assert len(rows(tensors)) == 2 * 3 * 2
+
+
+@pytest.mark.parametrize("options", [{"signal": "delta"}, {"signal": "fisher"}, {"norm": "delta"}, {"layer": "module"}])
+def test_norms_of_other_signals_and_layers_are_not_drawn_against_joint_fisher(tmp_path, options):
+    fields = {i: {"client_joint_fisher": [[1.0, 2.0, 3.0]] * 3} for i in (1, 2)}
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=NAMES, fields=fields, fedvg=options)
+    assert len(draw(collect([tmp_path]), "fisher")) == 1
 
 
 def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):

@@ -330,7 +330,7 @@ def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):
     assert {r["mean_root_of_joint_fisher"] for r in rows(drawing)} == {""}
 
 
-def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path):
+def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path, monkeypatch):
     """Norms are 3 and 1 / 2 of the roots 1 i, 2 i, 3 i of tensor a and the same, reversed, of tensor b.
 
     Clients of a round have one mean root and several scores; the second round doubles all norms and roots.
@@ -345,7 +345,9 @@ def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path):
         }  # fmt: skip
     write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=("a", "b"), fields=fields)
     study = collect([tmp_path])
+    monkeypatch.setattr(validity, "MAX_POINTS", 10)
     scores, tensors = draw(study, "fisher")
+    assert "10 of 12 points" in tensors.title and len(tensors.figure.axes[0].collections[0].get_offsets()) == 10
     trace, joint = scores.figure.axes
     assert (trace.get_xlabel(), joint.get_xlabel()) == tuple(fisher.MEASURES)
     means = [(float(r["root_of_fisher_trace"]), float(r["mean_root_of_joint_fisher"])) for r in rows(scores)]

@@ -171,9 +171,10 @@ def _tensors(runs: Sequence[tuple[str, str, Run]], style: Style) -> Drawing | No
     if not panels:
         return None
     figure, axes = base.grid(style, len(panels), 1.1)
-    rows = []
+    rows, drawn = [], 0
     for panel, (method, where, run, values) in zip(axes, panels, strict=True):
         kept = thinned(values)
+        drawn += len(kept)
         _points(panel, kept[:, 4], kept[:, 3], kept[:, 2])
         title = base.plain(", ".join(filter(None, (method, where))), 40)
         correlation, fit, deviation = by_tensor(values)
@@ -184,7 +185,8 @@ def _tensors(runs: Sequence[tuple[str, str, Run]], style: Style) -> Drawing | No
         rows += [(where, method, int(r), int(k), names[int(t)], norm, root) for r, k, t, norm, root in values]
     figure.supylabel("norm of the mean gradient", fontsize=style.font)
     columns = ("setting", "method", "round", "client", "layer", "norm", "root_of_joint_fisher")
-    title = "Norms by tensor against joint Fisher; colours: tensors; titles: means over tensors"
+    part = f"; {drawn:,} of {len(rows):,} points" if drawn < len(rows) else ""
+    title = f"Norms by tensor against joint Fisher; colours: tensors; titles: means over tensors{part}"
     return Drawing("fisher_tensors", title, figure, columns, rows)
 
 

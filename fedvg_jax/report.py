@@ -54,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
     parser.add_argument("--client", type=int, metavar="ID", help="client whose weights are bold")
     parser.add_argument(
+        "--rounds",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="rounds of the heat maps of norms by layer; default: the first, the middle and the last",
+    )
+    parser.add_argument(
         "--claims",
         type=Path,
         metavar="FILE",

@@ -104,6 +104,8 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
         values = accuracy(point["values"])
         if values is not None:
             own = {k: v for k, v in (settings | point["values"]).items() if not k.startswith("hyper.")}
+            if "method" in own and own.get("weighting") == "native":
+                del own["weighting"]  # the method's own, as in a sweep
             if own.get("partition_seed") == "follow":
                 own["partition_seed"] = own["seed"]
             write_run(folder / "points" / point["name"], values, **own)

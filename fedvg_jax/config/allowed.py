@@ -55,7 +55,7 @@ PRECISIONS = ("default", "highest", "bfloat16")
 LR_SCHEDULES = ("constant", "exponential", "cosine")
 NONFINITE = ("raise", "skip")
 RULES = ("mean", "median", "trimmed_mean", "krum", "clipped_mean")
-RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace")
+RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
 RECORDS += ("confusion", "calibration", "accuracy_by_client")
 """Names in `record`."""
 ATTACKS = ("none", "sign_flip", "scaling", "noise")

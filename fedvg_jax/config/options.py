@@ -283,9 +283,10 @@ class Config:
     record: str = ""
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
-    client_fisher_trace, the trace of its empirical Fisher information on D_val. At evaluations: confusion, the
-    confusion matrix of the test set; calibration, the expected calibration error on it with its bins;
-    accuracy_by_client, the global model's accuracy on each client's own test rows, its mean and worst decile."""
+    client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
+    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
+    calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
+    rows, its mean and worst decile."""
     lanes: str = "auto"
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = 0

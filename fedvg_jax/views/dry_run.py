@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import Data, Executor, Schedule, SimState
@@ -27,6 +28,9 @@ from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
 from fedvg_jax.runs import host_memories, host_pool, simulation
+
+PASS_OVER_VALIDATION = ("client_val_loss", "client_fisher_trace", "client_joint_fisher")
+"""Names in `record` that take a pass of every client's model over D_val."""
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -259,7 +263,7 @@ def scoring_passes(config: Config) -> int:
     is_delta = "delta" in (config.fedvg.norm, config.fedvg.signal)
     of_cohort = ("val_loss", "val_accuracy", *(() if is_delta else ("fedvg", "generalised")))
     passes = {**dict.fromkeys(of_cohort, cohort_size(config)), "fltrust": 1, "fitted": config.fedvg.fit_steps}
-    recorded = sum(name in config.record.split(",") for name in ("client_val_loss", "client_fisher_trace"))
+    recorded = sum(name in PASS_OVER_VALIDATION for name in recorded_names(config))
     return sum(passes.get(name, 0) for name in rule_names(config.weighting)) + recorded * cohort_size(config)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -29,13 +30,33 @@ def client_fisher_trace(task: Task) -> Signal:
     return measure
 
 
+def client_joint_fisher(task: Task) -> Signal:
+    """Joint Fisher information of every tensor of one client's model on D_val: `joint_fisher` as a signal.
+
+        J^t = mean over examples of ||grad_t loss(theta_k, example)||^2
+
+    BatchNorm is in evaluation mode. The trace is the sum over tensors. The squared norm of the mean gradient is less.
+    """
+    diagonal = signals.fisher(task)
+
+    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
+        return jax.tree.map(jnp.sum, diagonal(hyper, report, data))
+
+    return measure
+
+
 MEASURES: dict[str, Callable[[Task], Signal]] = {
     "client_accuracy": signals.pooled_test_accuracy,
     "client_val_loss": signals.validation_loss,
     "client_drift": lambda task: client_drift,
     "client_fisher_trace": client_fisher_trace,
+    "client_joint_fisher": client_joint_fisher,
 }
-"""Key of a record -> function of the task that returns the measurement of one client."""
+"""Key of a record -> function of the task that returns the measurement of one client: a scalar, or one per tensor."""
+
+
+def _stacked(values: Tree) -> Array:
+    return values if isinstance(values, Array) else jnp.stack(jax.tree.leaves(values), -1)
 
 
 def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weighting:
@@ -45,7 +66,8 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
 
     Args:
         weighting: the rule.
-        measures: key of a record -> (hyper, one client's report, data) -> scalar [].
+        measures: key of a record -> (hyper, one client's report, data) -> scalar [], or a pytree of several, which the
+            details hold in the order of its leaves, [K, leaves].
     """
 
     def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, dict[str, Tree]]:
@@ -59,7 +81,9 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
         signal=signal,
         weigh=of_own(weighting.weigh),
         score=lambda measured: weighting.score(measured[0]),
-        detail=lambda measured: weighting.detail(measured[0]) | measured[1],
+        detail=lambda measured: (
+            weighting.detail(measured[0]) | {name: _stacked(value) for name, value in measured[1].items()}
+        ),
         terms=tuple(Term(of_own(term.weigh), of_own(term.share)) for term in weighting.terms),
         decisive=lambda measured: weighting.decisive(measured[0]),
     )

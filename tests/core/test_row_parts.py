@@ -22,7 +22,12 @@ def of_user(hyper, report, data):
 def every_signal(hyper, report, data):
     """The gradient with its norms, and everything else that is measured on rows."""
     gradient = signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), True, 2)
-    others = (recorded.client_fisher_trace, signals.validation_loss, signals.validation_accuracy)
+    others = (
+        recorded.client_fisher_trace,
+        recorded.client_joint_fisher,
+        signals.validation_loss,
+        signals.validation_accuracy,
+    )
     made = [gradient, *(signal(worlds.TASK) for signal in others), signals.pooled_test_accuracy(worlds.TASK), of_user]
     return [signal(hyper, report, data) for signal in made]
 

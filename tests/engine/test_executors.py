@@ -168,7 +168,10 @@ SCORED = {
     "l2 in eval mode": {"fedvg.norm": "l2", "fedvg.mode": "eval", "weighting": "samples+fedvg"},
     "spectral": {"fedvg.norm": "spectral_l2", "weighting": "permuted(fedvg)"},
     "delta": {"fedvg.norm": "delta"},
-    "fisher": {"fedvg.signal": "fisher", "record": "client_accuracy,client_val_loss,client_fisher_trace"},
+    "fisher": {
+        "fedvg.signal": "fisher",
+        "record": "client_accuracy,client_val_loss,client_fisher_trace,client_joint_fisher",
+    },
     "generalised": {"weighting": "generalised", "fedvg.exponent": 0.5},
     "loss": {"weighting": "val_loss"},
     "accuracy": {"weighting": "val_accuracy"},

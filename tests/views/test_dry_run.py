@@ -63,7 +63,7 @@ def test_run_takes_its_rounds_and_the_time_between_them(planned):
      ({"weighting": "fedvg+val_loss"}, 20), ({"weighting": "fltrust"}, 1), ({"weighting": "fitted"}, 10),
      ({"weighting": "fitted", "fedvg.fit_steps": 3, "join_ratio": 0.5}, 3), ({"join_ratio": 0.25}, 5),
      ({"weighting": "samples", "record": "client_val_loss,client_drift"}, 10),
-     ({"record": "client_val_loss,client_fisher_trace"}, 30)],
+     ({"record": "client_val_loss,client_fisher_trace"}, 30), ({"record": "client_joint_fisher, client_drift"}, 20)],
 )  # fmt: skip
 def test_a_pass_over_the_validation_set_is_counted_for_each_model_measured(changes, passes):
     settings = config.apply(config.Config(), changes, "test")

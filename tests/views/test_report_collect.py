@@ -256,6 +256,7 @@ def test_damaged_run_is_one_line(tmp_path, name):
         ("history.jsonl", {"layer_shares": [[1.0]]}, "layer_shares of round 1"),
         ("history.jsonl", {"test_confusion": [[1, 2]]}, "test_confusion of round 1"),
         ("history.jsonl", {"client_accuracy": [[1.0]] * 3}, "client_accuracy of round 1"),
+        ("history.jsonl", {"client_joint_fisher": [1.0] * 3}, "client_joint_fisher of round 1"),
         ("history.jsonl", {"dropped": [None]}, "dropped of round 1"),
         ("partition.json", {"counts": [[1, 2], [3]]}, "partition.json is damaged"),
         ("partition.json", {"counts": [[1, 2, 3]]}, "it has 1 clients"),

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from run_folders import partition, write_json, write_run, write_sweep
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
+from fedvg_jax import report as report_command
+from fedvg_jax.runs import history
+from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
 
@@ -105,10 +109,71 @@ def test_methods_differ_in_grey_too():
     assert len({look.hatch for look in looks.values()}) == len(methods)
 
 
+def test_twenty_methods_differ_in_grey():
+    """By dashes or marker as lines and by hatch as bars; every pair of methods shares its colour and marker."""
+    names = [f"method{i}" for i in range(10)]
+    methods = [*names, *map(base.with_fedvg, names)]
+    looks = base.line_styles(methods)
+    assert len({(look.dashes, look.marker) for look in looks.values()}) == 20
+    assert len({look.hatch for look in looks.values()}) == 20
+    for name in names:
+        alone, both = looks[name], looks[base.with_fedvg(name)]
+        assert (alone.colour, alone.marker) == (both.colour, both.marker) and alone.dashes != both.dashes
+    singles = base.line_styles([f"method{i}" for i in range(24)]).values()
+    assert len({(look.dashes, look.marker) for look in singles}) == len({look.hatch for look in singles}) == 24
+
+
+@pytest.mark.parametrize("name", ["curves", "pairs"])
+@pytest.mark.parametrize(
+    ("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0), ((0.1, 0.2, 0.3), 0)]
+)
+def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, name, accuracies, expected):
+    """It has 40 % of the test rows."""
+    for method in ("fedavg", "fedavg+fedvg"):
+        write_run(tmp_path / method, accuracies, method=method, seed=0)
+    (axes,) = draw(collect([tmp_path]), name)[0].figure.axes
+    drawn = [line for line in axes.lines if list(line.get_ydata()) == [40, 40] and line.get_linestyle() == ":"]
+    labels = [text for text in axes.texts if text.get_text() == "largest class"]
+    assert len(drawn) == len(labels) == expected
+
+
+@pytest.mark.parametrize("name", ["curves", "alphas", "bars", "effective_clients", "pairs"])
+def test_twenty_methods_are_drawn(tmp_path, name):
+    """The page has the dashes of every method, too."""
+    for i in range(20):
+        for alpha in (0.05, 0.5):
+            options = {"method": f"fed{'prox+fedvg' if i % 2 else 'prox'}", "fedprox": {"mu": 0.01 * (1 + i // 2)}}
+            write_run(tmp_path / f"{i}-{alpha}", (0.5, 0.6 + 0.01 * i), alpha=alpha, seed=0, **options)
+    study = collect([tmp_path])
+    assert len(study.methods) == 20
+    assert draw(study, name)[0].rows
+    (encoding,) = [
+        layer["encoding"]["strokeDash"]
+        for layer in page.specification(study, 0)["layer"]
+        if "strokeDash" in layer["encoding"]
+    ]
+    assert len({tuple(dashes) for dashes in encoding["scale"]["range"]}) == 4
+
+
 def test_base_methods_are_dashed_and_with_fedvg_solid(study):
     drawing = draw(study, "pairs")[0]
     dashes = [line.get_linestyle() for line in drawing.figure.axes[0].lines]
-    assert dashes == ["--", "-"] and {r["method"] for r in rows(drawing)} == {"fedprox", "fedprox+fedvg"}
+    assert dashes == ["--", "-", ":"]  # the last is of the largest class
+    assert {r["method"] for r in rows(drawing)} == {"fedprox", "fedprox+fedvg"}
+
+
+def test_pairs_have_equal_settings_behind_the_name_of_the_method(tmp_path):
+    """--weighting uniform replaces FedVG's weights, so that X+fedvg is no combination under it."""
+    axes = {"method": ["fedavg", "fedprox", "fedavg+fedvg"], "weighting": ["native", "uniform"], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda values: (0.5, 0.6))])
+    assert {"fedavg, native", "fedavg+fedvg, native", "fedavg+fedvg, uniform"} < set(study.methods)
+    looks = base.line_styles(study.methods)
+    alone, both = looks["fedavg, native"], looks["fedavg+fedvg, native"]
+    assert (alone.colour, alone.dashes, both.dashes) == (both.colour, "--", "-")
+    assert looks["fedavg, uniform"].colour != alone.colour and looks["fedprox, native"].dashes == "-"
+    drawing = draw(study, "pairs")[0]
+    assert [axes.get_title() for axes in drawing.figure.axes] == ["fedavg, native"]
+    assert {r["method"] for r in rows(drawing)} == {"fedavg, native", "fedavg+fedvg, native"}
 
 
 def test_bold_client_is_the_chosen_one_or_has_the_most_even_classes(study):
@@ -132,6 +197,31 @@ def test_heat_map_holds_share_times_score_times_layers(study):
     assert total == pytest.approx(record["scores"], rel=1e-4)  # shares are rounded
 
 
+def test_heat_map_is_of_the_chosen_rounds(study):
+    drawing = draw(study, "layers", WIDE._replace(rounds=(3, 2)))[0]
+    assert [axes.get_title() for axes in drawing.figure.axes if axes.get_title()] == ["round 2", "round 3"]
+    assert {r["round"] for r in rows(drawing)} == {"2", "3"}
+
+
+def test_round_without_norms_of_layers_is_refused_with_those_that_have(tmp_path, capsys, monkeypatch):
+    """Round 3 has no shares; under FedAvg no round has."""
+    monkeypatch.setattr(page, "bundle", str)  # the real one takes five seconds
+    accuracies = (0.5, 0.6, 0.7, 0.8)
+    folder = write_run(tmp_path / "a", accuracies, method="fedvg", seed=0, layers=NAMES)
+    records = history.read(folder)
+    del records[2]["layer_shares"]
+    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    write_run(tmp_path / "b", accuracies, method="fedavg", seed=0)
+    for folders, text in (("ab", "round 3 .* rounds that have: 1 to 2, 4$"), ("b", "round 2 .* have: none; .*fedvg")):
+        command = [str(tmp_path / folder) for folder in folders]
+        assert report_command.main([*command, "--rounds", "2", "3", "--figures", "layers"]) == 2
+        assert re.search(text, capsys.readouterr().err.strip())
+    command = [str(tmp_path / "a"), "--out", str(tmp_path / "out"), "--figures", "layers", "--rounds", "2", "4"]
+    assert report_command.main(command) == 0
+    with (tmp_path / "out" / "figures" / "layers.csv").open() as file:
+        assert {r["round"] for r in csv.DictReader(file)} == {"2", "4"}
+
+
 def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp_path):
     fields = {
         i: {"client_accuracy": [0.1, 0.5, 0.9], "client_val_loss": [3.0, 2.0, 1.0], "weights": [0.5, 0.3, 0.2]}
@@ -141,6 +231,41 @@ def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp
     actual = validity.correlations(study.runs[0])
     assert actual["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and actual["weight s_k"] == [(1, -1.0), (2, -1.0)]
     assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
+
+
+def test_weights_against_accuracy_have_a_point_for_every_present_client(tmp_path):
+    """Rank correlations are -1 and 0.5 in the rounds; client 7's weight is that of its absence."""
+    fields = {
+        1: {"clients": [7, 8, 9], "client_accuracy": [0.1, 0.5, 0.9], "weights": [0.5, 0.3, 0.2]},
+        2: {"clients": [9, 8, 7], "client_accuracy": [0.2, 0.3, 0.9], "weights": [0.2, 0.5, 0.3]},
+        3: {"clients": [7, 8, 9], "client_accuracy": [0.2, 0.4, 0.6], "weights": [0, 0.5, 0.5], "dropped": [7]},
+    }
+    folder = write_run(tmp_path / "a", method="fedvg", seed=4, partition_seed=5, fields=fields)
+    write_json(folder / "partition.json", {"partition": "given", "clients": 10})
+    drawing = draw(collect([tmp_path]), "validity")[1]
+    assert list(rows(drawing)[0]) == [
+        "setting", "method", "seed", "partition_seed", "round", "client", "weight_times_cohort", "accuracy",
+    ]  # fmt: skip
+    actual = [(int(r["round"]), int(r["client"]), float(r["weight_times_cohort"]), float(r["accuracy"]))
+              for r in rows(drawing)]  # fmt: skip
+    expected = [(1, 7, 1.5, 10), (1, 8, 0.9, 50), (1, 9, 0.6, 90), (2, 9, 0.6, 20), (2, 8, 1.5, 30), (2, 7, 0.9, 90)]
+    assert np.array(actual) == pytest.approx(np.array([*expected, (3, 8, 1.5, 40), (3, 9, 1.5, 60)]))
+    assert {(r["method"], r["seed"], r["partition_seed"]) for r in rows(drawing)} == {("fedvg", "4", "5")}
+    (axes,) = drawing.figure.axes
+    assert "mean rank correlation -0.25" in axes.get_title() and axes.get_xscale() == "log"
+    assert len(axes.collections[0].get_offsets()) == 8
+
+
+def test_many_points_are_thinned_out_in_the_picture_alone(tmp_path, monkeypatch):
+    """The same points every time, of all clients and rounds."""
+    fields = {i: {"client_accuracy": [0.1, 0.5, 0.9]} for i in range(1, 41)}
+    write_run(tmp_path / "a", (0.5,) * 40, method="fedvg", fields=fields)
+    study = collect([tmp_path])
+    monkeypatch.setattr(validity, "MAX_POINTS", 30)
+    first, second = (draw(study, "validity")[1] for _ in range(2))
+    offsets = [drawing.figure.axes[0].collections[0].get_offsets() for drawing in (first, second)]
+    assert len(rows(first)) == 120 and len(offsets[0]) == 30 and "30 of 120 points" in first.title
+    assert np.array_equal(*offsets) and set(offsets[0][:, 1]) == {10, 50, 90}
 
 
 @pytest.mark.parametrize(("untrained", "expected"), [("absent", 1.0), ("weighed", 0.8)])
@@ -199,9 +324,49 @@ def test_head_figure_compares_weights_with_those_from_each_part(tmp_path):
 
 def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):
     fields = {i: {"scores": [i, 2.0, 3.0], "client_fisher_trace": [4.0 * i**2, 16.0, 36.0]} for i in (1, 2, 3)}
-    drawing = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")[0]
-    assert "rank correlation 1.00, slope 1.00" in drawing.figure.axes[0].get_title()
+    (drawing,) = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")
+    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in drawing.figure.axes[0].get_title()
     assert all(float(r["root_of_fisher_trace"]) == 2 * float(r["score"]) for r in rows(drawing))
+    assert {r["mean_root_of_joint_fisher"] for r in rows(drawing)} == {""}
+
+
+def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path, monkeypatch):
+    """Norms are 3 and 1 / 2 of the roots 1 i, 2 i, 3 i of tensor a and the same, reversed, of tensor b.
+
+    Clients of a round have one mean root and several scores; the second round doubles all norms and roots.
+    """
+    fields = {}
+    for i in (1, 2):
+        roots = i * np.array([[1, 3], [2, 2], [3, 1]])
+        norms = roots * [3, 0.5]
+        shares = (norms / norms.sum(1, keepdims=True)).tolist()
+        fields[i] = {
+            "scores": norms.mean(1).tolist(), "layer_shares": shares, "client_joint_fisher": (roots**2).tolist(),
+        }  # fmt: skip
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=("a", "b"), fields=fields)
+    study = collect([tmp_path])
+    monkeypatch.setattr(validity, "MAX_POINTS", 10)
+    scores, tensors = draw(study, "fisher")
+    assert "10 of 12 points" in tensors.title and len(tensors.figure.axes[0].collections[0].get_offsets()) == 10
+    trace, joint = scores.figure.axes
+    assert (trace.get_xlabel(), joint.get_xlabel()) == tuple(fisher.MEASURES)
+    means = [(float(r["root_of_fisher_trace"]), float(r["mean_root_of_joint_fisher"])) for r in rows(scores)]
+    expected = [(i * root, 2.0 * i) for i in (1, 2) for root in (10**0.5, 8**0.5, 10**0.5)]
+    assert np.array(means) == pytest.approx(np.array(expected))
+    assert "slope 1.00" in joint.get_title() and "ratio ± 0 %" not in joint.get_title()
+    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in tensors.figure.axes[0].get_title()
+    assert all(
+        float(r["norm"]) == pytest.approx({"a": 3, "b": 0.5}[r["layer"]] * float(r["root_of_joint_fisher"]))
+        for r in rows(tensors)
+    )
+    assert len(rows(tensors)) == 2 * 3 * 2
+
+
+@pytest.mark.parametrize("options", [{"signal": "delta"}, {"signal": "fisher"}, {"norm": "delta"}, {"layer": "module"}])
+def test_norms_of_other_signals_and_layers_are_not_drawn_against_joint_fisher(tmp_path, options):
+    fields = {i: {"client_joint_fisher": [[1.0, 2.0, 3.0]] * 3} for i in (1, 2)}
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=NAMES, fields=fields, fedvg=options)
+    assert len(draw(collect([tmp_path]), "fisher")) == 1
 
 
 def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):

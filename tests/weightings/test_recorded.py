@@ -9,12 +9,13 @@ import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, Data, Report, Task, UsageError, Variables
+from fedvg_jax.views.report.figures.layers import layer_norms
 from fedvg_jax.weightings import recorded
 
 SMALL = fv.Config(
     rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0, keep=0, seed=3
 )
-RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace"
+RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace,client_joint_fisher"
 EVERYTHING = f"{RECORD}, confusion"
 
 
@@ -46,9 +47,10 @@ def test_a_recorded_number_that_is_not_finite_excludes_no_client(runs, monkeypat
 
 def test_every_client_of_the_cohort_has_its_numbers(runs):
     for record in runs[1].records:
-        accuracy, loss, drift, fisher = (np.array(record[name]) for name in RECORD.split(","))
+        accuracy, loss, drift, fisher, joint = (np.array(record[name]) for name in RECORD.split(","))
         assert accuracy.shape == loss.shape == drift.shape == fisher.shape == (3,)
         assert ((accuracy >= 0) & (accuracy <= 1)).all() and (np.array([loss, drift, fisher]) > 0).all()
+        assert len(joint) == 3 and joint.sum(1) == pytest.approx(fisher, rel=1e-5)
 
 
 def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
@@ -74,6 +76,29 @@ def test_fisher_trace_is_the_mean_squared_norm_of_the_gradients_of_examples():
     assert recorded.client_fisher_trace(task)({}, report, data) == pytest.approx((1 + 4) / 2)
 
 
+def test_joint_fisher_of_every_tensor_is_the_mean_squared_norm_of_its_gradients():
+    """Beside w'x with gradients of norms 1 and 2, a bias has gradients -1 and -1; the mean's square is less."""
+
+    def loss(params, stats, batch, mask, train):
+        errors = batch.x @ params["w"] + params["b"] - batch.y
+        return jnp.where(mask, jnp.square(errors) / 2, 0).sum(), stats
+
+    batch = Batch(jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, 1.0]))
+    data = Data(batch, None, np.array([[0], [1]]), None)
+    report = Report(Variables({"w": jnp.zeros(2), "b": jnp.zeros(())}, {}), None, None)
+    joint = recorded.client_joint_fisher(Task(None, loss, None, None, None, None))({}, report, data)
+    assert joint == {"w": pytest.approx((1 + 4) / 2), "b": pytest.approx(1)}
+    assert joint["w"] > 0.5**2 + 1.0**2
+
+
+def test_joint_fisher_is_in_the_order_of_the_layers():
+    """The L1 norm of a tensor's Fisher diagonal is its joint Fisher information."""
+    options = {"weighting": "fedvg", "record": "client_joint_fisher", "rounds": 1}
+    config = dataclasses.replace(SMALL, fedvg={"signal": "fisher"}, **options)
+    (record,) = fv.run(config, data=IMAGES).records
+    assert np.array(record["client_joint_fisher"]) == pytest.approx(layer_norms(record), rel=1e-4)
+
+
 def test_accuracy_of_a_lone_client_is_that_of_the_global_model():
     """With one client a round, the server takes its model as it is."""
     history = fv.run(
@@ -94,7 +119,8 @@ def test_confusion_matrix_gives_the_recorded_accuracies(runs):
 def test_cohort_in_blocks_records_the_same(runs):
     held = fv.run(dataclasses.replace(SMALL, record=RECORD, hold=2), data=IMAGES)
     for name in RECORD.split(","):
-        assert held.records[0][name] == pytest.approx(runs[1].records[0][name], rel=1e-4)
+        stored = (np.array(history.records[0][name]) for history in (held, runs[1]))
+        assert next(stored) == pytest.approx(next(stored), rel=1e-4)
 
 
 def test_unknown_record_is_refused_with_a_suggestion():

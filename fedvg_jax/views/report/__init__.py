@@ -14,7 +14,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import page, tables
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, base
+from fedvg_jax.views.report.figures import FIGURES, base, layers
 from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import FORMATS, Table
 from fedvg_jax.views.report.study import CHOICES, Choice, Study
@@ -46,6 +46,7 @@ def write(
     client: int | None = None,
     choice: str = "final",
     command: str = "",
+    rounds: Sequence[int] | None = None,
 ) -> Report:
     """Writes the tables, the figures and the page of run folders.
 
@@ -62,6 +63,7 @@ def write(
         client: id of the client that is bold among the weights; None for the one with the most even classes.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         command: that writes this report, for the page; empty for the plain one.
+        rounds: of the heat maps of norms by layer; None for the first, the middle and the last.
 
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
@@ -80,9 +82,10 @@ def write(
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial)
     _refuse_absent_client(study, client)
+    layers.refuse_absent_rounds(study, rounds or ())
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
-    sizes = base.STYLES[style]._replace(client=client)
+    sizes = base.STYLES[style]._replace(client=client, rounds=tuple(rounds or ()))
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in _write_table(table, folder / "tables")]
         paths += _write_table(tables.runs(study), folder / "tables", ("csv",))

@@ -51,8 +51,9 @@ def _damaged_entry(record: Record) -> str:
             return name
         if name.startswith(("val_", "test_")) and name not in (MATRIX, BINS) and not _is_number(value):
             return name
-    if "layer_shares" in record and not _is_table(record["layer_shares"], len(record["clients"])):
-        return "layer_shares"
+    for name in ("layer_shares", "client_joint_fisher"):
+        if name in record and not _is_table(record[name], len(record["clients"])):
+            return name
     if MATRIX in record and not (_is_table(record[MATRIX]) and len(record[MATRIX]) == len(record[MATRIX][0])):
         return MATRIX
     if BINS in record and not (_is_table(record[BINS]) and len(record[BINS][0]) == NUM_COLUMNS):

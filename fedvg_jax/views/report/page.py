@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,15 @@ tbody th, .text { text-align: left; } tbody th { font-weight: 400; } .wide td.te
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #4b5460; }
 details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; } code { font-size: .9em; }
 """
+
+DASHES: dict[base.Dashes, list[float]] = dict(
+    zip(
+        itertools.chain(*base.DASHES),
+        ([1, 0], [5, 3], [8, 2, 2, 2], [2, 2], [8, 2, 2, 2, 2, 2], [12, 4]),
+        strict=True,
+    )
+)
+"""Matplotlib's line style -> Vega's lengths of dashes and gaps in pixels."""
 
 SCRIPT = """
 for (const text of document.querySelectorAll('script[type="application/json"]')) {
@@ -189,7 +199,7 @@ def _curve_layers(study: Study, methods: list[str], limits: list[float]) -> list
     dash = {
         "field": "method",
         "type": "nominal",
-        "scale": {"domain": methods, "range": [[1, 0] if looks[m].dashes == "-" else [5, 3] for m in methods]},
+        "scale": {"domain": methods, "range": [DASHES[looks[m].dashes] for m in methods]},
         "legend": legend,
     }
     x = {"field": "round", "type": "quantitative", "title": "round", "axis": {"grid": False}}

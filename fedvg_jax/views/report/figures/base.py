@@ -21,14 +21,35 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+Dashes = str | tuple[float, tuple[float, ...]]
+"""Matplotlib's line style: a name, or an offset and the lengths of dashes and gaps in line widths."""
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 """Okabe and Ito's colours, which people without full colour vision tell apart; yellow is too light for lines."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """Shapes that keep the methods apart in grey."""
 
+DASHES: tuple[tuple[Dashes, Dashes], ...] = (
+    ("-", "--"),
+    ("-.", ":"),
+    ((0, (7, 1.5, 1, 1.5, 1, 1.5)), (0, (9, 3))),
+)
+"""Dashes of X+fedvg and of X, for the first eight methods, the next eight and so on; a number is in line widths."""
+
+MARKER_SHIFT = 3
+"""Steps by which markers are shifted against colours with every eight methods."""
+
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
+HATCHES += ("||||", "//..", "oo--", "**", "\\\\..", "||oo", "xx..", "--..")
+HATCHES += ("//oo", "||..", "OO", "xx**", "\\\\oo", "--**", "xxoo", "||**")
+"""Patterns of bars, one for each of 24 methods."""
+
 GREY = "0.45"
+
+FEDVG = "+fedvg"
+"""End of the names of methods with FedVG's weights."""
+
 TITLE_WIDTH = 90
 """Characters of a title that fit side by side above a figure."""
 
@@ -49,6 +70,8 @@ class Style(NamedTuple):
     """Whether figures have their title above them."""
     client: int | None = None
     """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
+    rounds: tuple[int, ...] = ()
+    """Rounds of the heat maps of norms by layer; () for the first, the middle and the last."""
 
 
 STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
@@ -59,7 +82,7 @@ class LineStyle(NamedTuple):
     """How a method is drawn in every figure."""
 
     colour: str
-    dashes: str
+    dashes: Dashes
     marker: str
     hatch: str
 
@@ -75,8 +98,30 @@ class Drawing(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
+def with_fedvg(method: str) -> str:
+    """Returns the name of a method's combination with FedVG; settings that vary stand behind the first comma.
+
+    >>> with_fedvg("fedprox"), with_fedvg("fedprox, mu 0.1")
+    ('fedprox+fedvg', 'fedprox+fedvg, mu 0.1')
+    """
+    name, comma, details = method.partition(", ")
+    return f"{name}{FEDVG}{comma}{details}"
+
+
+def without_fedvg(method: str) -> str:
+    """Returns the name of the method that a combination with FedVG adds FedVG's weights to, with the same settings.
+
+    >>> without_fedvg("fedprox+fedvg, mu 0.1"), without_fedvg("fedvg")
+    ('fedprox, mu 0.1', 'fedvg')
+    """
+    name, comma, details = method.partition(", ")
+    return f"{name.removesuffix(FEDVG)}{comma}{details}"
+
+
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Returns a style for every method: X and X+fedvg share a colour, X dashed and X+fedvg solid.
+
+    Up to 24 methods differ without the colour, too. With more than eight colours, the next pairs have other dashes.
 
     >>> styles = line_styles(["fedprox", "fedprox+fedvg", "fedvg"])
     >>> styles["fedprox"].dashes, styles["fedprox+fedvg"].dashes, styles["fedvg"].dashes
@@ -84,16 +129,15 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     >>> styles["fedprox"].colour == styles["fedprox+fedvg"].colour != styles["fedvg"].colour
     True
     """
-    bases = list(dict.fromkeys(method.removesuffix("+fedvg") for method in methods))
+    bases = list(dict.fromkeys(map(without_fedvg, methods)))
     styles = {}
     for method in methods:
-        base = method.removesuffix("+fedvg")
-        index = bases.index(base)
-        dashed = base == method and f"{base}+fedvg" in methods
+        base = without_fedvg(method)
+        cycle, index = divmod(bases.index(base), len(COLOURS))
+        dashed = base == method and with_fedvg(base) in methods
+        marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         hatch = HATCHES[methods.index(method) % len(HATCHES)]
-        styles[method] = LineStyle(
-            COLOURS[index % len(COLOURS)], "--" if dashed else "-", MARKERS[index % len(MARKERS)], hatch
-        )
+        styles[method] = LineStyle(COLOURS[index], DASHES[cycle % len(DASHES)][dashed], marker, hatch)
     return styles
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+LARGEST_CLASS = "largest class"
+"""Label of the line of always answering the largest class."""
+
+
 class Curve(NamedTuple):
     """Mean and deviation over the runs of a cell at the rounds that all of them evaluate."""
 
@@ -89,16 +93,32 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[t
         ends.append((drawn.rounds[-1], drawn.mean[-1], method, line.colour))
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(scenario_text(scenario), method, int(r), m, s, drawn.n) for r, m, s in values]
-    shares = [s for m in study.methods if (s := majority(study.cell(m, scenario))) is not None]
     axes.set_ylim(*limits(study, list(curves.values())))
-    if shares and axes.get_ylim()[0] < shares[0]:
-        axes.axhline(shares[0], color=base.GREY, lw=0.9, ls=":")
-        ends.append((axes.get_xlim()[1], shares[0], "largest class", base.GREY))
+    ends += largest_class(study, axes, scenario)
     base.clean(axes)
     axes.set(xlabel="round", title=_title(study, scenario))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     base.label_ends(axes, ends, style)
     return rows
+
+
+def largest_class(study: Study, axes: Axes, scenario: Scenario) -> list[tuple[float, float, str, str]]:
+    """Draws the accuracy of always answering the largest class where it is within the axes; returns its label.
+
+    Args:
+        study: what is reported.
+        axes: the vertical limits must be final.
+        scenario: of the panel.
+
+    Returns:
+        The end of the line as `base.label_ends` takes it, or none.
+    """
+    shares = [s for m in study.methods if (s := majority(study.cell(m, scenario))) is not None]
+    low, high = axes.get_ylim()
+    if not shares or not low < shares[0] < high:
+        return []
+    axes.axhline(shares[0], color=base.GREY, lw=0.9, ls=":")
+    return [(axes.get_xlim()[1], shares[0], LARGEST_CLASS, base.GREY)]
 
 
 def _title(study: Study, scenario: Scenario) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Run, Study, replicate_text, scenario_text
+from fedvg_jax.views.report.study import Replicate, Run, Scenario, Study, replicate_text, scenario_text
 
 NUM_ROUNDS = 3
-"""Rounds of a heat map: the first, the middle and the last."""
+"""Rounds of a heat map without --rounds: the first, the middle and the last."""
 
 ROW_INCHES = 0.14
 
@@ -30,16 +33,51 @@ def layer_norms(record: Record) -> np.ndarray | None:
     return shares * scores[:, None] * shares.shape[1]
 
 
-def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a heat map per scenario of one run's norms by client and layer at three rounds, on a common scale."""
+def drawn_runs(study: Study) -> list[tuple[Scenario, str, Replicate, Run]]:
+    """Returns the run of every scenario's heat map: of the first method with shares, its smallest seed."""
     drawn = []
     for scenario in study.scenarios:
         cells = [study.cell(method, scenario) for method in study.methods]
-        runs = [(cell.method, r, cell.runs[r]) for cell in cells if cell.runs for r in [min(cell.runs)]]
-        first = next(((m, r, run) for m, r, run in runs if any(x.get("layer_shares") for x in run.records)), None)
-        if first is None:
-            continue
-        method, replicate, run = first
+        runs = [(scenario, cell.method, min(cell.runs), cell.runs[min(cell.runs)]) for cell in cells if cell.runs]
+        drawn += [run for run in runs if measured(run[-1])][:1]
+    return drawn
+
+
+def measured(run: Run) -> list[Record]:
+    """Returns the records of a run that have the layers' shares of the scores."""
+    return [record for record in run.records if record.get("layer_shares")]
+
+
+def refuse_absent_rounds(study: Study, rounds: Sequence[int]) -> None:
+    """Raises UsageError, with the rounds that there are, where a heat map lacks one of the chosen rounds."""
+    if not rounds:
+        return
+    recorded = [{record["round"] for record in measured(run)} for *_, run in drawn_runs(study)]
+    shared = set.intersection(*recorded) if recorded else set()
+    if absent := sorted({*rounds} - shared):
+        known = ranges(shared) if shared else "none; runs with weighting fedvg or generalised record them"
+        raise UsageError(f"round {absent[0]} has no recorded norms of layers; rounds that have: {known}")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Returns whole numbers for people, in order.
+
+    >>> ranges([1, 2, 3, 7, 9, 10])
+    '1 to 3, 7, 9 to 10'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a heat map per scenario of one run's norms by client and layer at chosen rounds, on a common scale."""
+    drawn = []
+    for scenario, method, replicate, run in drawn_runs(study):
         figure, rows = _heat_maps(run, style)
         where = ", ".join(filter(None, (method, scenario_text(scenario), replicate_text(replicate))))
         stem = "layers" if not drawn else f"layers-{len(drawn) + 1}"
@@ -49,13 +87,14 @@ def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
     return drawn or "no run records shares of layers; runs with weighting fedvg or generalised do"
 
 
-def chosen_rounds(count: int) -> list[int]:
-    """Returns the positions of the first, the middle and the last of `count` rounds.
+def chosen_rounds(recorded: Sequence[int], chosen: Sequence[int] = ()) -> list[int]:
+    """Returns the rounds of a heat map: the chosen ones, or the first, the middle and the last of those recorded.
 
-    >>> chosen_rounds(9), chosen_rounds(1)
-    ([0, 4, 8], [0])
+    >>> chosen_rounds(range(1, 10)), chosen_rounds([4]), chosen_rounds(range(1, 10), [7, 2, 7])
+    ([1, 5, 9], [4], [2, 7])
     """
-    return sorted({round(i * (count - 1) / (NUM_ROUNDS - 1)) for i in range(NUM_ROUNDS)})
+    last = len(recorded) - 1
+    return sorted({*chosen} or {recorded[round(i * last / (NUM_ROUNDS - 1))] for i in range(NUM_ROUNDS)})
 
 
 def _signal_name(run: Run) -> str:
@@ -69,8 +108,8 @@ def _heat_maps(run: Run, style: Style):
     """Returns the figure and the rows of its CSV file."""
     from matplotlib.colors import LogNorm
 
-    measured = [record for record in run.records if record.get("layer_shares")]
-    records = [measured[i] for i in chosen_rounds(len(measured))]
+    by_round = {record["round"]: record for record in measured(run)}
+    records = [by_round[number] for number in chosen_rounds(list(by_round), style.rounds)]
     norms = [layer_norms(record) for record in records]
     positive = np.concatenate([n[np.isfinite(n) & (n > 0)] for n in norms if n is not None])
     scale = LogNorm(positive.min(), positive.max()) if positive.size else None

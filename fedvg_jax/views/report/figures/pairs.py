@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.curves import curve, limits, metric_label
+from fedvg_jax.views.report.figures.curves import curve, largest_class, limits, metric_label
 from fedvg_jax.views.report.study import Study, scenario_text
 
 
@@ -12,7 +12,7 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure per scenario with a panel of learning curves per base method X that also runs as X+fedvg."""
     from matplotlib.ticker import MaxNLocator
 
-    bases = [method for method in study.methods if f"{method}+fedvg" in study.methods]
+    bases = [method for method in study.methods if _weighs_by_fedvg(study, base.with_fedvg(method))]
     if not bases:
         return "no method runs both alone and with FedVG; a sweep has them with --method X X+fedvg"
     styles, drawn = base.line_styles(study.methods), []
@@ -20,12 +20,12 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
         figure, axes = base.grid(style, len(bases), 0.85)
         rows = []
         for panel, name in zip(axes, bases, strict=True):
-            curves = {m: c for m in (name, f"{name}+fedvg") if (c := curve(study, study.cell(m, scenario)))}
+            curves = {m: c for m in (name, base.with_fedvg(name)) if (c := curve(study, study.cell(m, scenario)))}
             panel.set_ylim(*limits(study, list(curves.values())))
             ends = []
             for method, line in curves.items():
                 look = styles[method]
-                panel.plot(line.rounds, line.mean, color=look.colour, ls=look.dashes)
+                panel.plot(line.rounds, line.mean, color=look.colour, ls="--" if method == name else "-")
                 panel.fill_between(
                     line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
                 )
@@ -35,9 +35,16 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set(xlabel="round", title=base.plain(name))
             base.clean(panel)
+            ends += largest_class(study, panel, scenario)
             base.label_ends(panel, ends, style, 0.85)
         figure.supylabel(metric_label(study), fontsize=style.font)
         title = f"Methods alone and with FedVG{', ' + scenario_text(scenario) if scenario else ''}"
         stem = "pairs" if i == 0 else f"pairs-{i + 1}"
         drawn.append(Drawing(stem, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
     return drawn
+
+
+def _weighs_by_fedvg(study: Study, method: str) -> bool:
+    """Returns whether the study has runs of a method with FedVG's weights, which --weighting uniform replaces."""
+    runs = [run for scenario in study.scenarios for run in study.cell(method, scenario).runs.values()]
+    return any("fedvg" in run.weighting for run in runs)

@@ -23,6 +23,9 @@ LOSS = "client_val_loss"
 MEASURES = {"weight s_k": "weights", "size n_k": "num_samples", "low loss on D_val": LOSS}
 """Name of a measure -> its key in a record; of losses the sign is turned."""
 
+MAX_POINTS = 2000
+"""Points of a panel; the CSV file has all of them."""
+
 LINES = {"weight s_k": (base.COLOURS[0], "-"), "size n_k": (base.COLOURS[1], "--"), "low loss on D_val": ("0.25", ":")}
 
 
@@ -76,9 +79,19 @@ def correlations(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def score_validity(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of rank correlations over rounds, a panel per method and scenario, mean over runs.
+    """Returns a figure of rank correlations over rounds, and one of weights against accuracies.
 
-    Weights, sizes and low validation losses are each compared with the accuracy of the clients' models.
+    Both have a panel per method and scenario.
+    """
+    if not any(record.get(ACCURACY) for run in study.runs for record in run.records):
+        return "no run records the accuracy of its clients' models; --record client_accuracy,client_val_loss does"
+    return [_correlations_over_rounds(study, style), _weights_against_accuracy(study, style)]
+
+
+def _correlations_over_rounds(study: Study, style: Style) -> Drawing:
+    """Returns a figure of the mean over runs of rank correlations with the accuracy of the clients' models.
+
+    The measures are weights, sizes and low validation losses.
     """
     panels, rows = {}, []
     for method in study.methods:
@@ -94,8 +107,6 @@ def score_validity(study: Study, style: Style) -> list[Drawing] | str:
                 rows += [
                     (scenario_text(scenario), method, name, r, v) for name, m in means.items() for r, v in m.items()
                 ]
-    if not panels:
-        return "no run records the accuracy of its clients' models; --record client_accuracy,client_val_loss does"
     figure, axes = base.grid(style, len(panels), 0.9, sharey=True)
     for panel, (title, means) in zip(axes, panels.items(), strict=True):
         panel.set_ylim(-1.05, 1.05)
@@ -112,7 +123,64 @@ def score_validity(study: Study, style: Style) -> list[Drawing] | str:
         base.label_ends(panel, ends, style, 0.9)
     figure.supylabel("rank correlation with accuracy", fontsize=style.font)
     columns = ("setting", "method", "measure", "round", "correlation")
-    return [Drawing("validity", "What ranks the clients' models rightly", figure, columns, rows)]
+    return Drawing("validity", "What ranks the clients' models rightly", figure, columns, rows)
+
+
+def _weights_against_accuracy(study: Study, style: Style) -> Drawing:
+    """Returns a figure with a point per client and round, of all runs of a panel's method and scenario."""
+    panels, rows = [], []
+    for method in study.methods:
+        for scenario in study.scenarios:
+            runs = study.cell(method, scenario).runs
+            points = [(*replicate, *point) for replicate in sorted(runs) for point in points_of(runs[replicate])]
+            if points:
+                by_round = [v for run in runs.values() for _, v in correlations(run).get("weight s_k", ())]
+                title = ", ".join(filter(None, (method, scenario_text(scenario))))
+                panels.append((title, np.array(points, float), _mean(by_round)))
+                rows += [(scenario_text(scenario), method, *point) for point in points]
+    figure, axes = base.grid(style, max(1, len(panels)), sharex=True)
+    drawn = 0
+    for panel, (title, points, correlation) in zip(axes, panels, strict=False):
+        kept = thinned(points)
+        drawn += len(kept)
+        numbers, weights, accuracies = kept[:, [2, 4, 5]].T
+        panel.set_xscale("log")
+        panel.scatter(weights, accuracies, c=-numbers, cmap="cividis", s=6, lw=0, alpha=0.7)
+        panel.axvline(1, color=base.GREY, lw=0.7, ls=":")
+        base.log_ticks(panel.xaxis)
+        base.clean(panel)
+        text = f"{correlation:.2f}" if math.isfinite(correlation) else "undefined"
+        panel.set_title(f"{base.plain(title, 40)}\nmean rank correlation {text}")
+    figure.supxlabel("weight × cohort size", fontsize=style.font)
+    figure.supylabel("accuracy of the model (%)", fontsize=style.font)
+    part = f", {drawn:,} of {len(rows):,} points" if drawn < len(rows) else ""
+    title = f"Clients' models by weight and accuracy; later is darker{part}"
+    columns = ("setting", "method", "seed", "partition_seed", "round", "client", "weight_times_cohort", "accuracy")
+    return Drawing("validity_weights", title, figure, columns, rows)
+
+
+def points_of(run: Run) -> list[tuple[int, int, float, float]]:
+    """Returns (round, client, weight times cohort size, accuracy of its model in percent) of the present clients."""
+    points = []
+    for record in run.records:
+        if record.get(ACCURACY):
+            weights = of_present(record, record["weights"], run.config.untrained)
+            points += [
+                (record["round"], client, weight * len(weights), 100 * accuracy)
+                for client, weight, accuracy in zip(record["clients"], weights, record[ACCURACY], strict=True)
+                if weight is not None and accuracy is not None
+            ]
+    return points
+
+
+def thinned(points: np.ndarray) -> np.ndarray:
+    """Returns the points, or `MAX_POINTS` random ones of more, in their order; the same ones every time.
+
+    Every n-th point would be of the same clients where n divides the size of the cohort.
+    """
+    if len(points) <= MAX_POINTS:
+        return points
+    return points[np.sort(np.random.default_rng(0).choice(len(points), MAX_POINTS, replace=False))]
 
 
 def _mean(values: Sequence[float]) -> float:

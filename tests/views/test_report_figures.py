@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import re
 
 import numpy as np
@@ -462,6 +463,23 @@ def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):
     drawing = draw(collect([tmp_path], partial=True), "weights")[0]
     assert {(r["method"], r["seed"]) for r in rows(drawing)} == {("fedavg", "1"), ("fedvg", "1")}
     assert "seed 1" in drawing.title
+
+
+def test_a_client_of_one_round_is_a_point_and_leaders_of_labels_are_no_lines_of_data(tmp_path):
+    write_run(tmp_path / "a", (None, None, 0.5), method="fedvg", seed=0)
+    path = tmp_path / "a" / "history.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records[1:]:  # the last client of the cohort takes part in the first round alone
+        size = len(record["clients"])
+        for values in record.values():
+            if isinstance(values, list) and len(values) == size:
+                values.pop()
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (panel,) = (axes for axes in draw(collect([tmp_path]), "weights")[0].figure.axes if axes.lines)
+    marked = {len(line.get_xdata()): line.get_marker() for line in panel.lines if line.get_color() == "0.6"}
+    assert marked[1] == "o" and marked[3] == "None"
+    (label,) = panel.texts
+    assert label.arrow_patch.get_linestyle() == ":"
 
 
 def test_weights_of_many_methods_say_how_many_are_drawn(tmp_path):

@@ -255,6 +255,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style:
                 "arrowstyle": "-",
                 "color": colour,
                 "lw": 0.5,
+                "ls": ":",  # not to be taken for data
                 "shrinkA": 0,
                 "shrinkB": 1,
                 "relpos": (0, 0.5),

@@ -95,10 +95,11 @@ def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     rows = []
     for client, size, values in zip(ids, sizes, shares, strict=True):
         present = np.isfinite(values)
-        is_bold = client == bold
+        is_bold, is_point = client == bold, present.sum() == 1
         axes.plot(
             rounds[present], values[present], color=base.COLOURS[1] if is_bold else "0.6", zorder=3 if is_bold else 2,
-            lw=1.4 * style.line if is_bold else 0.5, marker="o" if is_bold else None, ms=2.5,
+            lw=1.4 * style.line if is_bold else 0.5, marker="o" if is_bold or is_point else None,
+            ms=2.5 if is_bold else 1.5,
         )  # fmt: skip
         rows += [(int(client), int(size), int(is_bold), int(r), v) for r, v in zip(rounds, values, strict=True)
                  if np.isfinite(v)]  # fmt: skip

@@ -13,7 +13,7 @@ from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.study import results
+from fedvg_jax.views.report.study import CHOICES, results
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.toml"))
@@ -308,6 +308,22 @@ def test_study_without_accuracy_compares_losses(tmp_path):
     write_summary(run)
     study = collect([tmp_path])
     assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
+    """Accuracies 0.5, 0.9 and 0.7 have the losses 0.5, 0.1 and 0.3 in `run_folders`."""
+    write_run(tmp_path / "classes", (0.5, 0.9, 0.7), method="fedavg", dataset="digits")
+    fields = {i: {"test_loss": 1 / i, "val_loss": 1 / i} for i in (1, 2)}
+    write_summary(write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields))
+    study = collect([tmp_path], partial=True)
+    by_choice = {
+        choice: sorted(value for cell in study.cells.values() for value in results(study, cell, choice).values())
+        for choice in CHOICES
+    }
+    assert study.metric == "loss"
+    assert by_choice == {
+        "final": pytest.approx([0.3, 0.5]), "at_best_val": pytest.approx([0.1, 0.5]), "max": pytest.approx([0.1, 0.5]),
+    }  # fmt: skip
 
 
 def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):

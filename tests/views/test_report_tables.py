@@ -9,12 +9,14 @@ import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.views.report import costs, markup, tables
+from fedvg_jax.views.report import costs, markup, page, tables
 from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import FIGURES, base
 from fedvg_jax.views.report.markup import Column, Entry, Table
 from fedvg_jax.views.report.study import CHOICES
 
@@ -299,6 +301,20 @@ def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")
     assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
     assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2.0"
+
+
+def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
+    for dataset, accuracy in (("digits", 0.5), ("wine", None)):
+        fields = {i: {"test_loss": 60.0 * i, "val_loss": 1.0} for i in (1, 2)}
+        write_summary(write_run(tmp_path / dataset, (accuracy,) * 2, method="fedvg", dataset=dataset, fields=fields))
+    study = collect([tmp_path], partial=True)
+    assert {run.records[0].get("test_majority_accuracy") for run in study.runs} == {0.4, None}
+    made = tables.all_tables(study, tables.options(study))
+    assert not any("largest class" in markup.hypertext(table) for table in made)
+    with base.drawing(base.STYLES["wide"]):
+        axes = [a for n in ("curves", "bars") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
+    assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
+    assert not any("largest class" in str(page.specification(study, i)) for i in range(len(study.scenarios)))
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

@@ -5,6 +5,7 @@ import io
 import re
 import statistics
 
+import numpy as np
 import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
@@ -14,6 +15,8 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import history
 from fedvg_jax.views.report import costs, markup, page, tables
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base
@@ -177,6 +180,52 @@ def test_unknown_baseline_is_refused_with_the_methods(study):
 def test_scoring_costs_what_the_weighting_measures(tmp_path, changes, scored):
     run = next(iter(collect([write_run(tmp_path / "r", (0.5,), **changes)]).runs))
     assert costs.image_gradients(run) == 5 * sum(run.records[0]["num_samples"]) + scored
+
+
+def computed_gradients(size, **options):
+    """Returns the training rows and probe rows of a round of one client, and its n_k, by the schedule itself."""
+    settings = {"seed": 0, "cohort_size": 1, "local_epochs": (5, 5), "batch_size": 32, "num_lanes": 1, "capacity": 100}
+    made = schedule.make(0, [np.arange(size)], **settings, **options)
+    return int((made.rows >= 0).sum()), made.num_samples.tolist()
+
+
+@pytest.mark.parametrize("size", [20, 32, 33, 40, 65, 100])
+@pytest.mark.parametrize(
+    ("settings", "options", "tolerance"),
+    [
+        ({"algorithm": "fedavg"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold", "scaffold": {"steps": "single"}}, {"single_batches": True, "keep_single": True}, 0),
+        (
+            {"algorithm": "scaffold", "scaffold": {"steps": "single"}, "single_rows": "skipped"},
+            {"single_batches": True, "keep_single": False},
+            0,
+        ),
+        ({"algorithm": "elastic"}, {"probe_ratio": 0.3, "keep_single": True}, 0),
+        (
+            {"algorithm": "elastic", "elastic": {"rows": "rest"}},
+            {"probe_ratio": 0.3, "probe_apart": True, "keep_single": True},
+            1,  # the rows that are left determine n to one row
+        ),
+    ],
+    ids=["fedavg", "scaffold", "single", "single_skipped", "elastic", "elastic_rest"],
+)
+def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options, tolerance):
+    computed, num_samples = computed_gradients(size, **options)
+    entry = {"clients": [0], "weights": [1.0], "scores": [1.0], "num_samples": num_samples}
+    folder = write_run(tmp_path / "a", (0.5,), fields={1: entry}, weighting="samples", **settings)
+    assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
+
+
+def test_costs_of_lost_records_are_unknown(tmp_path):
+    folder = write_run(tmp_path / "a", method="fedvg")
+    records = history.read(folder)
+    lost = history.lost_record(2, evaluated=True)
+    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, (records[0], lost, records[2]))))
+    write_summary(folder)
+    study = collect([tmp_path])
+    assert costs.seconds(study.runs[0]) is None and costs.image_gradients(study.runs[0]) is None
+    assert [entry.text for entry in row(tables.cost(study, tables.options(study)), "fedvg")[-3:]] == ["–"] * 3
 
 
 def test_marks_and_footnotes_name_what_is_missing(tmp_path):

@@ -122,7 +122,7 @@ def _ranks(values: Values) -> dict[tuple[str, str, float], int]:
     return ranks
 
 
-def _pair_text(pair: tuple[str, str], pairs: Collection[tuple[str, str]]) -> str:
+def _pair_text(pair: Sequence[str], pairs: Collection[tuple[str, str]]) -> str:
     """Returns " on DATASET, MODEL"; empty where there is only one such pair."""
     return f" on {', '.join(pair)}" if len(pairs) > 1 else ""
 
@@ -235,10 +235,11 @@ def external_within(values: Values) -> Finding | None:
     if not gaps:
         return None
     pairs = {key[:2] for _, key in gaps}
-    text = ", ".join(
-        f"{name.split('=')[1]} {gap:+.2f} at {key[2]:g}{_pair_text(key[:2], pairs)}" for (name, key), gap in gaps.items()
-    )
-    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, text)
+    texts = [
+        f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}{_pair_text(pair, pairs)}"
+        for (name, (*pair, alpha)), gap in gaps.items()
+    ]
+    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, ", ".join(texts))
 
 
 def best_granularities(values: Values) -> Finding | None:

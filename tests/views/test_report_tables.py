@@ -160,6 +160,32 @@ def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
         tables.options(study, target=76)
 
 
+def test_rounds_without_a_target_are_a_dash(tmp_path):
+    """FedAvg diverges at alpha 0.05, so that there is no mean to reach."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0]}, accuracies)
+    failure = {"kind": "diverged", "round": 2, "reason": "not finite"}
+    write_json(sweep / "points" / "method=fedavg,alpha=0.05,seed=0" / "failure.json", failure)
+    study = collect([sweep])
+    table = tables.cost(study, tables.options(study))
+    assert [entry.text for entry in row(table, "alpha 0.05", "fedvg")[3:5]] == ["–", "–"]
+    assert row(table, "alpha 0.5", "fedvg")[4].text == "2.0"
+    values = {(r["setting"], r["method"]): r for r in csv_rows(table)}
+    assert values["alpha 0.05", "fedvg"]["reached"] == "" and values["alpha 0.5", "fedvg"]["reached"] == "1"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("count", [29, 58, 41, 80])
+def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
+    """The mean of three equal numbers is not always that number."""
+    value = float(f"{count / 450:.9g}")
+    accuracies = (value / 2, value) if metric == "accuracy" else (None, None)
+    fields = {} if metric == "accuracy" else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
+    for seed in range(3):
+        write_summary(write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
+
+
 def test_unknown_baseline_is_refused_with_the_methods(study):
     with pytest.raises(UsageError, match="no method fedsgd to compare with; the runs have fedavg, fedprox, fedvg"):
         tables.options(study, "fedsgd")

@@ -11,9 +11,13 @@ from fedvg_jax.engine.schedule import split_into_minibatches
 from fedvg_jax.runs.history import Record, is_lost
 from fedvg_jax.views.report.study import Run, Study, evaluations
 
+ROUNDING = 1e-9
+"""Relative difference to a target that is rounding: results have nine digits, and the mean of equal ones may be above
+them."""
+
 
 def rounds_to(study: Study, run: Run, target: float) -> int | None:
-    """Returns the first evaluated round that reaches a target; None where none does.
+    """Returns the first evaluated round that reaches a target, up to rounding; None where none does.
 
     Args:
         study: where the run is from.
@@ -21,7 +25,12 @@ def rounds_to(study: Study, run: Run, target: float) -> int | None:
         target: test accuracy in percent, or loss.
     """
     rounds, values = evaluations(study, run)
-    reached = (r for r, v in zip(rounds, values, strict=True) if (v >= target if study.more_is_better else v <= target))
+    rounding = ROUNDING * abs(target)
+    reached = (
+        r
+        for r, v in zip(rounds, values, strict=True)
+        if (v >= target - rounding if study.more_is_better else v <= target + rounding)
+    )
     return next(reached, None)
 
 

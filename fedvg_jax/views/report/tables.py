@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -338,14 +339,15 @@ def cost(study: Study, chosen: Options) -> Table:
         return [
             _spread_of(study, cell._replace(missing=(), failures=())),
             number(target, digits),
-            _rounds(reached, len(runs)),
+            _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
             number(_mean([t for t in times if t is not None]), 1),
             number(gradients, 0),
             number(relative, 2),
         ]
 
     header, rows = _per_cell(study, columns, entries)
-    target = f"the mean final result of {chosen.baseline}" if chosen.target is None else "the one given"
+    default = f"the mean final result of {chosen.baseline}; a dash where it has none"
+    target = default if chosen.target is None else "the one given"
     notes = (
         f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",
         "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"

@@ -11,6 +11,7 @@ from run_folders import write_json, write_run, write_summary, write_sweep
 import fedvg_jax as fv
 from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import history
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.study import CHOICES, results
@@ -375,6 +376,27 @@ def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
     cell = study.cell("fedavg", ())
     assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
     assert sorted(results(study, cell)) == [(0, 42), (2, 42)]
+
+
+def test_run_whose_only_evaluation_is_not_finite_is_a_failure_of_its_cell(tmp_path):
+    for seed, loss in enumerate((0.25, None)):
+        fields = {2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.cell("fedavg", ()).failures == ("1: final test loss is not finite",)
+    assert results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_run_without_an_intact_evaluation_is_missing(tmp_path):
+    write_run(tmp_path / "evaluated", method="fedavg")
+    write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
+    lost = write_run(tmp_path / "lost", method="fedavg", seed=2)
+    records = [history.lost_record(i, evaluated=True) for i in (1, 2, 3)]
+    (lost / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    write_summary(lost)
+    study = collect([tmp_path], partial=True)
+    lines = ("lost: no evaluation in its history", "never: no evaluation in its history")
+    assert study.metric == "accuracy" and study.cell("fedavg", ()).missing == lines
 
 
 def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):

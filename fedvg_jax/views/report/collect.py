@@ -267,7 +267,7 @@ def _unfinished(history: History) -> str:
     done, wanted = len(history.records), history.config.rounds
     if done < wanted:
         return f"{done} of {wanted} rounds"
-    if not any(record.get("test_loss") is not None for record in history.records):
+    if not any(map(_is_evaluated, history.records)):
         return "no evaluation in its history"
     return "" if history.summary else "no summary.json yet"
 

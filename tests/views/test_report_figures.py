@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
+from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
 
@@ -169,6 +170,14 @@ def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path
     assert actual == {"a": "50", "b": "75", "c": ""}
 
 
+def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_path):
+    """3 of 4 rows of class c are right in the second run, and the first has none."""
+    for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 0, 0], [0, 1, 3]])):
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
+    actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert actual == {"a": "50", "b": "50", "c": "75"}
+
+
 def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
     """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
     for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
@@ -279,6 +288,65 @@ def test_bars_have_one_for_each_value(tmp_path, setting, values, name):
         write_run(tmp_path / value, method="fedvg", dataset="cifar10", **{group: {setting: value}})
     labels = [r["bar"] for r in rows(draw(collect([tmp_path]), name)[0])]
     assert len(labels) == 2 and all(any(value in label for label in labels) for value in values)
+
+
+def test_scenarios_without_the_share_of_clients_have_no_bar_of_it(tmp_path):
+    """D_val of a global split does not come from clients."""
+    for method in ("fedavg", "fedvg"):
+        for share in (0.5, 1.0):
+            write_run(tmp_path / f"{method}{share}", method=method, split="client", validation={"clients": share})
+        write_run(tmp_path / f"{method}global", method=method, split="global")
+    drawn = rows(draw(collect([tmp_path]), "external")[0])
+    bars = [f"{method}, clients {share}" for share in ("0.5", "1") for method in ("fedavg", "fedvg")]
+    assert [row["bar"] for row in drawn] == bars and {row["setting"] for row in drawn} == {"split client"}
+
+
+def test_bars_are_at_the_smallest_alpha_of_every_setting(tmp_path):
+    for dataset, alphas in {"digits": (0.05, 0.5), "wine": (0.1, 1.0)}.items():
+        for alpha in alphas:
+            write_run(tmp_path / f"{dataset}{alpha}", method="fedvg", dataset=dataset, alpha=alpha)
+        write_run(tmp_path / f"{dataset}-iid", method="fedvg", dataset=dataset, partition="iid")
+    drawing = draw(collect([tmp_path], partial=True), "bars")[0]
+    assert {row["setting"] for row in rows(drawing)} == {
+        "dataset digits, partition dirichlet, alpha 0.05", "dataset wine, partition dirichlet, alpha 0.1",
+        "dataset digits, partition iid", "dataset wine, partition iid",
+    }  # fmt: skip
+    assert drawing.title == "Methods at the smallest alpha"
+
+
+def test_title_of_bars_names_the_one_smallest_alpha(study, tmp_path):
+    drawing = draw(study, "bars")[0]
+    assert drawing.title == "Methods at alpha 0.05" and {row["setting"] for row in rows(drawing)} == {"alpha 0.05"}
+    write_run(tmp_path / "a", method="fedvg")
+    assert draw(collect([tmp_path]), "bars")[0].title == "Methods"
+
+
+def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
+    """FedVG's runs are evaluated in different rounds; a run of FedAvg has no finite evaluation."""
+    for method, seed, losses in (
+        ("fedavg", 0, {1: 0.5, 2: 0.25}),
+        ("fedavg", 1, {1: None, 2: None}),
+        ("fedvg", 0, {1: 0.5}),
+        ("fedvg", 1, {2: 1.0}),
+    ):
+        fields = {i: {"test_loss": loss, "val_loss": loss} for i, loss in losses.items()}
+        write_summary(write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields))
+    study = collect([tmp_path])
+    drawn = rows(draw(study, "curves")[0])
+    assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
+        ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
+    ]  # fmt: skip
+    assert {value["method"] for value in page.specification(study, 0)["data"]["values"]} == {"fedavg"}
+
+
+def test_study_without_any_common_round_has_no_curves(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", [None if seed else 0.5, 0.6 if seed else None], method="fedvg", seed=seed)
+    study = collect([tmp_path])
+    with base.drawing(WIDE):
+        assert FIGURES["curves"](study, WIDE) == "the runs of no cell have an evaluated round in common"
+    specification = page.specification(study, 0)
+    assert not specification["data"]["values"] and "rule" not in str(specification["layer"])
 
 
 def test_names_that_look_like_mathematics_are_drawn(tmp_path):

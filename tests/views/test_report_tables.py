@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fedvg_jax.views.report import costs, markup, page, tables
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base
 from fedvg_jax.views.report.markup import Column, Entry, Table
-from fedvg_jax.views.report.study import CHOICES
+from fedvg_jax.views.report.study import CHOICES, Cell, Run, Study
 
 AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
@@ -335,6 +336,31 @@ def test_scale_names_every_value_that_differs_from_the_papers(tmp_path):
         write_run(tmp_path / method, method=method, lr=lr, **settings)
     table = tables.against_paper(collect([tmp_path], partial=True))
     assert any("lr 0.1 or 0.01 (paper 0.01)" in note for note in table.notes)
+
+
+def test_scale_names_every_setting_that_can_change_results(tmp_path):
+    settings = {"max_rows": 500, "optimiser": "adam", "pretrained": "w.safetensors", "augment": "crop", "dropout": 0.5}
+    settings |= {"norm": "group", "lanes": "2", "cache_dir": tmp_path, "record": "confusion", "seed": 3}
+    write_run(tmp_path / "a", method="fedvg", dataset="cifar10", model="resnet18", alpha=0.05, **settings)
+    (note,) = (note for note in tables.against_paper(collect([tmp_path / "a"])).notes if "other scale" in note)
+    assert note == (
+        "cifar10: other scale than the paper's: augment crop (paper none), clients 4 (paper 100), dropout 0.5 (paper"
+        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.2 (paper 0.01), max_rows 500 (paper 0), norm"
+        " group (paper batch), optimiser adam (paper sgd), pretrained w.safetensors (paper none), rounds 3 (paper 200)."
+    )
+
+
+@pytest.mark.parametrize("fidelity", ["corrected", "official"])
+@pytest.mark.parametrize("dataset", ["cifar10", "organamnist", "tinyimagenet", "covid19", "dermamnist"])
+def test_runs_with_the_papers_settings_have_its_scale(dataset, fidelity):
+    runs = {}
+    for i, method in enumerate(presets.METHODS):
+        settings = presets.of_dataset(dataset) | {"dataset": dataset, "alpha": 0.05, "seed": i}
+        made = Config(method=method, fidelity=fidelity, record="client_drift", **settings)
+        loaded = history.History([], {}, lambda: None, None, config=made)
+        runs[method] = Cell(method, (), {(i, 42): Run(Path(method), loaded, {}, {}, ())})
+    study = Study("a study", tuple(runs), ((),), {(method, ()): cell for method, cell in runs.items()}, "accuracy", {})
+    assert not any("other scale" in note for note in tables.against_paper(study).notes)
 
 
 def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):

@@ -65,6 +65,75 @@ def test_learning_curves_are_means_with_bands_of_one_deviation(study):
     assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
 
 
+def test_drawn_lines_and_bands_are_those_of_the_file(study):
+    drawing = draw(study, "curves")[0]
+    for axes, setting in zip(drawing.figure.axes, ("alpha 0.05", "alpha 0.5"), strict=True):
+        assert axes.get_title() == setting
+        looks = base.line_styles(study.methods)
+        for method, line, band in zip(study.methods, axes.lines, axes.collections, strict=False):
+            stored = [r for r in rows(drawing) if (r["setting"], r["method"]) == (setting, method)]
+            rounds, mean, std = (np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std"))
+            assert line.get_color() == looks[method].colour and list(line.get_xdata()) == list(rounds)
+            assert np.asarray(line.get_ydata()) == pytest.approx(mean) and (np.diff(mean) > 0).all()
+            corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
+            edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
+            assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
+
+
+def assert_bars_are_those_of_the_file(drawing):
+    """Compares names, lengths, deviations and written values of bars with the CSV file, panel by panel."""
+    panels = {}
+    for r in rows(drawing):
+        panels.setdefault(r["setting"], []).append(r)
+    for axes, stored in zip(drawing.figure.axes, panels.values(), strict=True):
+        places = [bar.get_y() + bar.get_height() / 2 for bar in axes.patches]
+        labels = dict(
+            zip(axes.get_yticks().tolist(), (text.get_text() for text in axes.get_yticklabels()), strict=True)
+        )
+        means = {r["bar"]: pytest.approx(float(r["mean"])) for r in stored}
+        limits = [pytest.approx([float(r["mean"]) + sign * float(r["std"]) for sign in (-1, 1)]) for r in stored]
+        assert {labels[place]: bar.get_width() for place, bar in zip(places, axes.patches, strict=True)} == means
+        segments = [bar.lines[2][0].get_segments()[0] for bar in axes.containers if hasattr(bar, "has_xerr")]
+        assert [labels[segment[0, 1]] for segment in segments] == list(means)
+        assert [segment[:, 0].tolist() for segment in segments] == limits
+        values = {labels[text.xy[1]]: text.get_text() for text in axes.texts if text.get_text() != "largest class"}
+        assert values == {r["bar"]: f"{float(r['mean']):.1f}" for r in stored}
+
+
+def test_drawn_bars_are_those_of_the_file(study, tmp_path):
+    assert_bars_are_those_of_the_file(draw(study, "bars")[0])
+    for i, source in enumerate(("clients", "stl10")):
+        for seed in (0, 1):
+            settings = {"method": "fedvg", "dataset": "cifar10", "seed": seed, "validation": {"source": source}}
+            write_run(tmp_path / f"{source}{seed}", (0.5 + 0.2 * i + 0.02 * seed,), **settings)
+    assert_bars_are_those_of_the_file(draw(collect([tmp_path]), "external")[0])
+
+
+def test_page_has_the_values_and_the_colours_of_the_figure(study):
+    stored = rows(draw(study, "curves")[0])
+    looks = base.line_styles(study.methods)
+    for i, setting in enumerate(("alpha 0.05", "alpha 0.5")):
+        specification = page.specification(study, i)
+        expected = [
+            {"method": r["method"], "round": int(r["round"]), "n": int(r["n"])}
+            | {
+                name: pytest.approx(float(r["mean"]) + sign * float(r["std"]), rel=1e-5)
+                for name, sign in {"mean": 0, "low": -1, "high": 1}.items()
+            }
+            for r in stored
+            if r["setting"] == setting
+        ]
+        assert specification["title"]["text"] == setting and specification["data"]["values"] == expected
+        band, line = (layer["encoding"] for layer in specification["layer"][:2])
+        for encoding in (band, line):
+            scale = encoding["color"]["scale"]
+            colours = dict(zip(scale["domain"], scale["range"], strict=True))
+            assert colours == {method: looks[method].colour for method in study.methods}
+        dashes = dict(zip(line["strokeDash"]["scale"]["domain"], line["strokeDash"]["scale"]["range"], strict=True))
+        assert {method for method, dash in dashes.items() if dash != [1, 0]} == {"fedprox"}
+        assert (band["y"]["field"], band["y2"]["field"], line["y"]["field"]) == ("low", "high", "mean")
+
+
 def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
     write_run(tmp_path / "a", (0.5, 0.6, 0.7), method="fedavg", seed=0)
     write_run(tmp_path / "b", (None, 0.5, 0.6), method="fedavg", seed=1)

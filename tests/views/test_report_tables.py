@@ -57,6 +57,15 @@ def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
     assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
 
 
+def test_largest_class_is_the_mean_over_runs(tmp_path):
+    for method, seed, share in (("fedavg", 0, 0.2), ("fedavg", 1, 0.6), ("fedvg", 0, 0.7), ("fedvg", 1, 0.9)):
+        fields = {3: {"test_majority_accuracy": share}}
+        write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, fields=fields)
+    study = collect([tmp_path])
+    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"fedavg": "40.00", "fedvg": "80.00"}
+    assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
+
+
 def test_data_sets_with_their_models_are_rows(tmp_path):
     for method in ("fedavg", "fedvg"):
         for dataset, model in (("digits", "mlp"), ("cifar10", "lenet5")):

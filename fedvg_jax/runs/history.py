@@ -222,22 +222,27 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     return {f"{part}_{name}": number(value) for name, value in metrics.items()}
 
 
-def summarise(records: Sequence[Record]) -> dict[str, Any]:
+def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str, Any]:
     """Returns the test accuracy of the final round, of the round best on validation, and the maximum.
 
-    For a task without accuracy it is the loss, and the minimum.
+    For a task without accuracy, or if `metric` says so, it is the loss, and the minimum.
 
     The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
 
     Rounds whose records are lost are listed as `lost_rounds`; results that need a lost evaluation are None.
+
+    Args:
+        records: of a run.
+        metric: "accuracy" or "loss"; None for accuracy where the records have it.
     """
     lost = {"lost_rounds": rounds} if (rounds := [r["round"] for r in records if is_lost(r)]) else {}
     evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
         return lost
     intact = [r for r in evaluated if not is_lost(r)]
-    name, sign, extreme = primary_metric((intact or evaluated)[-1])
+    name = metric or primary_metric((intact or evaluated)[-1])[0]
+    sign, extreme = _METRICS[name]
 
     def quality(record: Record, part: str) -> float:
         value = record[f"{part}_{name}"]
@@ -261,9 +266,14 @@ def _majority(final: Record) -> dict[str, Any]:
     return {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
 
 
+_METRICS = {"accuracy": (1, "max"), "loss": (-1, "min")}
+"""Metric that compares evaluations -> 1 if more is better or -1, and the name of its best value."""
+
+
 def primary_metric(record: Record) -> tuple[str, int, str]:
     """Returns the metric that compares evaluations: (name, 1 if more is better or -1, "max" or "min")."""
-    return ("accuracy", 1, "max") if "test_accuracy" in record else ("loss", -1, "min")
+    name = "accuracy" if "test_accuracy" in record else "loss"
+    return name, *_METRICS[name]
 
 
 def lost_record(index: int, evaluated: bool) -> Record:

@@ -130,14 +130,61 @@ def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_pa
         assert results.verdict == verdict and "72.0 at 0," in results.ours and "deviation 2.8" in results.ours
 
 
-def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path):
-    for norm in ("l1", "l2", "spectral", "delta"):
-        weights = [0.6, 0.2, 0.2] if norm in ("l1", "l2") else [0.2, 0.5, 0.3]
-        fields = {i: {"clients": [0, 1, 2], "weights": weights} for i in (1, 2, 3)}
+def write_norms(folder, found, norms=("l1", "l2", "spectral", "delta"), **settings):
+    """Writes a run per norm whose client 0 has the largest weight in the later half if the norm is among `found`."""
+    for norm in norms:
+        later = [0.6, 0.2, 0.2] if norm in found else [0.2, 0.5, 0.3]
+        fields = {i: {"clients": [0, 1, 2], "weights": later if i > 2 else later[::-1]} for i in (1, 2, 3, 4)}
         options = {"partition": "balanced_client", "method": "fedvg", "fedvg": {"norm": norm}}
-        write_run(tmp_path / norm, fields=fields, **options)
-    results = verdicts(tmp_path)["norms_find_balanced"]
-    assert results.verdict == "holds" and "l1 1.80 (largest)" in results.ours and "delta 0.60" in results.ours
+        write_run(folder / norm, (0.5,) * 4, fields=fields, **options, **settings)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [({"l1", "l2"}, "holds"), ({"l1"}, "fails"), ({"l1", "l2", "delta"}, "fails"), ({"l1", "l2", "spectral"}, "fails")],
+)
+def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path, found, verdict):
+    results = verdicts(write_norms(tmp_path, found))["norms_find_balanced"]
+    assert results.verdict == verdict and "l1 1.80 (largest)" in results.ours
+    assert f"delta {'1.80 (largest)' if 'delta' in found else '0.60'}" in results.ours
+
+
+def test_norms_are_not_decided_before_all_four_have_run(tmp_path):
+    folder = write_norms(tmp_path, {"l1", "l2"}, ("l1", "l2", "spectral"))
+    assert verdicts(folder)["norms_find_balanced"].verdict == "not reached"
+
+
+@pytest.mark.parametrize("bad", [0.05, 0.5])
+def test_norms_hold_only_if_they_do_in_every_cell(tmp_path, bad):
+    for alpha in (0.05, 0.5):
+        write_norms(tmp_path / str(alpha), {"l2"} if alpha == bad else {"l1", "l2"}, alpha=alpha)
+    study = collect([tmp_path / "0.05", tmp_path / "0.5"], partial=True)
+    finding = claim_measures.balanced_client_by_norm(study)
+    assert not finding.holds
+    assert f"l1 0.60 (fedvg, norm l1, alpha {bad:g})" in finding.text
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_external_sets_are_within_the_margin_for_every_pair_of_data_set_and_model(order):
+    values = values_of({"FedVG": 80.0, "FedVG val=STL-10": 60.0}, model="a")
+    values += values_of({"FedVG": 80.0, "FedVG val=STL-10": 79.5}, model="b")
+    finding = claim_measures.external_within(values[::order])
+    assert not finding.holds
+    for text in ("STL-10 -20.00 at 0.05 on d, a", "STL-10 -0.50 at 0.05 on d, b"):
+        assert text in finding.text
+
+
+@pytest.mark.parametrize("worse", "ab")
+def test_best_on_organamnist_holds_for_every_model(worse):
+    means = {"FedVG": 80.0, "FedAvg": 79.0, "FedProx": 78.0}
+    values = [
+        value
+        for model in "ab"
+        for value in values_of(means | ({"FedAvg": 81.0} if model == worse else {}), model=model, dataset="organamnist")
+    ]
+    finding = claim_measures.best_on_organamnist(values)
+    assert not finding.holds and f"2 at 0.05 on organamnist, {worse}" in finding.text
 
 
 def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):

@@ -11,9 +11,10 @@ from run_folders import write_json, write_run, write_summary, write_sweep
 import fedvg_jax as fv
 from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import history
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.study import results
+from fedvg_jax.views.report.study import CHOICES, results
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.toml"))
@@ -311,6 +312,22 @@ def test_study_without_accuracy_compares_losses(tmp_path):
     assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
 
 
+def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
+    """Accuracies 0.5, 0.9 and 0.7 have the losses 0.5, 0.1 and 0.3 in `run_folders`."""
+    write_run(tmp_path / "classes", (0.5, 0.9, 0.7), method="fedavg", dataset="digits")
+    fields = {i: {"test_loss": 1 / i, "val_loss": 1 / i} for i in (1, 2)}
+    write_summary(write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields))
+    study = collect([tmp_path], partial=True)
+    by_choice = {
+        choice: sorted(value for cell in study.cells.values() for value in results(study, cell, choice).values())
+        for choice in CHOICES
+    }
+    assert study.metric == "loss"
+    assert by_choice == {
+        "final": pytest.approx([0.3, 0.5]), "at_best_val": pytest.approx([0.1, 0.5]), "max": pytest.approx([0.1, 0.5]),
+    }  # fmt: skip
+
+
 def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
@@ -360,6 +377,27 @@ def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
     cell = study.cell("fedavg", ())
     assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
     assert sorted(results(study, cell)) == [(0, 42), (2, 42)]
+
+
+def test_run_whose_only_evaluation_is_not_finite_is_a_failure_of_its_cell(tmp_path):
+    for seed, loss in enumerate((0.25, None)):
+        fields = {2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.cell("fedavg", ()).failures == ("1: final test loss is not finite",)
+    assert results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_run_without_an_intact_evaluation_is_missing(tmp_path):
+    write_run(tmp_path / "evaluated", method="fedavg")
+    write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
+    lost = write_run(tmp_path / "lost", method="fedavg", seed=2)
+    records = [history.lost_record(i, evaluated=True) for i in (1, 2, 3)]
+    (lost / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    write_summary(lost)
+    study = collect([tmp_path], partial=True)
+    lines = ("lost: no evaluation in its history", "never: no evaluation in its history")
+    assert study.metric == "accuracy" and study.cell("fedavg", ()).missing == lines
 
 
 def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from run_folders import partition, write_json, write_run, write_sweep
+from run_folders import partition, write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -67,6 +67,75 @@ def test_learning_curves_are_means_with_bands_of_one_deviation(study):
     (drawing,) = draw(study, "curves")
     last = next(r for r in rows(drawing) if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3"))
     assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
+
+
+def test_drawn_lines_and_bands_are_those_of_the_file(study):
+    drawing = draw(study, "curves")[0]
+    for axes, setting in zip(drawing.figure.axes, ("alpha 0.05", "alpha 0.5"), strict=True):
+        assert axes.get_title() == setting
+        looks = base.line_styles(study.methods)
+        for method, line, band in zip(study.methods, axes.lines, axes.collections, strict=False):
+            stored = [r for r in rows(drawing) if (r["setting"], r["method"]) == (setting, method)]
+            rounds, mean, std = (np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std"))
+            assert line.get_color() == looks[method].colour and list(line.get_xdata()) == list(rounds)
+            assert np.asarray(line.get_ydata()) == pytest.approx(mean) and (np.diff(mean) > 0).all()
+            corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
+            edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
+            assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
+
+
+def assert_bars_are_those_of_the_file(drawing):
+    """Compares names, lengths, deviations and written values of bars with the CSV file, panel by panel."""
+    panels = {}
+    for r in rows(drawing):
+        panels.setdefault(r["setting"], []).append(r)
+    for axes, stored in zip(drawing.figure.axes, panels.values(), strict=True):
+        places = [bar.get_y() + bar.get_height() / 2 for bar in axes.patches]
+        labels = dict(
+            zip(axes.get_yticks().tolist(), (text.get_text() for text in axes.get_yticklabels()), strict=True)
+        )
+        means = {r["bar"]: pytest.approx(float(r["mean"])) for r in stored}
+        limits = [pytest.approx([float(r["mean"]) + sign * float(r["std"]) for sign in (-1, 1)]) for r in stored]
+        assert {labels[place]: bar.get_width() for place, bar in zip(places, axes.patches, strict=True)} == means
+        segments = [bar.lines[2][0].get_segments()[0] for bar in axes.containers if hasattr(bar, "has_xerr")]
+        assert [labels[segment[0, 1]] for segment in segments] == list(means)
+        assert [segment[:, 0].tolist() for segment in segments] == limits
+        values = {labels[text.xy[1]]: text.get_text() for text in axes.texts if text.get_text() != "largest class"}
+        assert values == {r["bar"]: f"{float(r['mean']):.1f}" for r in stored}
+
+
+def test_drawn_bars_are_those_of_the_file(study, tmp_path):
+    assert_bars_are_those_of_the_file(draw(study, "bars")[0])
+    for i, source in enumerate(("clients", "stl10")):
+        for seed in (0, 1):
+            settings = {"method": "fedvg", "dataset": "cifar10", "seed": seed, "validation": {"source": source}}
+            write_run(tmp_path / f"{source}{seed}", (0.5 + 0.2 * i + 0.02 * seed,), **settings)
+    assert_bars_are_those_of_the_file(draw(collect([tmp_path]), "external")[0])
+
+
+def test_page_has_the_values_and_the_colours_of_the_figure(study):
+    stored = rows(draw(study, "curves")[0])
+    looks = base.line_styles(study.methods)
+    for i, setting in enumerate(("alpha 0.05", "alpha 0.5")):
+        specification = page.specification(study, i)
+        expected = [
+            {"method": r["method"], "round": int(r["round"]), "n": int(r["n"])}
+            | {
+                name: pytest.approx(float(r["mean"]) + sign * float(r["std"]), rel=1e-5)
+                for name, sign in {"mean": 0, "low": -1, "high": 1}.items()
+            }
+            for r in stored
+            if r["setting"] == setting
+        ]
+        assert specification["title"]["text"] == setting and specification["data"]["values"] == expected
+        band, line = (layer["encoding"] for layer in specification["layer"][:2])
+        for encoding in (band, line):
+            scale = encoding["color"]["scale"]
+            colours = dict(zip(scale["domain"], scale["range"], strict=True))
+            assert colours == {method: looks[method].colour for method in study.methods}
+        dashes = dict(zip(line["strokeDash"]["scale"]["domain"], line["strokeDash"]["scale"]["range"], strict=True))
+        assert {method for method, dash in dashes.items() if dash != [1, 0]} == {"fedprox"}
+        assert (band["y"]["field"], band["y2"]["field"], line["y"]["field"]) == ("low", "high", "mean")
 
 
 def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
@@ -295,6 +364,14 @@ def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path
     assert actual == {"a": "50", "b": "75", "c": ""}
 
 
+def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_path):
+    """3 of 4 rows of class c are right in the second run, and the first has none."""
+    for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 0, 0], [0, 1, 3]])):
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
+    actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert actual == {"a": "50", "b": "50", "c": "75"}
+
+
 def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
     """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
     for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
@@ -518,6 +595,65 @@ def test_bars_have_one_for_each_value(tmp_path, setting, values, name):
         write_run(tmp_path / value, method="fedvg", dataset="cifar10", **{group: {setting: value}})
     labels = [r["bar"] for r in rows(draw(collect([tmp_path]), name)[0])]
     assert len(labels) == 2 and all(any(value in label for label in labels) for value in values)
+
+
+def test_scenarios_without_the_share_of_clients_have_no_bar_of_it(tmp_path):
+    """D_val of a global split does not come from clients."""
+    for method in ("fedavg", "fedvg"):
+        for share in (0.5, 1.0):
+            write_run(tmp_path / f"{method}{share}", method=method, split="client", validation={"clients": share})
+        write_run(tmp_path / f"{method}global", method=method, split="global")
+    drawn = rows(draw(collect([tmp_path]), "external")[0])
+    bars = [f"{method}, clients {share}" for share in ("0.5", "1") for method in ("fedavg", "fedvg")]
+    assert [row["bar"] for row in drawn] == bars and {row["setting"] for row in drawn} == {"split client"}
+
+
+def test_bars_are_at_the_smallest_alpha_of_every_setting(tmp_path):
+    for dataset, alphas in {"digits": (0.05, 0.5), "wine": (0.1, 1.0)}.items():
+        for alpha in alphas:
+            write_run(tmp_path / f"{dataset}{alpha}", method="fedvg", dataset=dataset, alpha=alpha)
+        write_run(tmp_path / f"{dataset}-iid", method="fedvg", dataset=dataset, partition="iid")
+    drawing = draw(collect([tmp_path], partial=True), "bars")[0]
+    assert {row["setting"] for row in rows(drawing)} == {
+        "dataset digits, partition dirichlet, alpha 0.05", "dataset wine, partition dirichlet, alpha 0.1",
+        "dataset digits, partition iid", "dataset wine, partition iid",
+    }  # fmt: skip
+    assert drawing.title == "Methods at the smallest alpha"
+
+
+def test_title_of_bars_names_the_one_smallest_alpha(study, tmp_path):
+    drawing = draw(study, "bars")[0]
+    assert drawing.title == "Methods at alpha 0.05" and {row["setting"] for row in rows(drawing)} == {"alpha 0.05"}
+    write_run(tmp_path / "a", method="fedvg")
+    assert draw(collect([tmp_path]), "bars")[0].title == "Methods"
+
+
+def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
+    """FedVG's runs are evaluated in different rounds; a run of FedAvg has no finite evaluation."""
+    for method, seed, losses in (
+        ("fedavg", 0, {1: 0.5, 2: 0.25}),
+        ("fedavg", 1, {1: None, 2: None}),
+        ("fedvg", 0, {1: 0.5}),
+        ("fedvg", 1, {2: 1.0}),
+    ):
+        fields = {i: {"test_loss": loss, "val_loss": loss} for i, loss in losses.items()}
+        write_summary(write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields))
+    study = collect([tmp_path])
+    drawn = rows(draw(study, "curves")[0])
+    assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
+        ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
+    ]  # fmt: skip
+    assert {value["method"] for value in page.specification(study, 0)["data"]["values"]} == {"fedavg"}
+
+
+def test_study_without_any_common_round_has_no_curves(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", [None if seed else 0.5, 0.6 if seed else None], method="fedvg", seed=seed)
+    study = collect([tmp_path])
+    with base.drawing(WIDE):
+        assert FIGURES["curves"](study, WIDE) == "the runs of no cell have an evaluated round in common"
+    specification = page.specification(study, 0)
+    assert not specification["data"]["values"] and "rule" not in str(specification["layer"])
 
 
 def test_names_that_look_like_mathematics_are_drawn(tmp_path):

@@ -1,5 +1,6 @@
 """The page of a report is complete in itself, escapes every name, and opens without an error or a request."""
 
+import itertools
 import json
 import re
 import shutil
@@ -7,7 +8,7 @@ import subprocess
 from urllib.parse import urlsplit
 
 import pytest
-from run_folders import write_json, write_sweep
+from run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("vl_convert", reason="the page needs the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -79,6 +80,26 @@ def test_specification_is_valid_vega_lite(written):
         vega = vl_convert.vegalite_to_vega(specification)
         assert {"method_choice", "zoom"} <= {signal["name"] for signal in vega["signals"]}
         assert len(specification["data"]["values"]) == 2 * 3
+
+
+def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path, monkeypatch):
+    """The first report has two groups of settings and values of the paper; the second has one method and no values."""
+    monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
+    settings = {"dataset": "cifar10", "model": "resnet18"}
+    for method in ("fedavg", "fedvg"):
+        for epochs, alpha in itertools.product((1, 2), (0.05, 0.1)):
+            folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
+            write_run(folder, method=method, local_epochs=epochs, alpha=alpha, **settings)
+    out = tmp_path / "report"
+    first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
+    others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/paper.txt")]
+    for path in others:
+        path.write_text("mine")
+    write_run(tmp_path / "second", method="fedavg")
+    second = report.write([tmp_path / "second"], out, figures=["weights"])
+    stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
+    assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/paper.html", "tables/effects.tex"} <= stale
+    assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}
 
 
 @pytest.mark.slow

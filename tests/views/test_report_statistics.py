@@ -105,6 +105,15 @@ def test_bootstrap_interval_is_within_the_data_and_the_same_in_every_report():
     assert interval == statistics.bootstrap_interval(differences)
 
 
+def test_bootstrap_interval_holds_ninety_five_percent_of_the_resampled_means():
+    """A mean of 16 draws from eight zeros and eight ones is binomial / 16.
+
+    Of Binomial(16, 1/2), 1.1 % are below 4 and 3.8 % at most 4, so that 4 and 12 are the 2.5th and 97.5th percentiles.
+    """
+    interval = statistics.bootstrap_interval(np.array([0.0, 1.0] * 8))
+    assert interval == pytest.approx((4 / 16, 12 / 16))
+
+
 def test_holm_is_the_step_down_of_bonferroni():
     """Sorted p times the number of tests left, never falling: 0.01 x 3, 0.03 x 2, 0.04 x 1 -> 0.06."""
     assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])

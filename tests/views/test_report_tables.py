@@ -4,19 +4,25 @@ import csv
 import io
 import re
 import statistics
+from pathlib import Path
 
+import numpy as np
 import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.views.report import costs, markup, tables
+from fedvg_jax.engine import schedule
+from fedvg_jax.runs import history
+from fedvg_jax.views.report import costs, markup, page, tables
 from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import FIGURES, base
 from fedvg_jax.views.report.markup import Column, Entry, Table
-from fedvg_jax.views.report.study import CHOICES
+from fedvg_jax.views.report.study import CHOICES, Cell, Run, Study
 
 AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
@@ -49,6 +55,15 @@ def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
     assert {m: e.mark for m, e in cells.items()} == {"fedvg": "best", "fedavg": "second", "fedprox": ""}
     assert row(table, "always the largest class")[1].text == "40.00"
     assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
+
+
+def test_largest_class_is_the_mean_over_runs(tmp_path):
+    for method, seed, share in (("fedavg", 0, 0.2), ("fedavg", 1, 0.6), ("fedvg", 0, 0.7), ("fedvg", 1, 0.9)):
+        fields = {3: {"test_majority_accuracy": share}}
+        write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, fields=fields)
+    study = collect([tmp_path])
+    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"fedavg": "40.00", "fedvg": "80.00"}
+    assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
 
 
 def test_data_sets_with_their_models_are_rows(tmp_path):
@@ -155,6 +170,32 @@ def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
         tables.options(study, target=76)
 
 
+def test_rounds_without_a_target_are_a_dash(tmp_path):
+    """FedAvg diverges at alpha 0.05, so that there is no mean to reach."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0]}, accuracies)
+    failure = {"kind": "diverged", "round": 2, "reason": "not finite"}
+    write_json(sweep / "points" / "method=fedavg,alpha=0.05,seed=0" / "failure.json", failure)
+    study = collect([sweep])
+    table = tables.cost(study, tables.options(study))
+    assert [entry.text for entry in row(table, "alpha 0.05", "fedvg")[3:5]] == ["–", "–"]
+    assert row(table, "alpha 0.5", "fedvg")[4].text == "2.0"
+    values = {(r["setting"], r["method"]): r for r in csv_rows(table)}
+    assert values["alpha 0.05", "fedvg"]["reached"] == "" and values["alpha 0.5", "fedvg"]["reached"] == "1"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("count", [29, 58, 41, 80])
+def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
+    """The mean of three equal numbers is not always that number."""
+    value = float(f"{count / 450:.9g}")
+    accuracies = (value / 2, value) if metric == "accuracy" else (None, None)
+    fields = {} if metric == "accuracy" else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
+    for seed in range(3):
+        write_summary(write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
+
+
 def test_unknown_baseline_is_refused_with_the_methods(study):
     with pytest.raises(UsageError, match="no method fedsgd to compare with; the runs have fedavg, fedprox, fedvg"):
         tables.options(study, "fedsgd")
@@ -175,6 +216,52 @@ def test_unknown_baseline_is_refused_with_the_methods(study):
 def test_scoring_costs_what_the_weighting_measures(tmp_path, changes, scored):
     run = next(iter(collect([write_run(tmp_path / "r", (0.5,), **changes)]).runs))
     assert costs.image_gradients(run) == 5 * sum(run.records[0]["num_samples"]) + scored
+
+
+def computed_gradients(size, **options):
+    """Returns the training rows and probe rows of a round of one client, and its n_k, by the schedule itself."""
+    settings = {"seed": 0, "cohort_size": 1, "local_epochs": (5, 5), "batch_size": 32, "num_lanes": 1, "capacity": 100}
+    made = schedule.make(0, [np.arange(size)], **settings, **options)
+    return int((made.rows >= 0).sum()), made.num_samples.tolist()
+
+
+@pytest.mark.parametrize("size", [20, 32, 33, 40, 65, 100])
+@pytest.mark.parametrize(
+    ("settings", "options", "tolerance"),
+    [
+        ({"algorithm": "fedavg"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold", "scaffold": {"steps": "single"}}, {"single_batches": True, "keep_single": True}, 0),
+        (
+            {"algorithm": "scaffold", "scaffold": {"steps": "single"}, "single_rows": "skipped"},
+            {"single_batches": True, "keep_single": False},
+            0,
+        ),
+        ({"algorithm": "elastic"}, {"probe_ratio": 0.3, "keep_single": True}, 0),
+        (
+            {"algorithm": "elastic", "elastic": {"rows": "rest"}},
+            {"probe_ratio": 0.3, "probe_apart": True, "keep_single": True},
+            1,  # the rows that are left determine n to one row
+        ),
+    ],
+    ids=["fedavg", "scaffold", "single", "single_skipped", "elastic", "elastic_rest"],
+)
+def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options, tolerance):
+    computed, num_samples = computed_gradients(size, **options)
+    entry = {"clients": [0], "weights": [1.0], "scores": [1.0], "num_samples": num_samples}
+    folder = write_run(tmp_path / "a", (0.5,), fields={1: entry}, weighting="samples", **settings)
+    assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
+
+
+def test_costs_of_lost_records_are_unknown(tmp_path):
+    folder = write_run(tmp_path / "a", method="fedvg")
+    records = history.read(folder)
+    lost = history.lost_record(2, evaluated=True)
+    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, (records[0], lost, records[2]))))
+    write_summary(folder)
+    study = collect([tmp_path])
+    assert costs.seconds(study.runs[0]) is None and costs.image_gradients(study.runs[0]) is None
+    assert [entry.text for entry in row(tables.cost(study, tables.options(study)), "fedvg")[-3:]] == ["–"] * 3
 
 
 def test_marks_and_footnotes_name_what_is_missing(tmp_path):
@@ -260,6 +347,31 @@ def test_scale_names_every_value_that_differs_from_the_papers(tmp_path):
     assert any("lr 0.1 or 0.01 (paper 0.01)" in note for note in table.notes)
 
 
+def test_scale_names_every_setting_that_can_change_results(tmp_path):
+    settings = {"max_rows": 500, "optimiser": "adam", "pretrained": "w.safetensors", "augment": "crop", "dropout": 0.5}
+    settings |= {"norm": "group", "lanes": "2", "cache_dir": tmp_path, "record": "confusion", "seed": 3}
+    write_run(tmp_path / "a", method="fedvg", dataset="cifar10", model="resnet18", alpha=0.05, **settings)
+    (note,) = (note for note in tables.against_paper(collect([tmp_path / "a"])).notes if "other scale" in note)
+    assert note == (
+        "cifar10: other scale than the paper's: augment crop (paper none), clients 4 (paper 100), dropout 0.5 (paper"
+        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.2 (paper 0.01), max_rows 500 (paper 0), norm"
+        " group (paper batch), optimiser adam (paper sgd), pretrained w.safetensors (paper none), rounds 3 (paper 200)."
+    )
+
+
+@pytest.mark.parametrize("fidelity", ["corrected", "official"])
+@pytest.mark.parametrize("dataset", ["cifar10", "organamnist", "tinyimagenet", "covid19", "dermamnist"])
+def test_runs_with_the_papers_settings_have_its_scale(dataset, fidelity):
+    runs = {}
+    for i, method in enumerate(presets.METHODS):
+        settings = presets.of_dataset(dataset) | {"dataset": dataset, "alpha": 0.05, "seed": i}
+        made = Config(method=method, fidelity=fidelity, record="client_drift", **settings)
+        loaded = history.History([], {}, lambda: None, None, config=made)
+        runs[method] = Cell(method, (), {(i, 42): Run(Path(method), loaded, {}, {}, ())})
+    study = Study("a study", tuple(runs), ((),), {(method, ()): cell for method, cell in runs.items()}, "accuracy", {})
+    assert not any("other scale" in note for note in tables.against_paper(study).notes)
+
+
 def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):
     for seed, loss in enumerate((0.25, None, 0.5)):
         fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
@@ -299,6 +411,20 @@ def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")
     assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
     assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2.0"
+
+
+def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
+    for dataset, accuracy in (("digits", 0.5), ("wine", None)):
+        fields = {i: {"test_loss": 60.0 * i, "val_loss": 1.0} for i in (1, 2)}
+        write_summary(write_run(tmp_path / dataset, (accuracy,) * 2, method="fedvg", dataset=dataset, fields=fields))
+    study = collect([tmp_path], partial=True)
+    assert {run.records[0].get("test_majority_accuracy") for run in study.runs} == {0.4, None}
+    made = tables.all_tables(study, tables.options(study))
+    assert not any("largest class" in markup.hypertext(table) for table in made)
+    with base.drawing(base.STYLES["wide"]):
+        axes = [a for n in ("curves", "bars") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
+    assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
+    assert not any("largest class" in str(page.specification(study, i)) for i in range(len(study.scenarios)))
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,8 @@ def write(
 ) -> Report:
     """Writes the tables, the figures and the page of run folders.
 
-    The same runs give the same bytes, except for the seconds in the tables of costs and of runs.
+    The same runs give the same bytes, except for the seconds in the tables of costs and of runs. Tables and figures
+    that an earlier report has left in the folder and this one does not write are removed.
 
     Args:
         dirs: sweep folders, run folders, or folders of these.
@@ -96,6 +98,7 @@ def write(
         pictures = [(drawing, several[0]) for drawing, several in drawn]
         text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
         files.replace(folder / PAGE, text)
+        _remove_stale(folder, paths)
     return Report(study, made, [*paths, folder / PAGE], left_out)
 
 
@@ -126,6 +129,21 @@ def _write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FOR
     for path, suffix in zip(paths, suffixes, strict=True):
         files.replace(path, FORMATS[suffix](table))
     return paths
+
+
+def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
+    """Removes tables and figures that an earlier report has written to a folder and this one has not.
+
+    Args:
+        folder: of the report.
+        written: the files of this report's tables and figures.
+    """
+    figures = rf"({'|'.join(FIGURES)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
+    own = {"tables": rf"({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})", "figures": figures}
+    for name, pattern in own.items():
+        for path in (folder / name).glob("*"):
+            if path not in written and re.fullmatch(pattern, path.name) and not path.is_dir():
+                path.unlink()
 
 
 def _write_figures(

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,9 @@ from fedvg_jax.views.report.tables import DIRICHLET, EXTERNAL, paper_name
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
 WITHIN = 2.3
 """Points that the paper states for external validation sets."""
+
+FINDS_BALANCED = {"l1": True, "l2": True, "spectral": False, "delta": False}
+"""Norm -> whether the paper states that it finds the balanced client."""
 
 MIN_PAIRS = 5
 """Fewest pairs of data set and model with which a one-sided signed-rank test can reach p < 0.05."""
@@ -119,6 +122,11 @@ def _ranks(values: Values) -> dict[tuple[str, str, float], int]:
     return ranks
 
 
+def _pair_text(pair: Sequence[str], pairs: Collection[tuple[str, str]]) -> str:
+    """Returns " on DATASET, MODEL"; empty where there is only one such pair."""
+    return f" on {', '.join(pair)}" if len(pairs) > 1 else ""
+
+
 # --- measures of values
 
 
@@ -132,10 +140,11 @@ def rank_at_smallest_alpha(values: Values) -> Finding | None:
 
 def best_on_organamnist(values: Values) -> Finding | None:
     """Holds if FedVG is first at every alpha on OrganAMNIST."""
-    ranks = {alpha: rank for (dataset, _, alpha), rank in sorted(_ranks(values).items()) if dataset == "organamnist"}
+    ranks = {key: rank for key, rank in sorted(_ranks(values).items()) if key[0] == "organamnist"}
     if not ranks:
         return None
-    text = ", ".join(f"{rank} at {alpha:g}" for alpha, rank in ranks.items())
+    pairs = {key[:2] for key in ranks}
+    text = ", ".join(f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items())
     return Finding(all(rank == 1 for rank in ranks.values()), f"rank {text}")
 
 
@@ -218,15 +227,19 @@ def improved_cells(values: Values) -> Finding | None:
 def external_within(values: Values) -> Finding | None:
     """Holds if FedVG with an external validation set is within 2.3 points of FedVG with the clients' own."""
     gaps = {
-        (name, key[2]): methods[name].mean - methods["FedVG"].mean
+        (name, key): methods[name].mean - methods["FedVG"].mean
         for key, methods in _by_method(values).items()
         for name in EXTERNAL.values()
         if {name, "FedVG"} <= methods.keys()
     }
     if not gaps:
         return None
-    text = ", ".join(f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}" for (name, alpha), gap in gaps.items())
-    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, text)
+    pairs = {key[:2] for _, key in gaps}
+    texts = [
+        f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}{_pair_text(pair, pairs)}"
+        for (name, (*pair, alpha)), gap in gaps.items()
+    ]
+    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, ", ".join(texts))
 
 
 def best_granularities(values: Values) -> Finding | None:
@@ -283,19 +296,28 @@ def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, li
 def balanced_client_by_norm(study: Study) -> Finding | None:
     """Holds if the balanced client 0 weighs the most of all clients under L1 and L2, and not under spectral and delta.
 
-    Weights are means over the later half of the rounds and over runs.
+    All four norms are needed; every cell with one of them counts. Weights are means over the later half of the rounds
+    and over runs.
     """
-    largest: dict[str, tuple[bool, float]] = {}
+    found: dict[str, list[tuple[Cell, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
     for cell in study.cells.values():
         run = next(iter(cell.runs.values()), None)
         if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
-            largest[run.config.fedvg.norm] = _weight_of_client_0(cell)
-    if not {"l1", "l2"} <= largest.keys():
+            found.get(run.config.fedvg.norm, []).append((cell, *_weight_of_client_0(cell)))
+    if not all(found.values()):
         return None
-    expected = {norm: norm in ("l1", "l2") for norm in largest}
-    text = ", ".join(f"{norm} {share:.2f}{' (largest)' if top else ''}" for norm, (top, share) in largest.items())
-    holds = all(largest[norm][0] == finds for norm, finds in expected.items())
-    return Finding(holds, f"weight times cohort size of the balanced client: {text}")
+    texts = [
+        f"{norm} {share:.2f}{' (largest)' if is_largest else ''}{_cell_text(cell) if len(several) > 1 else ''}"
+        for norm, several in found.items()
+        for cell, is_largest, share in several
+    ]
+    holds = all(is_largest == FINDS_BALANCED[norm] for norm, several in found.items() for _, is_largest, _ in several)
+    return Finding(holds, f"weight times cohort size of the balanced client: {', '.join(texts)}")
+
+
+def _cell_text(cell: Cell) -> str:
+    """Returns method and scenario of a cell in parentheses."""
+    return f" ({', '.join(filter(None, (cell.method, scenario_text(cell.scenario))))})"
 
 
 def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:

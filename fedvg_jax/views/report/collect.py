@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import divergence, verification
-from fedvg_jax.runs.history import History, is_lost, round_ranges
+from fedvg_jax.runs.history import History, Record, is_lost, round_ranges
 from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
 from fedvg_jax.views.report.study import (
@@ -87,9 +87,9 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    has_accuracy = all(_has_accuracy(folder.run) for folder in run_folders if folder.run)
+    has_accuracy = not any(_lacks_accuracy(folder.run) for folder in run_folders if folder.run)
     metric = "accuracy" if has_accuracy else "loss"
-    cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
+    cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
     title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
     runs = [folder.point for folder in run_folders if folder.run]
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
@@ -133,17 +133,22 @@ def _title(folders: Sequence[Path | str]) -> str:
     return ", ".join(Path(folder).resolve().name for folder in folders)
 
 
-def _has_accuracy(run: Run | None) -> bool:
-    return run is not None and any(record.get("test_accuracy") is not None for record in run.records)
+def _lacks_accuracy(run: Run) -> bool:
+    return any("test_accuracy" not in record for record in run.records if _is_evaluated(record))
 
 
-def _with_lost_results(cell: Cell, metric: str) -> Cell:
+def _is_evaluated(record: Record) -> bool:
+    """Returns whether a record has an evaluation, finite or not; a lost record has none."""
+    return "test_loss" in record and not is_lost(record)
+
+
+def _with_lost_results(cell: Cell) -> Cell:
     """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
-    key, lines = f"test_{metric}", []
+    key, lines = f"test_{cell.metric}", []
     for run in cell.runs.values():
         evaluated = [record for record in run.records if key in record]
         if evaluated and evaluated[-1][key] is None and not is_lost(evaluated[-1]):
-            lines.append(f"{run.folder.name}: final test {metric} is not finite")
+            lines.append(f"{run.folder.name}: final test {cell.metric} is not finite")
     return cell._replace(failures=cell.failures + tuple(lines))
 
 
@@ -262,7 +267,7 @@ def _unfinished(history: History) -> str:
     done, wanted = len(history.records), history.config.rounds
     if done < wanted:
         return f"{done} of {wanted} rounds"
-    if not any(record.get("test_loss") is not None for record in history.records):
+    if not any(map(_is_evaluated, history.records)):
         return "no evaluation in its history"
     return "" if history.summary else "no summary.json yet"
 

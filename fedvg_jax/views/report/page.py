@@ -167,7 +167,7 @@ def specification(study: Study, index: int) -> dict[str, Any]:
     low, high = curves.limits(study, list(drawn.values()))
     layers = _curve_layers(study, list(drawn), [_rounded(low), _rounded(high)])
     shares = [share for m in study.methods if (share := majority(study.cell(m, scenario))) is not None]
-    if shares and low <= shares[0] <= high:
+    if shares and drawn and low <= shares[0] <= high:
         rule = {"type": "rule", "strokeDash": [2, 3], "color": "#777", "tooltip": "always the largest class"}
         layers.append({"mark": rule, "encoding": {"y": {"datum": _rounded(shares[0])}}})
     title = scenario_text(scenario) or study.title

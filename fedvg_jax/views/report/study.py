@@ -67,6 +67,8 @@ class Cell(NamedTuple):
     """A line for every run that is missing, incomplete or damaged."""
     failures: tuple[str, ...] = ()
     """A line for every run that diverged or failed."""
+    metric: str = "accuracy"
+    """That of the study."""
 
 
 class Study(NamedTuple):
@@ -138,7 +140,7 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
     """
     extreme = "max" if study.more_is_better else "min"
     key = f"test_{study.metric}_{extreme if choice == 'max' else choice}"
-    summaries = {replicate: history.summarise(run.records) for replicate, run in cell.runs.items()}
+    summaries = {replicate: history.summarise(run.records, study.metric) for replicate, run in cell.runs.items()}
     return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
 
 
@@ -156,7 +158,12 @@ def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], 
 
 
 def majority(cell: Cell) -> float | None:
-    """Returns the mean accuracy of always answering the largest class, in percent; None where it is not recorded."""
+    """Returns the mean accuracy of always answering the largest class, in percent.
+
+    None where it is not recorded, and where losses are compared.
+    """
+    if cell.metric != "accuracy":
+        return None
     values = [value for run in cell.runs.values() if (value := majority_of_run(run)) is not None]
     return sum(values) / len(values) if values else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import costs, statistics
-from fedvg_jax.views.report.axes import METHOD_GROUPS, base_name
+from fedvg_jax.views.report.axes import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
 from fedvg_jax.views.report.markup import Column, Entry, Table, number, p_value, rank, spread
 from fedvg_jax.views.report.study import (
     CHOICES,
@@ -30,6 +31,9 @@ from fedvg_jax.views.report.study import (
     value_text,
 )
 
+NAMES = ("accuracy", "choices", "effects", "cost", "paper", "runs")
+"""Stems of the files of all tables."""
+
 INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
 """Marks of cells that lack runs, of cells with runs that diverged or failed, and of values that some runs lack."""
 
@@ -45,6 +49,12 @@ PAPER_SEEDS = 5
 
 DIRICHLET = ("dirichlet", "official")
 """Partitions that the paper's alpha stands for."""
+
+OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
+"""Groups of settings in which a run with a value of the paper has the paper's, see `paper_name`."""
+
+NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", "record", *REPLICATE)
+"""Settings that identify a value of the paper, seeds, and entries of the history on which no result depends."""
 
 PAPER_NAMES = {
     "fedavg": "FedAvg",
@@ -338,14 +348,15 @@ def cost(study: Study, chosen: Options) -> Table:
         return [
             _spread_of(study, cell._replace(missing=(), failures=())),
             number(target, digits),
-            _rounds(reached, len(runs)),
+            _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
             number(_mean([t for t in times if t is not None]), 1),
             number(gradients, 0),
             number(relative, 2),
         ]
 
     header, rows = _per_cell(study, columns, entries)
-    target = f"the mean final result of {chosen.baseline}" if chosen.target is None else "the one given"
+    default = f"the mean final result of {chosen.baseline}; a dash where it has none"
+    target = default if chosen.target is None else "the one given"
     notes = (
         f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",
         "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"
@@ -437,10 +448,9 @@ def _has_papers_method(config: Config, method: str) -> bool:
     """
     official, expected = presets.FIDELITY["official"], flatten(Config()) | presets.METHODS.get(method, {})
     ignored = {"fedvg.granularity", "fedvg.block", "validation.source", "validation.data_dir", *unused(config)}
-    groups = (*METHOD_GROUPS, "attack", "corrupt", "validation")
     for name, value in flatten(config).items():
         is_papers = value in (expected[name], official.get(name, expected[name]))
-        if name.split(".")[0] in groups and name not in ignored and not is_papers:
+        if name.split(".")[0] in OF_PAPERS_METHOD and name not in ignored and not is_papers:
             return False
     return True
 
@@ -509,16 +519,28 @@ def _any_run(cell: Cell) -> Run:
 
 
 def _scale(study: Study) -> list[str]:
-    """Returns a line with the settings that differ from the paper's preset in some run, for every data set."""
+    """Returns a line with the settings that differ from the paper's, for every data set.
+
+    These are settings that some run beside a value of the paper uses, other than those of its method, its seeds, and
+    those that identify that value.
+    """
     lines = []
-    for dataset in dict.fromkeys(run.config.dataset for run in study.runs):
-        flat = [flatten(run.config) for run in study.runs if run.config.dataset == dataset]
+    runs = [run for run in study.runs if published(run.config, run.given)]
+    for dataset in dict.fromkeys(run.config.dataset for run in runs):
+        used = [used_settings(Point("", run.config)) for run in runs if run.config.dataset == dataset]
+        preset, official = flatten(Config()) | presets.of_dataset(dataset), presets.FIDELITY["official"]
         differing = []
-        for name, value in presets.of_dataset(dataset).items():
-            values = dict.fromkeys(ours[name] for ours in flat)
-            if set(values) != {value}:
-                listed = " or ".join(map(value_text, values))
-                differing.append(f"{name} {listed} (paper {value_text(value)})")
+        for name in dict.fromkeys(name for ours in used for name in ours):
+            theirs = preset[name], official.get(name, preset[name])
+            values = dict.fromkeys(ours[name] for ours in used if name in ours)
+            is_compared = name not in NO_SCALE and name.split(".")[0] not in OF_PAPERS_METHOD
+            if is_compared and any(value not in theirs for value in values):
+                listed = " or ".join(map(_setting_text, values))
+                differing.append(f"{name} {listed} (paper {_setting_text(preset[name])})")
         if differing:
             lines.append(f"{dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
     return lines
+
+
+def _setting_text(value: Any) -> str:
+    return "none" if value in (None, "") else value_text(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,12 +42,22 @@ class Group(NamedTuple):
 
 
 def methods_at_smallest_alpha(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure with a bar per method, at the smallest alpha where it varies, with a panel per setting."""
-    alphas = [dict(scenario)["alpha"] for scenario in study.scenarios if "alpha" in dict(scenario)]
-    scenarios = [s for s in study.scenarios if dict(s).get("alpha", 0) == min(alphas, default=0)] or study.scenarios
-    where = f" at alpha {value_text(min(alphas))}" if alphas else ""
-    groups = [_group(study, scenario, study.methods) for scenario in scenarios]
+    """Returns a figure with a bar per method and a panel per setting, at the smallest alpha that each setting has."""
+    smallest: dict[Scenario, Scenario] = {}
+    for scenario in study.scenarios:
+        rest = tuple(pair for pair in scenario if pair[0] != "alpha")
+        smallest[rest] = min(smallest.get(rest, scenario), scenario, key=_alpha)
+    alphas = {_alpha(scenario) for scenario in smallest.values()}
+    where = ""
+    if any(map(math.isfinite, alphas)):
+        where = f" at alpha {value_text(min(alphas))}" if len(alphas) == 1 else " at the smallest alpha"
+    groups = [_group(study, scenario, study.methods) for scenario in smallest.values()]
     return [_draw(study, style, "bars", f"Methods{where}", groups)]
+
+
+def _alpha(scenario: Scenario) -> float:
+    """Returns alpha of a scenario; infinite where it has none."""
+    return dict(scenario).get("alpha", math.inf)
 
 
 def granularities(study: Study, style: Style) -> list[Drawing] | str:
@@ -59,13 +70,17 @@ def granularities(study: Study, style: Style) -> list[Drawing] | str:
 
 
 def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure with a bar per source of the validation set, with a panel for each of the other settings."""
-    source = next((s for s in SOURCES if len({dict(scenario).get(s) for scenario in study.scenarios}) > 1), None)
+    """Returns a figure with a bar per source of the validation set, with a panel for each of the other settings.
+
+    Scenarios without the setting, such as `validation.clients` beside a global split, have no bar.
+    """
+    values = {s: {dict(scenario)[s] for scenario in study.scenarios if s in dict(scenario)} for s in SOURCES}
+    source = next((s for s in SOURCES if len(values[s]) > 1), None)
     if source is None:
         return f"the runs have one validation set; a sweep varies it with --{SOURCES[0]}"
     groups: dict[Scenario, list[Bar]] = {}
     lines: dict[Scenario, float | None] = {}
-    for scenario in study.scenarios:
+    for scenario in (scenario for scenario in study.scenarios if source in dict(scenario)):
         rest = tuple(pair for pair in scenario if pair[0] != source)
         for method in study.methods:
             if bar := _bar(study, scenario, method):

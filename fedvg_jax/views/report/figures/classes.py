@@ -18,13 +18,14 @@ MAX_NUMBERS = 16
 def class_recalls(cell: Cell) -> np.ndarray | None:
     """Returns the mean over runs of each class's recall in percent, [C]; None where no run records it.
 
-    A class without a test row is nan.
+    A run has no part in the mean of a class of which it has no test row; a class without any is nan.
     """
     matrices = [np.array(r[MATRIX], float) for run in cell.runs.values() for r in run.records[-1:] if r.get(MATRIX)]
     if not matrices:
         return None
     with np.errstate(invalid="ignore"):
-        return np.mean([100 * np.diag(matrix) / matrix.sum(1) for matrix in matrices], 0)
+        shares = [100 * np.diag(matrix) / matrix.sum(1) for matrix in matrices]
+    return np.ma.masked_invalid(shares).mean(0).filled(np.nan)
 
 
 def recalls(study: Study, style: Style) -> list[Drawing] | str:

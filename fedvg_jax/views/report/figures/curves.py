@@ -30,7 +30,7 @@ LARGEST_CLASS = "largest class"
 
 
 class Curve(NamedTuple):
-    """Mean and deviation over the runs of a cell at the rounds that all of them evaluate."""
+    """Mean and deviation over the runs of a cell at the rounds that all of them evaluate, at least one."""
 
     rounds: np.ndarray
     mean: np.ndarray
@@ -40,11 +40,15 @@ class Curve(NamedTuple):
 
 
 def curve(study: Study, cell: Cell) -> Curve | None:
-    """Returns the learning curve of a cell; None without a run."""
-    runs = [dict(zip(*evaluations(study, run), strict=True)) for run in cell.runs.values()]
-    if not runs:
+    """Returns the learning curve of a cell; None without a round that all runs evaluate.
+
+    Runs without a finite evaluation are left out.
+    """
+    evaluated = [dict(zip(*evaluations(study, run), strict=True)) for run in cell.runs.values()]
+    runs = [values for values in evaluated if values]
+    rounds = sorted(set.intersection(*map(set, runs))) if runs else []
+    if not rounds:
         return None
-    rounds = sorted(set.intersection(*map(set, runs)))
     values = np.array([[run[r] for r in rounds] for run in runs])
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
     return Curve(np.array(rounds), values.mean(0), std, len(runs))
@@ -65,8 +69,9 @@ def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
         figure.supylabel(metric_label(study), fontsize=style.font)
         title = f"Learning curves{', ' + scenario_text(rest) if rest else ''}"
         name = "curves" if i == 0 else f"curves-{i + 1}"
-        drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
-    return drawn
+        if rows:
+            drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
+    return drawn or "the runs of no cell have an evaluated round in common"
 
 
 def metric_label(study: Study) -> str:

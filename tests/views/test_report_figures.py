@@ -259,12 +259,33 @@ def test_effective_number_of_clients_is_the_cohort_for_equal_weights():
 
 
 def test_heat_map_holds_share_times_score_times_layers(study):
+    """The picture, its labels and its CSV agree; layers stand from the input to the output."""
     drawing = draw(study, "layers")[0]
-    record = study.cell("fedavg", study.scenarios[0]).runs[0, 42].records[0]
-    values = [float(r["norm"]) for r in rows(drawing) if r["round"] == "1"]
-    assert np.sort(values) == pytest.approx(np.sort(layers.layer_norms(record).ravel()), rel=1e-8)
-    total = layers.layer_norms(record).mean(1)
-    assert total == pytest.approx(record["scores"], rel=1e-4)  # shares are rounded
+    run = study.cell("fedavg", study.scenarios[0]).runs[0, 42]
+    record = run.records[0]
+    norms = layers.layer_norms(record)
+    assert norms.mean(1) == pytest.approx(record["scores"], rel=1e-4)  # shares are rounded
+    lines = [r for r in rows(drawing) if r["round"] == "1"]
+    for r in lines:
+        expected = norms[record["clients"].index(int(r["client"])), run.layers.index(r["layer"])]
+        assert float(r["norm"]) == pytest.approx(expected, rel=1e-8)
+    panel = drawing.figure.axes[0]
+    across = ["a/bias", "a/kernel", "b/kernel"]
+    assert [r["layer"] for r in lines[:3]] == across and len(lines) == norms.size
+    assert [text.get_text() for text in panel.get_xticklabels()] == [n.removesuffix("/kernel") for n in across]
+    assert [text.get_text() for text in panel.get_yticklabels()] == [r["client"] for r in lines[::3]]
+    assert np.asarray(panel.images[0].get_array()).ravel() == pytest.approx([float(r["norm"]) for r in lines])
+
+
+def test_a_single_evaluation_is_a_point_at_a_whole_round(tmp_path):
+    for method in ("fedavg", "fedavg+fedvg"):
+        write_run(tmp_path / method, (None, None, 0.5), method=method, seed=0)
+    study = collect([tmp_path])
+    for name in ("pairs", "curves"):
+        panel = draw(study, name)[0].figure.axes[0]
+        assert [line.get_marker() not in (None, "None", "") for line in panel.lines[:2]] == [True, True]
+        low, high = panel.get_xlim()
+        assert [tick for tick in panel.get_xticks() if low <= tick <= high] == [3]
 
 
 def test_heat_map_is_of_the_chosen_rounds(study):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from fedvg_jax import paper
 from fedvg_jax.views.report import statistics
 from fedvg_jax.views.report.figures import head
 from fedvg_jax.views.report.figures.against import RHO
-from fedvg_jax.views.report.figures.layers import layer_norms
+from fedvg_jax.views.report.figures.layers import depths, layer_norms
 from fedvg_jax.views.report.figures.validity import ACCURACY, of_present, rank_correlation
 from fedvg_jax.views.report.study import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 from fedvg_jax.views.report.tables import DIRICHLET, EXTERNAL, paper_name
@@ -343,21 +342,6 @@ def norms_grow_with_depth(study: Study) -> Finding | None:
             depth = depths([run.layers[i] for i in weights])
             correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
     return _mean_correlation(correlations, "rank correlation of depth and norm", lambda low, high: low > 0)
-
-
-def depths(layers: Sequence[str]) -> list[int]:
-    """Returns the position of every layer from the input, by its name: numbers by size, the classifier last.
-
-    >>> depths(["classifier/kernel", "layer10/kernel", "layer2/kernel"])
-    [2, 1, 0]
-    """
-
-    def key(name: str) -> tuple:
-        parts = re.split(r"(\d+)", name)
-        return name.startswith(("classifier", "head")), [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
-
-    order = sorted(layers, key=key)
-    return [order.index(name) for name in layers]
 
 
 def weights_rank_client_models(study: Study) -> Finding | None:

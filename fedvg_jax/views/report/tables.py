@@ -308,7 +308,7 @@ def effects(study: Study, chosen: Options) -> Table:
     notes = (
         f"Differences are method minus {chosen.baseline}, {choice_name(study, chosen.choice)}, paired by seed and"
         " partition seed."
-        f" Holm corrects over the {family} comparisons of this table."
+        f" Holm corrects over the {family} comparison{'s' * (family != 1)} of this table."
         " One-sided tests whether the method's values are larger than the baseline's.",
         *warnings,
         *footnotes(study),

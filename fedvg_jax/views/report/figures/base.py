@@ -184,6 +184,13 @@ def log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def whole_numbers(axis: Axis) -> None:
+    """Labels an axis of rounds at about five whole numbers, at one where there is only one round."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))  # two ticks would be fractions
+
+
 def clean(axes: Axes, along: str = "y") -> None:
     """Removes two sides of the frame and draws a pale grid along one axis."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -81,8 +81,6 @@ def metric_label(study: Study) -> str:
 
 def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[tuple]:
     """Draws the curves of one scenario; returns the rows of the CSV file."""
-    from matplotlib.ticker import MaxNLocator
-
     styles = base.line_styles(study.methods)
     curves = {m: c for m in study.methods if (c := curve(study, study.cell(m, scenario))) is not None}
     rows, ends = [], []
@@ -102,7 +100,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[t
     ends += largest_class(study, axes, scenario)
     base.clean(axes)
     axes.set(xlabel="round", title=_title(study, scenario))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    base.whole_numbers(axes.xaxis)
     base.label_ends(axes, ends, style)
     return rows
 

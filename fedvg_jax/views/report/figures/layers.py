@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -31,6 +32,21 @@ def layer_norms(record: Record) -> np.ndarray | None:
     shares = np.array(record["layer_shares"], float)
     scores = np.array([np.nan if score is None else score for score in record["scores"]], float)
     return shares * scores[:, None] * shares.shape[1]
+
+
+def depths(layers: Sequence[str]) -> list[int]:
+    """Returns the position of every layer from the input, by its name: numbers by size, the classifier last.
+
+    >>> depths(["classifier/kernel", "layer10/kernel", "layer2/kernel"])
+    [2, 1, 0]
+    """
+
+    def key(name: str) -> tuple:
+        parts = re.split(r"(\d+)", name)
+        return name.startswith(("classifier", "head")), [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+
+    order = sorted(layers, key=key)
+    return [order.index(name) for name in layers]
 
 
 def drawn_runs(study: Study) -> list[tuple[Scenario, str, Replicate, Run]]:
@@ -75,7 +91,10 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a heat map per scenario of one run's norms by client and layer at chosen rounds, on a common scale."""
+    """Returns a heat map per scenario of one run's norms by client and layer at chosen rounds, on a common scale.
+
+    Layers are in the order of `depths`.
+    """
     drawn = []
     for scenario, method, replicate, run in drawn_runs(study):
         figure, rows = _heat_maps(run, style)
@@ -119,24 +138,30 @@ def _heat_maps(run: Run, style: Style):
     figure, axes = base.grid(
         style._replace(panels_per_row=1 if stacked else 3), len(records), inches / style.panel_height
     )
+    count = norms[0].shape[1] if norms[0] is not None else 0
+    names = list(run.layers) if len(run.layers) == count else [str(j) for j in range(count)]
+    columns = np.argsort(depths(names))
+    layers = [names[j] for j in columns]
     rows, image = [], None
-    for panel, record, values in zip(axes, records, norms, strict=True):
-        assert values is not None
+    for panel, record, measurements in zip(axes, records, norms, strict=True):
+        assert measurements is not None
         order = sorted(range(len(record["clients"])), key=lambda i: record["num_samples"][i])
-        image = panel.imshow(values[order], aspect="auto", cmap="cividis", norm=scale, interpolation="nearest")
+        values = measurements[np.ix_(order, columns)]
+        image = panel.imshow(values, aspect="auto", cmap="cividis", norm=scale, interpolation="nearest")
         labels = [str(record["clients"][i]) for i in order]
         every = max(1, len(labels) // 20)
         panel.set_yticks(range(0, len(labels), every), labels[::every], fontsize=style.font - 2)
-        layers = list(run.layers) if len(run.layers) == values.shape[1] else [str(i) for i in range(values.shape[1])]
         if len(layers) <= 24:
-            names = [base.plain(name.removesuffix("/kernel"), 18) for name in layers]
-            panel.set_xticks(range(len(layers)), names, rotation=90, fontsize=style.font - 2)
+            short = [base.plain(name.removesuffix("/kernel"), 18) for name in layers]
+            panel.set_xticks(range(len(layers)), short, rotation=90, fontsize=style.font - 2)
         else:
             panel.set_xlabel("layer")
         panel.set_title(f"round {record['round']}")
         panel.tick_params(length=0)
         rows += [
-            (record["round"], record["clients"][i], name, values[i, j]) for i in order for j, name in enumerate(layers)
+            (record["round"], record["clients"][i], name, values[row, j])
+            for row, i in enumerate(order)
+            for j, name in enumerate(layers)
         ]
     axes[0].set_ylabel("client, smallest first")
     if image is not None:

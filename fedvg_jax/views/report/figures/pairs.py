@@ -10,8 +10,6 @@ from fedvg_jax.views.report.study import Study, scenario_text
 
 def integrations(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure per scenario with a panel of learning curves per base method X that also runs as X+fedvg."""
-    from matplotlib.ticker import MaxNLocator
-
     bases = [method for method in study.methods if _weighs_by_fedvg(study, base.with_fedvg(method))]
     if not bases:
         return "no method runs both alone and with FedVG; a sweep has them with --method X X+fedvg"
@@ -25,14 +23,16 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
             ends = []
             for method, line in curves.items():
                 look = styles[method]
-                panel.plot(line.rounds, line.mean, color=look.colour, ls="--" if method == name else "-")
+                marker = "o" if len(line.rounds) == 1 else None  # one point is no line
+                dashes = "--" if method == name else "-"
+                panel.plot(line.rounds, line.mean, color=look.colour, ls=dashes, marker=marker, ms=3)
                 panel.fill_between(
                     line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
                 )
                 ends.append((line.rounds[-1], line.mean[-1], method, look.colour))
                 values = zip(line.rounds, line.mean, line.std, strict=True)
                 rows += [(scenario_text(scenario), method, int(r), m, s, line.n) for r, m, s in values]
-            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            base.whole_numbers(panel.xaxis)
             panel.set(xlabel="round", title=base.plain(name))
             base.clean(panel)
             ends += largest_class(study, panel, scenario)

@@ -88,8 +88,6 @@ def entropy(counts: Sequence[int]) -> float:
 
 def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     """Draws the clients of one run; returns the rows of the CSV file."""
-    from matplotlib.ticker import MaxNLocator
-
     ids, sizes, shares = weight_shares(run.records)
     rounds = np.array([record["round"] for record in run.records])
     rows = []
@@ -106,7 +104,7 @@ def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     axes.axhline(1, color="black", lw=0.7, ls=":")
     axes.set_yscale("log")
     base.log_ticks(axes.yaxis)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    base.whole_numbers(axes.xaxis)
     base.clean(axes)
     return rows
 
@@ -133,8 +131,6 @@ def effective_clients(weights: Sequence[float]) -> float:
 
 def effective_number(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure of the effective number of clients over rounds, a panel per scenario: means over runs."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, axes = base.grid(style, len(study.scenarios))
     styles = base.line_styles(study.methods)
     rows = []
@@ -153,7 +149,7 @@ def effective_number(study: Study, style: Style) -> list[Drawing] | str:
             rows += [(scenario_text(scenario), method, int(r), v) for r, v in zip(rounds, values, strict=True)]
         panel.set_ylim(bottom=0)
         panel.set(xlabel="round", title=base.plain(scenario_text(scenario)))
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        base.whole_numbers(panel.xaxis)
         base.clean(panel)
         ends = [(len(values), values[-1], method, styles[method].colour) for method, values in lines.items()]
         base.label_ends(panel, [end for end in ends if np.isfinite(end[1])], style)

@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep, of a run, or of runs")
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=_folder, help="folder of a sweep, of a run, or of runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write; default: report in the first DIR")
     parser.add_argument("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
     parser.add_argument(
@@ -52,10 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
     parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
-    parser.add_argument("--client", type=int, metavar="ID", help="client whose weights are bold")
+    parser.add_argument("--client", type=_whole_number, metavar="ID", help="client whose weights are bold")
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=_whole_number,
         nargs="+",
         metavar="N",
         help="rounds of the heat maps of norms by layer; default: the first, the middle and the last",
@@ -68,6 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.error = _raise_usage_error
     return parser
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise UsageError("got an empty path, which is the current folder; name the folder, or . for the current one")
+    return Path(text)
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"got {text[:50]!r} where a whole number is needed, such as 3") from None
 
 
 def _number(text: str) -> float:

@@ -102,7 +102,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=out,
         grid=grid,
         dry_run="dry_run" in own,
-        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"]),
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
         shard=sweep_workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
@@ -156,9 +156,10 @@ def _joined(name: str, values: Sequence[str]) -> list[str]:
     return [f"{flag}={values[0]}"] if len(values) == 1 and not setting else [flag, *setting, *values]
 
 
-def _number(name: str, text: str) -> int:
+def _number(name: str, text: str, words: str = "") -> int:
+    """Returns a number >= 1; `words` are the other values that the option takes, for the message."""
     if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
-        raise UsageError(f"--{name.replace('_', '-')} must be a number >= 1; got {text[:50]}")
+        raise UsageError(f"--{name.replace('_', '-')} must be {words}a number >= 1; got {text[:50]}")
     return int(text)
 
 

@@ -168,6 +168,8 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
     check_distinct(axes)
+    if several := [name for name, value in content.items() if isinstance(value, list) and name != "tune_seeds"]:
+        raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
     return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
 
 
@@ -267,6 +269,8 @@ def seeds(name: str, value: Any) -> list[Any]:
         return [value]
     match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", value, re.ASCII)
     start, stop = (int(text) for text in match.groups()) if match else (0, 0)
-    if not start < stop <= start + MAX_SEEDS:
+    if stop > start + MAX_SEEDS:
+        raise UsageError(f"{name} {value[:50]} has {stop - start:,} seeds; give a range of at most {MAX_SEEDS:,}")
+    if not start < stop:
         raise UsageError(f"{name} {value[:50]}: a range is START:STOP with START < STOP, such as 0:5 for 0 to 4")
     return list(range(start, stop))

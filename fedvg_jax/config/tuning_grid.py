@@ -68,8 +68,8 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
     """Returns the sweep of the tuning runs, and its points.
 
     Raises:
-        UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings; or a
-            tuned setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
+        UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings, or are
+            those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
     """
     tuned = [name for axis in tuning.axes for name in axis.names]
     for axis in sweep.axes:
@@ -77,12 +77,24 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
             raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
         if len(axis.names) > 1 and set(axis.names) & set(RANGED):
             raise UsageError(f"seeds are zipped with {', '.join(axis.names)}, so nothing can be tuned; cross them")
+    _refuse_shared_seeds(sweep, tuning)
     kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
     grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
     points = make_points(grid)
     _refuse_other_cells(sweep._replace(axes=kept), tuning, points.points, tuned)
     return grid, points._replace(points=_within_budget(points.points, tuned, tuning.budget))
+
+
+def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
+    """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
+    points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
+    points = points or {resolve(sweep, combinations(sweep.axes)[0]).seed}
+    if shared := sorted(points & {*tuning.seeds}):
+        raise UsageError(
+            f"seed {shared[0]} is a seed of the tuning runs and of the points, so that values would be chosen on runs"
+            " that are compared; give other seeds of tuning (--tune-seeds, by default 1000:1002)"
+        )
 
 
 def _refuse_other_cells(plain: Sweep, tuning: Tuning, points: Sequence[Point], tuned: Sequence[str]) -> None:

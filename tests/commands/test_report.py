@@ -61,6 +61,8 @@ def test_report_is_written_into_the_sweep_and_read_past(sweep):
         (["SWEEP", "--target", "76"], "--target must be"),
         (["SWEEP", "--target", "high"], "must be an accuracy in (0, 1], such as 0.9; got 'high'"),
         (["SWEEP", "--client", "99"], "client 99 took part in no run; clients that did: 0 to 3"),
+        (["SWEEP", "--client", "x"], "got 'x' where a whole number is needed"),
+        (["", "--figures"], "got an empty path, which is the current folder"),
         (["SWEEP", "--rounds", "2"], "round 2 has no recorded norms of layers; rounds that have: none"),
         (["SWEEP", "--figures", "--out", __file__], "Not a directory; name another with --out"),
         (["SWEEP", "--claims", __file__ + "/x.md"], "name another with --claims"),

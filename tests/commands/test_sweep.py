@@ -114,7 +114,7 @@ REFUSED = {
     "scale without a file": (["--scale", "tiny"], "give the file with --config"),
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
     "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
-    "no jobs": (["--jobs", "0"], "--jobs must be a number >= 1; got 0"),
+    "no jobs": (["--jobs", "0"], "--jobs must be auto or a number >= 1; got 0"),
     "no points side by side": (
         ["--vectorize", "0"],
         "vectorize must be off, auto or a number of points from 1 to 9999",
@@ -136,6 +136,9 @@ REFUSED = {
     "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
     "tuned and unused": (["--tune", "fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
     "seeds of no tuning": (["--tune-seeds", "0:2"], "need settings to tune"),
+    "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
+    "the seed of the points": (["--tune", "lr", "0.1", "--tune-seeds", "0:2"], "seed 0 is a seed of the tuning runs"),
+    "words for jobs": (["--jobs", "many"], "--jobs must be auto or a number >= 1; got many"),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }
 

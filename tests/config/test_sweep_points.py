@@ -167,6 +167,7 @@ REFUSED = {
     "folder of a run": ({"out": ["a", "b"]}, "out cannot be a setting of a sweep's points"),
     "unused by all": ({"fedprox.mu": [0.1, 1.0]}, "--fedprox.mu is not used by --algorithm fedavg"),
     "backward range": ({"seed": "5:0"}, "a range is START:STOP"),
+    "wide range": ({"seed": "0:99999999"}, "has 99,999,999 seeds; give a range of at most 100,000"),
     "too many": ({"seed": "0:1000", "partition_seed": "0:1000"}, "cross to 1,000,000 points"),
     "contradiction": (
         {"batch_size": [1, 2], "single_rows": ["skipped"]},
@@ -264,3 +265,11 @@ def test_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, text, scale, mes
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         axes.read_file(path, scale)
+
+
+def test_several_values_of_a_file_belong_into_its_table_of_axes(tmp_path):
+    for line in ('method = ["fedavg", "fedvg"]', "rounds = [1, 2]"):
+        file = tmp_path / "sweep.toml"
+        file.write_text(line + "\n")
+        with pytest.raises(UsageError, match=f"{line.split()[0]} has several values; put them in the table \\[axes\\]"):
+            axes.read_file(file)

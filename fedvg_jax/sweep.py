@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.config.sweep_points import Point
-    from fedvg_jax.runs.sweeps import Observers, SweepResult
+    from fedvg_jax.runs.sweeps import Observers
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -188,7 +188,7 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     if command.shard:
         console.print("the report is written by the command without --shard", highlight=False)
     refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
-    _refuse_unfinished(_mine(command, points, "final"), results)
+    sweep_folder.refuse_unfinished(command.out, _mine(command, points, "final"))
     if refusal:
         raise refusal
     return 0
@@ -344,17 +344,6 @@ def _work(command: CommandLine, share: Share) -> int:
     with stop_signals.ignore_save_requests():
         _, stopped_by = sweeps.compute(mine, out, observers, retries=False, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
-
-
-def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) -> None:
-    """Raises UsageError for points that failed, or that a lost process left unfinished."""
-    done = {result.name: result.result for result in results}
-    failures = {name: r.reason for name, r in done.items() if isinstance(r, Failure) and r.kind == "failed"}
-    if failures:
-        name, reason = next(iter(failures.items()))
-        raise UsageError(f"{_count(list(failures))} failed, such as {name}: {reason}")
-    if unfinished := [point.name for point in points if point.name not in done]:
-        raise UsageError(f"{_count(unfinished)} not finished, such as {unfinished[0]}; the same command continues them")
 
 
 def _draw_report(out: Path, console: Console) -> UsageError | None:

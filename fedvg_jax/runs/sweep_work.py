@@ -156,13 +156,18 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
     if isinstance(error, DivergedError):
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))
     else:
-        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
-        reason = one_line(str(error)) or type(error).__name__
-        failure = Failure("failed", num_done, reason if is_expected else f"{type(error).__name__}: {reason}")
+        failure = Failure("failed", num_done, reason_of(error))
     if folder := work.folder(point):
         with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
             sweep_folder.write_failure(folder, point.config, failure)
     return failure
+
+
+def reason_of(error: Exception) -> str:
+    """Returns an error in one line, with its type unless that is one of settings, files or memory."""
+    is_expected = isinstance(error, (UsageError, OSError, MemoryError))
+    reason = one_line(str(error)) or type(error).__name__
+    return reason if is_expected else f"{type(error).__name__}: {reason}"
 
 
 def _config_in(folder: Path | None, config: Config) -> Config:

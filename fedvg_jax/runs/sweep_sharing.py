@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -231,7 +232,8 @@ def _open(work: Work, candidate: _Candidate, drop: Callable[[_Dropped], None] | 
         work.observers.on_records(point, new)
         tracking.add(new)
 
-    observers = loop.Observers((), on_records, log, None, lambda name: None)
+    on_resume = functools.partial(work.observers.on_resume, point)
+    observers = loop.Observers((), on_records, log, None, lambda name: None, on_resume)
     try:
         recorder = opened.enter_context(loop.open_recorder(sim, log))
         tracking.open()

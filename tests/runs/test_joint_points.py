@@ -158,6 +158,30 @@ def test_killed_sweep_continues_with_the_same_histories(base, alone, tmp_path, e
         assert not verification.check(out / "points" / point.name).misfits
 
 
+@pytest.mark.parametrize("share", [sweeps.Sharing(1), SHARE], ids=["alone", "side by side"])
+def test_rounds_of_earlier_processes_are_reported_as_such(base, tmp_path, share):
+    """A time left that counted them as computed would be too short by their number."""
+
+    def kill(point, records):
+        if records[-1]["round"] == 4:
+            raise Killed
+
+    out, resumed, shown = tmp_path / "out", [], []
+    points = open_sweep(dataclasses.replace(base, checkpoint_every=2), out, ROWS[:2])
+    with pytest.raises(Killed):
+        compute(points, out, share, on_records=kill)
+    compute(
+        points,
+        out,
+        share,
+        on_resume=lambda point, number: resumed.append((point.name, number)),
+        on_records=lambda point, records: shown.append((point.name, records[-1]["round"])),
+    )
+    started = points if share == SHARE else points[:1]
+    assert resumed == [(point.name, 2) for point in started]
+    assert all(shown.index(earlier) < shown.index((earlier[0], 4)) for earlier in resumed)
+
+
 def test_stop_signal_ends_all_points_after_the_present_chunk_and_the_sweep_can_go_on(base, alone, tmp_path):
     out = tmp_path / "out"
     points = open_sweep(base, out)

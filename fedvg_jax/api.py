@@ -253,7 +253,7 @@ def run_sweep(
     sweep_objects.check(made.points, replacements)
     share = sweeps.sharing(sweep_points.check_vectorize(str(vectorize), made.points))
     if folder:
-        given = sweep_objects.describe(replacements)
+        given = sweep_objects.describe(sweep_objects.shared_by_points(own, replacements))
         sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
     ordered = [point for group in sweeps.by_program(made.points) for point in group]
     with _sweep_observers(ordered, folder, progress) as observers:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.config.sweep_points import Point
-    from fedvg_jax.runs.sweeps import Observers, SweepResult
+    from fedvg_jax.runs.sweeps import Observers
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -188,7 +188,7 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     if command.shard:
         console.print("the report is written by the command without --shard", highlight=False)
     refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
-    _refuse_unfinished(_mine(command, points, "final"), results)
+    sweep_folder.refuse_unfinished(command.out, _mine(command, points, "final"))
     if refusal:
         raise refusal
     return 0
@@ -285,15 +285,36 @@ def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
     return 1 if is_one else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
 
 
-def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[Point]]:
-    """Returns a function of a point that this process has computed: the points that others have since finished."""
+def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[tuple[Point, int, float]]]:
+    """Returns a function of a point that this process has computed: the points that others have since finished.
+
+    Beside each are the number of rounds that the last process of it has computed, and their seconds.
+    """
     pending = {point.name: point for point in points}
 
-    def ended(own: Point) -> list[Point]:
+    def ended(own: Point) -> list[tuple[Point, int, float]]:
         pending.pop(own.name, None)
-        return [pending.pop(point.name) for point in list(pending.values()) if _is_done(out, point)]
+        finished = [pending.pop(point.name) for point in list(pending.values()) if _is_done(out, point)]
+        parts = ((point, *_last_part(out, point)) for point in finished)
+        return [(point, stop - start, seconds) for point, start, stop, seconds in parts]
 
     return ended
+
+
+def _last_part(out: Path, point: Point) -> tuple[int, int, float]:
+    """Returns the rounds of a finished point before the part that its last process computed and after it, and seconds.
+
+    The seconds of the rounds in between are their share of those of all parts.
+    """
+    folder = sweep_folder.point_folder(out, point.name)
+    failure = sweep_folder.read_failure(folder)
+    stop = failure.round if failure else point.config.rounds
+    try:
+        summary = files.read_object(folder / "summary.json")
+        start, seconds = min(stop, summary["resumed_from"] or 0), float(summary["run_seconds"])
+    except (UsageError, KeyError, TypeError, ValueError):  # of a point that diverged, or of an older version
+        return 0, stop, 0.0
+    return start, stop, seconds * (stop - start) / max(1, stop)
 
 
 def _share_out(
@@ -311,7 +332,9 @@ def _share_out(
         for point in [point for point in pending if _is_done(out, point)]:
             pending.remove(point)
             observers.on_start(point)
-            observers.on_records(point, [{"round": point.config.rounds}])
+            start, stop, seconds = _last_part(out, point)
+            observers.on_resume(point, start)
+            observers.on_records(point, [{"round": stop, "seconds": seconds}])
             observers.on_end(point, sweeps.load([point], out)[0].result)
 
     if not pending:
@@ -344,17 +367,6 @@ def _work(command: CommandLine, share: Share) -> int:
     with stop_signals.ignore_save_requests():
         _, stopped_by = sweeps.compute(mine, out, observers, retries=False, share=sweeps.sharing(command.vectorize))
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
-
-
-def _refuse_unfinished(points: Sequence[Point], results: Sequence[SweepResult]) -> None:
-    """Raises UsageError for points that failed, or that a lost process left unfinished."""
-    done = {result.name: result.result for result in results}
-    failures = {name: r.reason for name, r in done.items() if isinstance(r, Failure) and r.kind == "failed"}
-    if failures:
-        name, reason = next(iter(failures.items()))
-        raise UsageError(f"{_count(list(failures))} failed, such as {name}: {reason}")
-    if unfinished := [point.name for point in points if point.name not in done]:
-        raise UsageError(f"{_count(unfinished)} not finished, such as {unfinished[0]}; the same command continues them")
 
 
 def _draw_report(out: Path, console: Console) -> UsageError | None:

@@ -213,15 +213,15 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis; ranges of seeds as their numbers."""
     check_name(name, source)
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
-    listed = [v for value in (given if many else [given]) for v in seeds(name, _plain(value))]
+    listed = [v for value in (given if many else [given]) for v in seeds(name, python_scalar(value))]
     if not listed:
         raise UsageError(f"{source}: {name} has no value; give one or more")
     return listed
 
 
-def _plain(value: Any) -> Any:
-    """Returns a scalar of NumPy, which is not imported here, as a Python number; other values as they are."""
-    return value.item() if type(value).__module__ == "numpy" else value
+def python_scalar(value: Any) -> Any:
+    """Returns a scalar of NumPy or jax, which are not imported here, as a Python number; other values as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def check_name(name: str, source: str) -> None:

@@ -69,7 +69,8 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
 
     Raises:
         UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings, or are
-            those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
+            those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning
+            runs are not the sweep's.
     """
     tuned = [name for axis in tuning.axes for name in axis.names]
     for axis in sweep.axes:

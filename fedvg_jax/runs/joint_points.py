@@ -65,6 +65,18 @@ class Joint(NamedTuple):
     """that compiling took"""
 
 
+class ProgramError(Exception):
+    """An error of the program that runs share, which none of them has caused.
+
+    Attributes:
+        error: The error itself.
+    """
+
+    def __init__(self, error: Exception):
+        super().__init__(str(error))
+        self.error = error
+
+
 class Member(NamedTuple):
     """A run that has a place, or waits for one."""
 
@@ -180,9 +192,10 @@ def compute(
     on_stop: Callable[[str], None],
     log: Callable[[str], None],
 ) -> None:
-    """Computes the members and then those that wait, until all have ended or a signal stops them.
+    """Computes the members and then those that wait, until all have ended, a signal stops them or the program fails.
 
-    Every member's `end` is called with its history, or with the exception that ended it.
+    Every member's `end` is called with its history, or with the exception that ended it: a `ProgramError` if the
+    program failed. Runs that have waited until then are not opened.
 
     Args:
         joint: the program.
@@ -212,22 +225,15 @@ def _compute(
     states, arrays = [m.state for m in members], None
     round_seconds = chunks.CHUNK_SECONDS  # an estimate: the first chunk is one round
     while members:
-        arrays = arrays or _arrays([m.run.sim for m in members], joint.executor, joint.num_places, states)
-        planned = _plan(members, max(1, int(chunks.CHUNK_SECONDS / round_seconds)))
-        start = time.perf_counter()
-        rounds = _stack(planned, joint.executor, joint.num_places)
-        state, metrics = joint.chunk(arrays.state, np.int32(len(planned[0])), rounds, arrays.data, arrays.hyper)
-        arrays = arrays._replace(state=state)
-        _plan_ahead(members, planned)  # while the device works
-        metrics = jax.device_get(metrics)
-        seconds = time.perf_counter() - start
-        round_seconds = seconds / len(planned[0])
-        share = round_seconds / len(members)
-        new = [_records(m, mine, metrics, i, share) for i, (m, mine) in enumerate(zip(members, planned, strict=True))]
-        _add_evaluations(joint, members, arrays, new)
-        states = [_take_state(joint.executor)(arrays.state, i) for i in range(len(members))]
-        for member in members:
-            member.seconds[1] += (time.perf_counter() - start) / len(members)
+        try:
+            arrays = arrays or _arrays([m.run.sim for m in members], joint.executor, joint.num_places, states)
+            num_rounds = max(1, int(chunks.CHUNK_SECONDS / round_seconds))
+            arrays, new, round_seconds = _compute_chunk(joint, members, arrays, num_rounds)
+            states = [_take_state(joint.executor)(arrays.state, i) for i in range(len(members))]
+        except Exception as error:  # of whatever kind: the sweep goes on
+            for member in members:
+                member.end(ProgramError(error))
+            return
         saves = stop_signals.take_save_requests(requests)
         is_over = [_add(*each, bool(saves)) for each in zip(members, states, new, strict=True)]
         if requests.stop:
@@ -242,6 +248,30 @@ def _compute(
             added = list(itertools.islice(waiting, joint.num_places - len(kept)))
             members = [m for m, _ in kept] + added
             states, arrays = [s for _, s in kept] + [m.state for m in added], None
+
+
+def _compute_chunk(
+    joint: Joint, members: Sequence[Member], arrays: Arrays, num_rounds: int
+) -> tuple[Arrays, list[list[Record]], float]:
+    """Computes up to `num_rounds` rounds of the members.
+
+    Returns:
+        The arrays after the last round, the records of every member, and the seconds of one round.
+    """
+    planned = _plan(members, num_rounds)
+    start = time.perf_counter()
+    rounds = _stack(planned, joint.executor, joint.num_places)
+    state, metrics = joint.chunk(arrays.state, np.int32(len(planned[0])), rounds, arrays.data, arrays.hyper)
+    arrays = arrays._replace(state=state)
+    _plan_ahead(members, planned)  # while the device works
+    metrics = jax.device_get(metrics)
+    round_seconds = (time.perf_counter() - start) / len(planned[0])
+    share = round_seconds / len(members)
+    new = [_records(m, mine, metrics, i, share) for i, (m, mine) in enumerate(zip(members, planned, strict=True))]
+    _add_evaluations(joint, members, arrays, new)
+    for member in members:
+        member.seconds[1] += (time.perf_counter() - start) / len(members)
+    return arrays, new, round_seconds
 
 
 def _add(member: Member, state: SimState, new: list[Record], is_requested: bool) -> bool:

@@ -47,6 +47,7 @@ class Observers(NamedTuple):
     log: Callable[[str], None]
     exit_message: Callable[[], str] | None
     on_stop: Callable[[str], None]
+    on_resume: Callable[[int], None] = lambda number: None
 
 
 def run_simulation(
@@ -58,6 +59,7 @@ def run_simulation(
     exit_message: Callable[[], str] | None = None,
     on_stop: Callable[[str], None] = lambda name: None,
     on_start: Callable[[], None] = lambda: None,
+    on_resume: Callable[[int], None] = lambda number: None,
 ) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
@@ -70,6 +72,7 @@ def run_simulation(
         on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
             run.
         on_start: called when the run folder is open, before anything is compiled.
+        on_resume: called with the number of rounds before a resumed run's checkpoint, before `on_records`.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -80,7 +83,7 @@ def run_simulation(
         UsageError: the run folder cannot be used.
     """
     _make_trace_folder(sim.config.profile)
-    observers = Observers(callbacks, on_records, log, exit_message, on_stop)
+    observers = Observers(callbacks, on_records, log, exit_message, on_stop, on_resume)
     with open_recorder(sim, log) as recorder:
         on_start()
         return finished_before(sim, recorder, observers) or _run_rounds(sim, recorder, observers)
@@ -107,6 +110,7 @@ def finished_before(sim: simulation.Simulation, recorder: recording.Recorder, ob
     """Reports the records of earlier parts; returns the history if they are all rounds of the run."""
     start = recorder.start
     if start.records:
+        observers.on_resume(len(start.records))
         observers.on_records(start.records)
     if len(start.records) == sim.config.rounds and start.resumed_from is not None:
         return _finished_history(sim.config, recorder, observers.log)

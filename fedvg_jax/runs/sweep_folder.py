@@ -174,6 +174,29 @@ def is_tried(folder: Path, config: Config) -> bool:
     return read_failure(folder) is not None or is_finished(folder, config)
 
 
+def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:
+    """Raises UsageError unless nothing is left to compute of the points: they are finished, or they diverged.
+
+    Args:
+        out: folder of the points.
+        points: which were computed, unless they failed or the process that held them was lost.
+        noun: what a point is called.
+    """
+    pending = [point for point in points if not is_done(point_folder(out, point.name), point.config)]
+    failures = {p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))}
+    if failures:
+        name, failure = next(iter(failures.items()))
+        failed = f"{_count(len(failures), noun)} failed, such as {name}: {failure.reason}"
+        raise UsageError(f"{failed}; the same command tries again")
+    if pending:
+        names = f"{_count(len(pending), noun)} not finished, such as {pending[0].name}"
+        raise UsageError(f"{names}; the same command continues them")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def clear_failures(out: Path, points: Sequence[Point]) -> None:
     """Removes the records of points that failed, so that they are computed again; points that diverged stay.
 

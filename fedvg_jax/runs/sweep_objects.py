@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedvg_jax.config.axes import Axis
+from fedvg_jax.config.axes import Axis, python_scalar
 from fedvg_jax.config.sweep_points import ONLY, Point, name_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, user_data
@@ -38,7 +38,7 @@ OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 
 
 def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
-    """Returns the axes of settings, and those of hyperparameters.
+    """Returns the axes of settings, and those of hyperparameters, each of whose values is there once.
 
     Raises:
         UsageError: an axis of a hyperparameter has no list of values.
@@ -49,9 +49,12 @@ def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
     own = []
     for name, values in axes.items():
         if isinstance(name, str) and name.startswith(HYPER):
-            if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            is_list = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
+            listed = [python_scalar(value) for value in values] if is_list and getattr(values, "ndim", 1) == 1 else []
+            if not listed:
                 raise UsageError(f"axes: {name} must be a list of numbers; got {values!r}")
-            own.append(Axis((name,), tuple((value,) for value in values)))
+            distinct = {name_of({name: value}): value for value in listed}  # 1 and 1.0 are one value
+            own.append(Axis((name,), tuple((value,) for value in distinct.values())))
     names = {axis.names[0] for axis in own}
     return {name: values for name, values in axes.items() if name not in names}, own
 
@@ -68,6 +71,24 @@ def with_hyper(points: Sequence[Point], axes: Sequence[Axis]) -> list[Point]:
         return Point(",".join(names) or ONLY, point.values | dict(row), point.config)
 
     return [joined(point, row) for point in points for row in rows]
+
+
+def shared_by_points(axes: Sequence[Axis], replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `simulation.simulation` that all points share.
+
+    The name of a point does not have the value of an axis with a single one, which is therefore shared like a value in
+    `hyper`.
+
+    Args:
+        axes: of hyperparameters.
+        replacements: the given arguments.
+
+    >>> shared_by_points([Axis(("hyper.T",), ((0.1,),)), Axis(("hyper.U",), ((1,), (2,)))], {"hyper": {"V": 3}})
+    {'hyper': {'V': 3, 'T': 0.1}}
+    """
+    own = {axis.names[0].removeprefix(HYPER): axis.values[0][0] for axis in axes if len(axis.values) == 1}
+    hyper = {**(replacements.get("hyper") or {}), **own}
+    return {**replacements, "hyper": hyper or None}
 
 
 def for_point(point: Point, replacements: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +144,7 @@ def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
             is_split = isinstance(value, tuple) and all(isinstance(part, Sequence) for part in value)
             described[name] = cache.digest(*(itertools.chain(*value) if is_split else value))
         elif name == "hyper":
-            described[name] = ", ".join(f"{key}={value[key]!r}" for key in sorted(value))
+            described[name] = ", ".join(f"{key}={python_scalar(value[key])!r}" for key in sorted(value))
         else:
             parts = value if isinstance(value, tuple) else (value,)
             described[name] = ", ".join(_name_of_function(part) for part in parts if callable(part))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from fedvg_jax.config.sweep_points import Point
@@ -18,6 +19,7 @@ from fedvg_jax.runs.sweep_work import (
     compute_alone,
     log_of,
     on_host,
+    reason_of,
     record_failure,
     simulation_of,
     store_result,
@@ -63,52 +65,104 @@ class _Candidate(NamedTuple):
     """ends the claim, and closes the run folder"""
 
 
+class _Dropped(NamedTuple):
+    """A point whose joint program failed."""
+
+    point: Point
+    reason: str
+    """in one line; the error itself would keep arrays on the device"""
+
+
 def compute_together(work: Work, group: Sequence[Point], share: Sharing) -> list[Point]:
     """Computes points of one program side by side until a signal; returns those that other processes hold.
 
     Points whose arrays have other shapes than those of the first one follow in a program of their own. Where sharing
     does not pay, the points are computed one after another.
-    """
-    busy: list[Point] = []
-    while group and not work.stops:
-        deferred: list[Point] = []
-        unseen = iter(group)
-        num_waves = -(-len(group) // share.num_places)
-        num_places = -(-len(group) // num_waves)  # so that the last wave has few empty places
-        with contextlib.ExitStack() as claims:
-            candidates = _candidates(work, unseen, claims, busy, deferred)
-            first = list(itertools.islice(candidates, num_places))
-            joint = _joint_program([candidate.sim for candidate in first], share)
-            if joint:
-                waiting = (member for c in candidates if (member := _open(work, c)))
-                members = [member for candidate in first if (member := _open(work, candidate))]
-                members += itertools.islice(waiting, num_places - len(members))
-                with hw.single_lapack_thread():
-                    observers = work.observers
-                    joint_points.compute(
-                        joint, members, waiting, observers.exit_message, work.stops.append, observers.log
-                    )
-        if joint is None:
-            busy += compute_alone(work, [*(candidate.point for candidate in first), *unseen])
-        group = deferred
-    return busy
-
-
-def _joint_program(sims: Sequence[simulation.Simulation], share: Sharing) -> joint_points.Joint | None:
-    """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay.
 
     Raises:
         UsageError: the program needs more memory than there is, and the settings request sharing.
     """
+    busy: list[Point] = []
+    while group and not work.stops:
+        alone, group = _compute_shared(work, group, share, busy)
+        if alone and not work.stops:
+            busy += compute_alone(work, alone)
+    return busy
+
+
+def _compute_shared(
+    work: Work, group: Sequence[Point], share: Sharing, busy: list[Point]
+) -> tuple[list[Point], list[Point]]:
+    """Computes points in one joint program until all have ended, a signal stops them, or the program fails.
+
+    If the program fails, its points fail where the settings request sharing. Where they do not, they are computed one
+    after another.
+
+    Args:
+        work: of this process.
+        group: points of one program.
+        share: how they share it.
+        busy: gains points that other processes hold.
+
+    Returns:
+        The points to compute one after another, and those that are left for another joint program.
+    """
+    deferred: list[Point] = []
+    dropped: list[_Dropped] = []
+    unseen = iter(group)
+    num_waves = -(-len(group) // share.num_places)
+    num_places = -(-len(group) // num_waves)  # so that the last wave has few empty places
+    with contextlib.ExitStack() as claims:
+        candidates = _candidates(work, unseen, claims, busy, deferred)
+        first = list(itertools.islice(candidates, num_places))
+        try:
+            joint = _joint_program(work, first, share)
+        except UsageError:
+            raise
+        except Exception as error:
+            for point in (candidate.point for candidate in first):
+                work.observers.on_start(point)
+                store_result(work, point, record_failure(work, point, error, 0))
+            return [], [*unseen, *deferred]
+        if joint:
+            drop = dropped.append if share.is_measured else None
+            waiting = (member for c in candidates if (member := _open(work, c, drop)))
+            members = [member for candidate in first if (member := _open(work, candidate, drop))]
+            members += itertools.islice(waiting, num_places - len(members))
+            with hw.single_lapack_thread():
+                observers = work.observers
+                joint_points.compute(joint, members, waiting, observers.exit_message, work.stops.append, observers.log)
+    if joint is None:
+        return [*(candidate.point for candidate in first), *unseen], deferred
+    if dropped:
+        _log_error(work, len(dropped), dropped[0].reason)
+        return [*(point for point, _ in dropped), *unseen], deferred
+    return [], [*unseen, *deferred]
+
+
+def _joint_program(work: Work, candidates: Sequence[_Candidate], share: Sharing) -> joint_points.Joint | None:
+    """Returns the joint program of these runs; None if there is a single run, or if sharing does not pay.
+
+    Raises:
+        UsageError: the program needs more memory than there is, and the settings request sharing.
+        Exception: the program cannot be compiled, and the settings request sharing.
+    """
+    sims = [candidate.sim for candidate in candidates]
     if len(sims) < 2:
         return None
     try:
         joint = joint_points.compile_joint(sims)
         return joint if not share.is_measured or joint_points.pays(joint, sims) else None
-    except UsageError:
-        if share.is_measured:
-            return None
-        raise
+    except Exception as error:
+        if not share.is_measured:
+            raise
+        if not isinstance(error, UsageError):
+            _log_error(work, len(sims), reason_of(error))
+        return None
+
+
+def _log_error(work: Work, num_points: int, reason: str) -> None:
+    work.observers.log(f"{num_points} points side by side: {reason}; they are computed one after another")
 
 
 def _candidates(
@@ -144,8 +198,14 @@ def _candidates(
         stack.close()
 
 
-def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
-    """Opens the run folder of a point; None if all its rounds are done, or the folder cannot be used."""
+def _open(work: Work, candidate: _Candidate, drop: Callable[[_Dropped], None] | None) -> joint_points.Member | None:
+    """Opens the run folder of a point; None if all its rounds are done, or the folder cannot be used.
+
+    Args:
+        work: of this process.
+        candidate: the point.
+        drop: takes the point if the joint program fails; None if the point then fails, too.
+    """
     point, sim, stack = candidate
     seconds, records, opened = [0.0, 0.0], [], stack.enter_context(contextlib.ExitStack())
     work.observers.on_start(point)
@@ -153,12 +213,16 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
     tracking = work.observers.track(sim.config, log, sim.given)
 
     def end(result: History | Exception) -> None:
+        is_dropped = drop is not None and isinstance(result, joint_points.ProgramError)
+        result = result.error if isinstance(result, joint_points.ProgramError) else result
         tracked.close(tracking, result)
         try:
             opened.close()
         except Exception as error:  # of the last write to the run folder
-            result = error
-        if isinstance(result, Exception):
+            result, is_dropped = error, False
+        if drop is not None and is_dropped and isinstance(result, Exception):
+            drop(_Dropped(point, reason_of(result)))
+        elif isinstance(result, Exception):
             store_result(work, point, record_failure(work, point, result, len(records)))
         else:
             store_result(work, point, result if work.out else on_host(result))
@@ -168,7 +232,8 @@ def _open(work: Work, candidate: _Candidate) -> joint_points.Member | None:
         work.observers.on_records(point, new)
         tracking.add(new)
 
-    observers = loop.Observers((), on_records, log, None, lambda name: None)
+    on_resume = functools.partial(work.observers.on_resume, point)
+    observers = loop.Observers((), on_records, log, None, lambda name: None, on_resume)
     try:
         recorder = opened.enter_context(loop.open_recorder(sim, log))
         tracking.open()

@@ -28,30 +28,32 @@ class Choice(NamedTuple):
     score: float
     """mean of the metric on D_val after the last round, over the tuning seeds"""
     num_runs: int
-    """tuning runs of the cell"""
+    """tuning runs of the cell, those that diverged included"""
 
 
 def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choice]:
     """Returns the choice of every cell.
 
-    The best mean on D_val after the last round is chosen; of equal ones the first. A combination of which a run did not
-    finish is not chosen.
+    The best mean on D_val after the last round is chosen; of equal ones the first. A combination of which a run
+    diverged is not chosen.
 
     Args:
         out: folder of the tuning runs.
-        points: all tuning runs, which are done.
+        points: all tuning runs.
         tuning: what is tuned.
 
     Raises:
-        UsageError: no combination of a cell has finished.
+        UsageError: a tuning run failed or is unfinished, so that the choice could be another one with it; or every
+            combination of a cell diverged.
     """
+    sweep_folder.refuse_unfinished(out, points, "tuning run")
     tuned = [name for axis in tuning.axes for name in axis.names]
     choices = {}
     for cell, combinations in tuning_grid.by_cell(points, tuned).items():
         scores = {name: _score(out, runs) for name, runs in combinations.items()}
         finished = {name: score for name, score in scores.items() if score is not None}
         if not finished:
-            raise UsageError(f"no tuning run of {cell} finished; give other values to --tune")
+            raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
         best = max(finished, key=lambda name: finished[name][1])
         metric, quality = finished[best]
         values = {name: value for name, value in combinations[best][0].values.items() if name in tuned}
@@ -71,11 +73,11 @@ def as_json(tuning: Tuning, choices: dict[str, Choice]) -> dict[str, Any]:
 
 
 def _score(out: Path, runs: Sequence[Point]) -> tuple[str, float] | None:
-    """Returns metric and mean quality on D_val of the runs of one combination; None if a run did not finish."""
+    """Returns metric and mean quality on D_val of the runs of one combination; None if a run diverged."""
     qualities, metric = [], ""
     for point in runs:
         folder = sweep_folder.point_folder(out, point.name)
-        if sweep_folder.read_failure(folder) or not sweep_folder.is_finished(folder, point.config):
+        if sweep_folder.read_failure(folder):
             return None
         last = history.read(folder)[-1]
         metric, sign, _ = history.primary_metric(last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ class Observers(NamedTuple):
     """see `stop_signals.watch`"""
     track: tracked.MakeTracking = tracked.Untracked
     """makes the report of every point to its trackers"""
+    on_resume: Callable[[Point, int], None] = lambda point, number: None
+    """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
 
 def data_key(config: Config) -> tuple:
@@ -119,6 +122,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 
     log = log_of(work, point)
     listeners = {"log": log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
+    listeners["on_resume"] = functools.partial(work.observers.on_resume, point)
     try:
         sim = simulation_of(work, point)
         tracking = work.observers.track(sim.config, log, sim.given)
@@ -156,13 +160,18 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
     if isinstance(error, DivergedError):
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))
     else:
-        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
-        reason = one_line(str(error)) or type(error).__name__
-        failure = Failure("failed", num_done, reason if is_expected else f"{type(error).__name__}: {reason}")
+        failure = Failure("failed", num_done, reason_of(error))
     if folder := work.folder(point):
         with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
             sweep_folder.write_failure(folder, point.config, failure)
     return failure
+
+
+def reason_of(error: Exception) -> str:
+    """Returns an error in one line, with its type unless that is one of settings, files or memory."""
+    is_expected = isinstance(error, (UsageError, OSError, MemoryError))
+    reason = one_line(str(error)) or type(error).__name__
+    return reason if is_expected else f"{type(error).__name__}: {reason}"
 
 
 def _config_in(folder: Path | None, config: Config) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fedvg_jax.config.sweep_points import Point
+from fedvg_jax.runs import sweeps
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweeps import Observers, SweepResult
@@ -25,41 +27,68 @@ SEEDS = ("seed", "partition_seed")
 class Clock:
     """Estimates the time left from the rounds that all processes have computed since the start.
 
+    The rounds left of each program take the mean of the seconds that its computed rounds have taken, or the mean of all
+    rounds where none of its own was computed. The sum is scaled by the time that has passed over the sum of the
+    computed rounds' seconds, which several processes shorten, and compiling and reading data lengthen.
+
     Attributes:
         points_done: Points that are finished, those of earlier processes included.
     """
 
     def __init__(self, points: Sequence[Point], num_done: int):
         self.total, self.points_done = len(points), num_done
-        self._start, self._computed = time.perf_counter(), 0
+        self._start = time.perf_counter()
+        self._program = {point.name: sweeps.program_key(point.config) for point in points}
         self._in_points: dict[str, int] = {}  # rounds done of the points in progress
-        self._rounds_left = sum(point.config.rounds for point in points[num_done:])
+        self._left: Counter[tuple] = Counter()  # rounds by program, as the next two
+        self._computed: Counter[tuple] = Counter()
+        self._seconds: dict[tuple, float] = {}
+        for point in points[num_done:]:
+            self._left[self._program[point.name]] += point.config.rounds
 
-    def count(self, point: Point, number: int) -> None:
-        """Counts the rounds up to `number` of a point."""
-        new = number - self._in_points.get(point.name, 0)
-        self._computed += new
-        self._rounds_left -= new
+    def start_point(self, point: Point) -> None:
+        """Starts a point, perhaps anew."""
+        self._left[self._program[point.name]] += self._in_points.pop(point.name, 0)
+
+    def resume(self, point: Point, number: int) -> None:
+        """Leaves out the first `number` rounds of a point, which were computed before the start."""
+        self._left[self._program[point.name]] -= number
         self._in_points[point.name] = number
+
+    def count(self, point: Point, number: int, seconds: float) -> None:
+        """Counts the rounds up to `number` of a point, of which those not counted so far took `seconds`."""
+        new = number - self._in_points.get(point.name, 0)
+        if new > 0:
+            self._add(point, new, seconds)
+            self._left[self._program[point.name]] -= new
+            self._in_points[point.name] = number
 
     def end_point(self, point: Point) -> None:
         """Ends a point, which may have computed fewer rounds than it has."""
         self.points_done += 1
-        self._rounds_left -= point.config.rounds - self._in_points.pop(point.name, 0)
+        self._left[self._program[point.name]] -= point.config.rounds - self._in_points.pop(point.name, 0)
 
-    def end_others(self, points: Sequence[Point]) -> None:
-        """Ends points that other processes have computed meanwhile."""
-        rounds = sum(point.config.rounds for point in points)
+    def end_others(self, points: Sequence[tuple[Point, int, float]]) -> None:
+        """Ends points that other processes have computed meanwhile, with numbers of their rounds and the seconds."""
         self.points_done += len(points)
-        self._computed += rounds
-        self._rounds_left -= rounds
+        for point, number, seconds in points:
+            self._add(point, number, seconds)
+            self._left[self._program[point.name]] -= point.config.rounds
 
     def left(self) -> str:
         """Returns the time left in words."""
-        if not self._computed:
+        seconds = sum(self._seconds.values())
+        if not seconds:
             return "time left unknown"
-        seconds = (time.perf_counter() - self._start) / self._computed * max(0, self._rounds_left)
-        return f"about {duration(seconds)} left"
+        mean = seconds / self._computed.total()
+        rates = {program: self._seconds[program] / number for program, number in self._computed.items() if number}
+        left = sum(max(0, number) * rates.get(program, mean) for program, number in self._left.items())
+        return f"about {duration((time.perf_counter() - self._start) / seconds * left)} left"
+
+    def _add(self, point: Point, number: int, seconds: float) -> None:
+        program = self._program[point.name]
+        self._computed[program] += number
+        self._seconds[program] = self._seconds.get(program, 0.0) + seconds
 
 
 def duration(seconds: float) -> str:
@@ -79,7 +108,7 @@ def sweep_progress(
     points: Sequence[Point],
     num_done: int,
     exit_message: Callable[[], str] | None = None,
-    ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
+    ended_elsewhere: Callable[[Point], Sequence[tuple[Point, int, float]]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
 
@@ -91,7 +120,7 @@ def sweep_progress(
         num_done: how many are finished.
         exit_message: see `runs.sweeps.Observers`.
         ended_elsewhere: called with every point that this process has computed; returns those that other processes have
-            computed since the last call.
+            computed since the last call, with the numbers of rounds that they computed and the seconds of these.
     """
     clock = Clock(points, num_done)
 
@@ -104,9 +133,9 @@ def sweep_progress(
         log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
 
     def count_rounds(point: Point, records: list[Record]) -> None:
-        clock.count(point, records[-1]["round"])
+        clock.count(point, records[-1]["round"], sum(record.get("seconds") or 0.0 for record in records))
 
-    plain = Observers(lambda point: None, count_rounds, print_point, log, exit_message)
+    plain = Observers(clock.start_point, count_rounds, print_point, log, exit_message, on_resume=clock.resume)
     if not console.is_terminal:
         yield plain
         return
@@ -116,19 +145,19 @@ def sweep_progress(
         rounds = progress.add_task("rounds", total=None, text="")
 
         def start(point: Point) -> None:
+            clock.start_point(point)
             progress.reset(rounds, total=point.config.rounds, text=point.name)
 
         def show(point: Point, records: list[Record]) -> None:
-            number = records[-1]["round"]
-            clock.count(point, number)
-            progress.update(rounds, total=point.config.rounds, completed=number, text=point.name)
+            count_rounds(point, records)
+            progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
             progress.update(bar, text=clock.left())
 
         def end(point: Point, result: History | Failure) -> None:
             print_point(point, result)
             progress.update(bar, completed=clock.points_done, text=clock.left())
 
-        yield Observers(start, show, end, log, exit_message)
+        yield Observers(start, show, end, log, exit_message, on_resume=clock.resume)
 
 
 def result_text(result: History | Failure) -> str:

@@ -18,9 +18,10 @@ from processes import started
 
 import fedvg_jax
 from fedvg_jax import sweep, sweep_arguments
+from fedvg_jax.config import sweep_points
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import chunks, loop, sweeps
+from fedvg_jax.runs import chunks, loop, sweep_folder, sweep_workers, sweeps
 from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.history import History
 from fedvg_jax.views import dry_run, report
@@ -184,6 +185,17 @@ def test_progress_counts_the_points_of_other_processes(run, tmp_path, monkeypatc
     assert code == 0 and "2/2  seed=0: test accuracy" in out and "seed=1" not in out and "(2)" in out
 
 
+@pytest.mark.parametrize(("resumed_from", "part"), [(None, (0, 10, 20.0)), (6, (6, 10, 8.0))], ids=["whole", "resumed"])
+def test_finished_point_counts_with_the_rounds_of_its_last_part(tmp_path, resumed_from, part):
+    point = sweep_points.Point("point", {}, fedvg_jax.Config(rounds=10))
+    folder = sweep_folder.point_folder(tmp_path, point.name)
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"resumed_from": resumed_from, "run_seconds": 20.0}))
+    assert sweep._last_part(tmp_path, point) == part
+    sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 8, "client 1 diverged"))
+    assert sweep._last_part(tmp_path, point)[:2] == (part[0], 8)
+
+
 def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr(dry_run, "SECONDS", 0.001)
     monkeypatch.setattr(dry_run, "REPEATS", 1)
@@ -287,6 +299,49 @@ def test_shards_compute_all_points_once_between_them(run, monkeypatch):
     first, second = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (1, 2))
     assert (first[0], second[0], computed) == (0, 0, [0, 1])
     assert "1 missing" in first[1] and "(2)" in second[1]
+
+
+def test_shard_reports_failures_of_its_own_points_only(run, monkeypatch):
+    simulate = loop.run_simulation
+
+    def fail(sim, **arguments):
+        if sim.config.seed == 1:
+            raise OSError(28, "No space left on device")
+        return simulate(sim, **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", fail)
+    second, first = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (2, 1))
+    assert (second[0], first[0]) == (2, 0) and "1 point failed, such as seed=1: " in second[2]
+
+
+@pytest.mark.parametrize("shard", [[], ["--shard", "1/2"]], ids=["", "shard"])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "failed"])
+def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_path, monkeypatch, shard, is_lost):
+    """Workers that a signal kills leave their points unfinished, and their command with nothing else to do."""
+    words = ["--seed", "0", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7", *shard]
+    simulate, run_local = loop.run_simulation, sweep_workers.run_local
+
+    def fail(sim, **arguments):
+        if sim.config.lr == 0.2:
+            raise OSError(28, "No space left on device")
+        return simulate(sim, **arguments)
+
+    if is_lost:
+        monkeypatch.setattr(sweep_workers, "run_local", lambda command, count, on_poll: on_poll())
+        code, out, err = run(*words, "--jobs", "2")
+        message = "2 tuning runs not finished, such as lr=1e-06; the same command continues them"
+    else:
+        monkeypatch.setattr(loop, "run_simulation", fail)
+        code, out, err = run(*words)
+        message = (
+            "1 tuning run failed, such as lr=0.2: [Errno 28] No space left on device; the same command tries again"
+        )
+    assert (code, err) == (2, f"error: {message}\n") and "validation accuracy" not in out
+    assert not (tmp_path / "out" / "points").exists() and not (tmp_path / "out" / "sweep.json").exists()
+    monkeypatch.setattr(loop, "run_simulation", simulate)
+    monkeypatch.setattr(sweep_workers, "run_local", run_local)
+    code, out, err = run(*words)
+    assert (code, err) == (0, "") and "lr 0.2 (validation accuracy" in out
 
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):

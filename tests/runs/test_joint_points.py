@@ -168,6 +168,30 @@ def test_killed_sweep_continues_with_the_same_histories(base, alone, tmp_path, e
         assert not verification.check(out / "points" / point.name).misfits
 
 
+@pytest.mark.parametrize("share", [sweeps.Sharing(1), SHARE], ids=["alone", "side by side"])
+def test_rounds_of_earlier_processes_are_reported_as_such(base, tmp_path, share):
+    """A time left that counted them as computed would be too short by their number."""
+
+    def kill(point, records):
+        if records[-1]["round"] == 4:
+            raise Killed
+
+    out, resumed, shown = tmp_path / "out", [], []
+    points = open_sweep(dataclasses.replace(base, checkpoint_every=2), out, ROWS[:2])
+    with pytest.raises(Killed):
+        compute(points, out, share, on_records=kill)
+    compute(
+        points,
+        out,
+        share,
+        on_resume=lambda point, number: resumed.append((point.name, number)),
+        on_records=lambda point, records: shown.append((point.name, records[-1]["round"])),
+    )
+    started = points if share == SHARE else points[:1]
+    assert resumed == [(point.name, 2) for point in started]
+    assert all(shown.index(earlier) < shown.index((earlier[0], 4)) for earlier in resumed)
+
+
 def test_stop_signal_ends_all_points_after_the_present_chunk_and_the_sweep_can_go_on(base, alone, tmp_path):
     out = tmp_path / "out"
     points = open_sweep(base, out)
@@ -229,6 +253,63 @@ def test_sharing_pays_from_a_ratio_of_times_on(base, monkeypatch):
     joint, seconds = joint_points.compile_joint(sims), iter([1.2, 1.0, 1.19, 1.0])
     monkeypatch.setattr(joint_points, "_seconds_of_second_call", lambda call: call() or next(seconds))
     assert [joint_points.pays(joint, sims) for _ in range(2)] == [True, False]
+
+
+def failing_program(monkeypatch, where, first=0):
+    """Makes joint programs fail: to compile, or in every chunk from number `first` on."""
+    compile_joint, calls = joint_points.compile_joint, []
+
+    def fail(*arguments):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    def compiled(sims):
+        joint = compile_joint(sims)
+
+        def chunk(*arguments):
+            calls.append(1)
+            return joint.chunk(*arguments) if len(calls) <= first else fail()
+
+        return joint._replace(chunk=chunk)
+
+    monkeypatch.setattr(joint_points, "compile_joint", fail if where == "compile" else compiled)
+
+
+@pytest.mark.parametrize(("where", "num_done"), [("compile", 0), ("chunk", 0), ("chunk", 1)])
+def test_points_of_a_joint_program_that_fails_are_recorded_and_the_sweep_goes_on(
+    base, alone, tmp_path, monkeypatch, where, num_done
+):
+    failing_program(monkeypatch, where, num_done)
+    results = fedvg_jax.run_sweep(base, {NAMES: ROWS}, tmp_path / "out", vectorize=2, **GIVEN)
+    *failed, last = (result.result for result in results)
+    assert failed == [Failure("failed", num_done, "RuntimeError: RESOURCE_EXHAUSTED: out of memory")] * 2
+    assert timeless(last.records) == timeless(alone[-1].result.records)
+    assert len(list((tmp_path / "out").rglob("failure.json"))) == 2
+    monkeypatch.undo()
+    again = fedvg_jax.run_sweep(base, {NAMES: ROWS}, tmp_path / "out", vectorize=2, **GIVEN)
+    assert histories(again) == histories(alone)
+
+
+@pytest.mark.parametrize(
+    ("where", "num_done", "pays"),
+    [("compile", 0, True), ("chunk", 0, None), ("chunk", 0, True), ("chunk", 2, True)],
+    ids=["compiling", "measuring", "first", "third"],
+)
+@pytest.mark.parametrize("every", [0, 1])
+def test_auto_computes_points_alone_whose_joint_program_fails(
+    base, alone, tmp_path, monkeypatch, where, num_done, pays, every
+):
+    if pays:
+        monkeypatch.setattr(joint_points, "pays", lambda joint, sims: True)
+    failing_program(monkeypatch, where, num_done)
+    out, logged = tmp_path / "out", []
+    points = open_sweep(dataclasses.replace(base, checkpoint_every=every), out)
+    results, _ = compute(points, out, sweeps.Sharing(2, is_measured=True), log=logged.append)
+    assert [timeless(results[point.name].records) for point in points] == list(histories(alone).values())
+    assert logged[0] == (
+        "2 points side by side: RuntimeError: RESOURCE_EXHAUSTED: out of memory; they are computed one after another"
+    )
+    for point in points:
+        assert not verification.check(out / "points" / point.name).misfits
 
 
 def test_settings_that_cannot_share_a_program_are_refused_in_one_line(base):

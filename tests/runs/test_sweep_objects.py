@@ -1,7 +1,9 @@
 """Objects from Python in sweeps: compared between calls, checked before the first run, with axes of their own."""
 
 import dataclasses
+import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,6 +36,34 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
+
+
+def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path):
+    fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0]}, tmp_path / "s", weighting=tempered)
+    for axes in ({"hyper.T": [4.0]}, {"hyper.T": [4.0, 4.0]}, {}):
+        with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper; name another folder"):
+            fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
+    again = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s", weighting=tempered, hyper={"T": 0.0})
+    assert again[0].result.summary["parts"] == 1
+    with pytest.raises(fv.UsageError, match="holds a sweep with other points"):
+        fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0, 4.0]}, tmp_path / "s", weighting=tempered)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[np.float32(0.5), np.float64(2)], np.array([0.5, 2]), jnp.array([0.5, 2]), [0.5, 2, 2.0]],
+    ids=["scalars", "array", "jax", "repeated"],
+)
+def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers(values):
+    axis = sweep_objects.split_hyper({"hyper.T": values})[1]
+    assert json.dumps(axis[0].as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
+
+
+def test_scalars_of_numpy_on_an_axis_are_written_and_found_as_numbers(tmp_path):
+    results = fv.run_sweep(CONFIG, {"hyper.T": [np.float32(0.5)]}, tmp_path / "s", weighting=tempered)
+    again = fv.run_sweep(CONFIG, {}, tmp_path / "s", weighting=tempered, hyper={"T": np.float64(0.5)})
+    assert results[0].result.records == again[0].result.records
+    assert json.loads((tmp_path / "s" / "sweep.json").read_text())["given"]["hyper"] == "T=0.5"
 
 
 @pytest.mark.parametrize(

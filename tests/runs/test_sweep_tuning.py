@@ -42,8 +42,29 @@ def test_value_of_which_a_run_diverged_is_not_chosen(tmp_path):
     assert {c.values["lr"] for c in tuned(tmp_path, lambda v: v["lr"], failures=[0.3]).values()} == {0.2}
 
 
-def test_cell_without_a_finished_value_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"no tuning run of alpha=0.5 finished; give other values to --tune"):
+@pytest.mark.parametrize(
+    ("is_failed", "message"),
+    [
+        (True, r"2 tuning runs failed, such as alpha=0.5,lr=0.3,seed=5: disk full; the same command tries again"),
+        (False, r"2 tuning runs not finished, such as alpha=0.5,lr=0.3,seed=5; the same command continues them"),
+    ],
+    ids=["failed", "unfinished"],
+)
+def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path, is_failed, message):
+    tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
+    points = tuning_grid.tuning_points(SWEEP, TUNING)[1].points
+    for point in [point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5]:
+        folder = sweep_folder.point_folder(tmp_path, point.name)
+        (folder / "summary.json").unlink()
+        if is_failed:
+            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("failed", 0, "disk full"))
+    with pytest.raises(UsageError, match=message) as error:
+        sweep_tuning.choose(tmp_path, points, TUNING)
+    assert "\n" not in str(error.value)
+
+
+def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"every value of alpha=0.5 diverged in a tuning run; give other values to --"):
         tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
 
 

@@ -262,6 +262,7 @@ def test_damaged_run_is_one_line(tmp_path, name):
         ("partition.json", {"counts": [[1, 2], [3]]}, "partition.json is damaged"),
         ("partition.json", {"counts": [[1, 2, 3]]}, "it has 1 clients"),
         ("partition.json", {"validation": 3}, "partition.json is damaged"),
+        ("partition.json", {"class_names": None}, "partition.json is damaged"),
         ("manifest.json", {"runs": {"0": 1}}, "manifest.json is damaged"),
         ("layers.json", None, "layers.json is damaged"),
         ("history.jsonl", {"test_accuracy": 7.5}, "test_accuracy_final is 0.5, the history gives 7.5"),

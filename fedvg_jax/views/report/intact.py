@@ -67,6 +67,8 @@ def _is_partition(content: Any) -> bool:
     if not isinstance(content, dict) or not isinstance(content.get("validation", {}), dict):
         return False
     validation, counts, names = content.get("validation", {}), content.get("counts"), content.get("class_names")
+    if names is None and "class_names" in content:
+        return False
     has_counts = counts is None or (_is_table(counts) and all(map(_is_counts, counts)))
     size = validation.get("samples")
     return (

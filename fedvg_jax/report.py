@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _folder(text: str) -> Path:
     if not text:
-        raise UsageError("got an empty path, which is the current folder; name the folder, or . for the current one")
+        raise argparse.ArgumentTypeError("got an empty path; name a folder, or . for the current one")
     return Path(text)
 
 
@@ -80,7 +80,7 @@ def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"got {text[:50]!r} where a whole number is needed, such as 3") from None
+        raise argparse.ArgumentTypeError(f"must be a whole number; got {text[:50]!r}") from None
 
 
 def _number(text: str) -> float:

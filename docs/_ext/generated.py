@@ -14,7 +14,8 @@ import result_tables
 
 DOCS = Path(__file__).parent.parent
 CONTROLS = (
-    *("digits", "digits_tinycnn", "digits_tinycnn_milder", "digits_equal", "cifar10_lenet5", "cifar10_lenet5_at_best_val"),
+    *("digits", "digits_equal", "digits_tinycnn", "digits_tinycnn_milder", "digits_tinycnn_equal"),
+    *("cifar10_lenet5", "cifar10_lenet5_at_best_val"),
     *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full"),
     *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
 )

@@ -43,7 +43,7 @@ def pieces() -> dict[str, str]:
             )
             for suffix, choice in (("", "final"), ("_at_best_val", "at_best_val"))
         },
-        "family_digits": result_tables.controls("family_digits", "uniform"),
+        **{name: result_tables.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),
         "lasting_weights": result_tables.lasting_weights(),

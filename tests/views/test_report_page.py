@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.views import report
 from fedvg_jax.views.report import page
+from fedvg_jax.views.report.collect import collect
 
 HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -118,3 +119,10 @@ def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
         assert re.search(rf'<div id="chart-{index}"[^>]*>.{{0,2000}}<svg', result.stdout, re.S)
     addresses = set(re.findall(r'"url":"(https?://[^"]*)"', log.read_text()))
     assert all(urlsplit(address).hostname.endswith(OWN_HOSTS) for address in addresses), addresses
+
+
+def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_path):
+    for weighting in ("samples", "uniform"):
+        write_run(tmp_path / weighting, weighting=weighting, seed=0)
+    study = collect([tmp_path])
+    assert "(fedavg, samples; fedavg, uniform)" in page.summary(study)

@@ -119,7 +119,7 @@ def summary(study: Study) -> str:
     count = len(study.runs)
     scenarios = [text for s in study.scenarios if (text := scenario_text(s))]
     where = f" in {len(scenarios)} settings ({'; '.join(scenarios)})" if len(scenarios) > 1 else ""
-    return f"{count} runs of {len(study.methods)} methods ({', '.join(study.methods)}){where}."
+    return f"{count} runs of {len(study.methods)} methods ({'; '.join(study.methods)}){where}."
 
 
 def _text(text: str) -> str:

@@ -140,7 +140,7 @@ def _heat_maps(run: Run, style: Style):
     )
     count = norms[0].shape[1] if norms[0] is not None else 0
     names = list(run.layers) if len(run.layers) == count else [str(j) for j in range(count)]
-    columns = np.argsort(depths(names))
+    columns = np.argsort(depths(names)).tolist()
     layers = [names[j] for j in columns]
     rows, image = [], None
     for panel, record, measurements in zip(axes, records, norms, strict=True):

@@ -178,7 +178,6 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
     Returns:
         A table and its source.
     """
-    folder, compared_with = RESULTS / name, BASELINES[baseline]
     listed = rows_of_results(name, baseline, choice)
     has_settings = any(row.setting for row in listed)
     rows = []
@@ -188,9 +187,9 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
         if row.difference:
             shown += _shown_difference(*row.difference)
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    minus = f"minus {compared_with.heading}, points (95 % interval)"
+    minus = f"minus {BASELINES[baseline].heading}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
-    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(folder.name)}\n"
+    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
 
 
 def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:

@@ -17,7 +17,18 @@ from fedvg_jax import report as report_command
 from fedvg_jax.runs import history
 from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, base, curves, fisher, head, layers, partitions, validity, weights
+from fedvg_jax.views.report.figures import (
+    FIGURES,
+    STEMS,
+    base,
+    curves,
+    fisher,
+    head,
+    layers,
+    partitions,
+    validity,
+    weights,
+)
 
 WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
@@ -45,6 +56,7 @@ def draw(study, name, style=WIDE):
     with base.drawing(style):
         drawn = FIGURES[name](study, style)
     assert not isinstance(drawn, str), drawn
+    assert {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn} <= {*STEMS}  # a later report removes them by name
     return drawn
 
 

@@ -94,8 +94,9 @@ def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path, 
     out = tmp_path / "report"
     first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
     others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/paper.txt")]
-    for path in others:
-        path.write_text("mine")
+    of_its_own = [out / "figures" / name for name in ("validity_weights.pdf", "fisher_tensors.csv")]
+    for path in (*others, *of_its_own):
+        path.write_text("written earlier")
     write_run(tmp_path / "second", method="fedavg")
     second = report.write([tmp_path / "second"], out, figures=["weights"])
     stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}

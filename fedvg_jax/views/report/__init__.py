@@ -15,7 +15,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import page, tables
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, base, layers
+from fedvg_jax.views.report.figures import FIGURES, STEMS, base, layers
 from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import FORMATS, Table
 from fedvg_jax.views.report.study import CHOICES, Choice, Study
@@ -138,7 +138,7 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
         folder: of the report.
         written: the files of this report's tables and figures.
     """
-    figures = rf"({'|'.join(FIGURES)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
+    figures = rf"({'|'.join(STEMS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
     own = {"tables": rf"({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})", "figures": figures}
     for name, pattern in own.items():
         for path in (folder / name).glob("*"):

@@ -41,3 +41,6 @@ FIGURES: dict[str, Callable[[Study, Style], list[Drawing] | str]] = {
     "validity": validity.score_validity,
 }
 """Value of --figures -> the function that draws them."""
+
+STEMS = (*FIGURES, "fisher_tensors", "validity_weights")
+"""Names of all drawings; the second one of a group of settings has "-2" behind it, and so on."""

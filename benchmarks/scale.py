@@ -25,9 +25,10 @@ import numpy as np
 
 from benchmarks import machine, scale_cpu, scale_model
 from benchmarks.scale_model import Figures, Kernels
+from benchmarks.targets import devices as targets
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, io
-from fedvg_jax.core import hardware, targets
+from fedvg_jax.core import hardware
 from fedvg_jax.engine import schedule as schedules
 
 ROOT = Path(__file__).parent.parent
@@ -118,11 +119,10 @@ def compile_figures(target: str) -> tuple[Figures, Config]:
     """Returns the figures of the digits' federation, compiled for a target."""
     parsed = targets.parse_target(target)
     targets.prepare_environment(parsed)
-    import fedvg_jax as fv
-    from fedvg_jax.views import target_plan
+    from benchmarks.targets import plan as target_plan
 
     config = Config()
-    plan = target_plan.to_json(fv.plan_for_target(config, target))
+    plan = target_plan.to_json(target_plan.plan_for_target(config, target))
     return figures_of(f"digits on {parsed.model.kind}", plan, config), config
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from fedvg_jax import _aliases
-
 if TYPE_CHECKING:
     from fedvg_jax import algorithms as algorithms
     from fedvg_jax import data as data
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from fedvg_jax.runs.sweep_folder import Failure
     from fedvg_jax.runs.sweeps import SweepResult
     from fedvg_jax.runs.verification import MisfitError
-    from fedvg_jax.views.target_plan import TargetPlan, plan_for_target
     from fedvg_jax.weightings import (
         aggregate,
         fisher_trace,
@@ -74,7 +71,6 @@ _MODULES = {
     "SimState": "core.types",
     "Simulation": "runs.simulation",
     "SweepResult": "runs.sweeps",
-    "TargetPlan": "views.target_plan",
     "Task": "core.types",
     "UsageError": "core.types",
     "Variables": "core.types",
@@ -103,7 +99,6 @@ _MODULES = {
     "nnx_task": "models.adapt",
     "norms": "core.norms",
     "over_rounds": "engine.differentiable",
-    "plan_for_target": "views.target_plan",
     "run": "api",
     "run_sweep": "api",
     "sampled_joint_fisher": "weightings",
@@ -135,7 +130,6 @@ __all__ = [
     "SimState",
     "Simulation",
     "SweepResult",
-    "TargetPlan",
     "Task",
     "UsageError",
     "Variables",
@@ -164,7 +158,6 @@ __all__ = [
     "nnx_task",
     "norms",
     "over_rounds",
-    "plan_for_target",
     "run",
     "run_sweep",
     "sampled_joint_fisher",
@@ -176,9 +169,6 @@ __all__ = [
     "validation_gradients",
     "weightings",
 ]
-
-
-_aliases.install()
 
 
 def __getattr__(name: str):

@@ -146,10 +146,9 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
 
 def _check_flags(config: Config, task: Task | None = None) -> None:
     """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
-    for name in ("dry_run", "target"):
-        if getattr(config, name):
-            command = "python -m fedvg_jax.sim --dry-run"
-            raise UsageError(f"Config: {name} plans a run, which only the command line does: {command}; leave it out")
+    if config.dry_run:
+        command = "python -m fedvg_jax.sim --dry-run"
+        raise UsageError(f"Config: dry_run plans a run, which only the command line does: {command}; leave it out")
     # the stored settings of a resumed run name the file that they came from
     if config.config and config.resume in (None, resume.AUTO):
         raise UsageError(

@@ -36,7 +36,6 @@ PROG = "python -m fedvg_jax.prepare"
 
 NOT_OF_PREPARE = {
     "dry_run": "nothing is trained",
-    "target": "nothing is trained",
     "export": "there is no model",
     "profile": "there is no round to time",
     "resume": "there is no run to continue",
@@ -91,8 +90,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     given = arguments.given(flags)
     if "dataset" in given:
         raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
-    for flag in {"resume", "target"} & set(given):  # a run would read its folder, or ask for --dry-run
-        raise UsageError(f"--{flag} is not an option of prepare: {NOT_OF_PREPARE[flag]}; leave it out")
+    if "resume" in given:  # a run would read its folder
+        raise UsageError(f"--resume is not an option of prepare: {NOT_OF_PREPARE['resume']}; leave it out")
     config = sim.parse(["--dataset", name, *flags])
     sim.refuse_options(config, "prepare", NOT_OF_PREPARE)
     if unread := next((setting for setting in given if setting.startswith(ROWS_OF_RUN)), None):

@@ -23,7 +23,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, arguments, presets, shorthands
 from fedvg_jax.config import help as help_texts
-from fedvg_jax.core import collection, files, hardware, targets
+from fedvg_jax.core import collection, files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import OWN_WARNING
 from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
@@ -234,7 +234,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
             _check_outputs(config)
             if config.dry_run:
                 config = resume.resolve(config)
-                return _show_target_plan(config, console) if config.target else _show_plan(config, console, unused)
+                return _show_plan(config, console, unused)
             config = choose(config)
         with stop_signals.ignore_save_requests(), _explain_stop(config, reserved.close):
             return _train(config, console, log, unused)
@@ -373,21 +373,6 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
     with console.status("compiling, and timing a sample of each part"):
         prediction = dry_run.predict(sim, num_done)
     console.print(display.plan_table(prediction))
-    return 0
-
-
-def _show_target_plan(config: Config, console: Console) -> int:
-    """Shows the plan of the run on other hardware, for which it compiles the run's programs."""
-    assert config.target is not None
-    targets.prepare_environment(targets.parse_target(config.target))
-    start_jax(config)
-    from fedvg_jax.views import display, target_plan
-
-    with console.status(f"compiling for {config.target}"), display.partition_progress(console) as progress:
-        plan = target_plan.plan_for_target(config, config.target, progress=progress)
-    console.print(display.target_table(plan))
-    for line in plan.assumptions:
-        console.print(f"- {line}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import arguments, tuning_grid
 from fedvg_jax.config import help as help_texts
+from fedvg_jax.config import tuning_grid
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
@@ -85,18 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--help-all" in words:
             print(f"\n{help_texts.all_options(sim.PROG, sim.PURPOSE)}")
         return 0
-    return sim.guarded(lambda: run(_read(words)))
-
-
-def _read(words: Sequence[str]) -> CommandLine:
-    """Returns the sweep that a command line asks for.
-
-    Raises:
-        UsageError: as `read_command_line`; or it names a target, which no plan of a sweep is made for.
-    """
-    if "target" in arguments.given(words):
-        raise UsageError("--target is not an option of a sweep: sim --dry-run --target plans one run; leave it out")
-    return read_command_line(words)
+    return sim.guarded(lambda: run(read_command_line(words)))
 
 
 def run(command: CommandLine) -> int:

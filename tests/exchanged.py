@@ -12,7 +12,8 @@ from collections import Counter
 
 def of_round(text):
     """Returns kind -> launches, and kind -> bytes that one device puts in, of a round of a program's text."""
-    from fedvg_jax.core import hlo, scopes
+    from benchmarks.targets import hlo
+    from fedvg_jax.core import scopes
 
     launches, size = Counter(), Counter()
     rounds = hlo.loops(hlo.sections(hlo.parse(text)), scopes.ROUNDS)[0]
@@ -26,17 +27,17 @@ def of_round(text):
 
 def main(target, clients):
     """Compiles with the environment that plugins without a device need."""
-    from fedvg_jax.core import targets
+    from benchmarks.targets import devices
 
-    parsed = targets.parse_target(target)
-    targets.prepare_environment(parsed)
+    parsed = devices.parse_target(target)
+    devices.prepare_environment(parsed)
+    from benchmarks.targets import programs
     from fedvg_jax.config import Config
     from fedvg_jax.core import tree
-    from fedvg_jax.runs import target_programs
 
     config = Config(rounds=2, clients=int(clients), join_ratio=1.0, alpha=1.0, min_samples=2)
-    sim = target_programs.simulate_for(config, parsed)
-    result = of_round(target_programs.compile_for(sim, parsed).chunk.as_text())
+    sim = programs.simulate_for(config, programs.machine_of(parsed))
+    result = of_round(programs.compile_for(sim, parsed).chunk.as_text())
     print(json.dumps([*result, 4 * tree.size(sim.state.variables.params)]))
 
 

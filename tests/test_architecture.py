@@ -38,8 +38,6 @@ WITHOUT_JAX = {
     "data",
     "core/types",
     "core/device_counts",
-    "core/device_models",
-    "core/targets",
     "core/files",
     "engine/schedule",
     "engine/lane_plan",

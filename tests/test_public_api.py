@@ -234,7 +234,6 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     ("settings", "arguments", "message"),
     [
         ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
-        ({"dry_run": True, "target": "h100"}, {}, "dry_run plans a run, which only the command line does"),
         ({"export": Path("none") / "model"}, {}, "no such folder none"),
         ({"export": Path("model")}, {"task": linear_regression()}, "save History.variables instead"),
     ],

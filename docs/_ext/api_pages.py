@@ -41,8 +41,6 @@ SECTIONS = {
             "run_sweep",
             "SweepResult",
             "Failure",
-            "plan_for_target",
-            "TargetPlan",
         ),
     ),
     "rounds": (

@@ -23,7 +23,6 @@ from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_
 from fedvg_jax.config.presets import OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import STREAMED, check_weighting, streams
-from fedvg_jax.core.targets import parse_target
 from fedvg_jax.core.types import UsageError
 
 
@@ -50,8 +49,6 @@ def check(config: Config) -> Config:
     _check_model(config)
     _check_hold(config)
     population_checks.check_population(config)
-    if config.target is not None:
-        parse_target(config.target)
     return config
 
 

@@ -51,7 +51,7 @@ TOPICS = {
     "Hardware": ("devices", "lanes", "hold", "pool", "memories", "conv", "precision", "deterministic", "force"),
     "Files, stopping and resuming": (
         *("config", "out", "resume", "checkpoint_every", "keep", "cache_dir", "trust_cache", "export"),
-        *("track", "profile", "dry_run", "target"),
+        *("track", "profile", "dry_run"),
     ),
 }
 """Group -> top-level options, as `--help-all` and the option reference list them."""
@@ -77,7 +77,6 @@ PLACEHOLDERS = {"str": "TEXT", "int": "INT", "float": "FLOAT", "Path": "PATH", "
 
 VALUE_WORDS = {
     **{"data_dir": "DIR", "out": "DIR", "resume": "RUN|auto", "profile": "DIR", "cache_dir": "DIR", "config": "FILE"},
-    "target": "NAME[:[HOSTSx]N]",
     **{"local_epochs": "INT|MIN:MAX", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
     **{
         "partition_file": "FILE",

@@ -313,9 +313,6 @@ class Config:
     ResNets and ViTs have torch's names, for `load_state_dict`."""
     dry_run: bool = False
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
-    target: str | None = None
-    """Hardware that --dry-run compiles for without having it, NAME[:DEVICES | :HOSTSxDEVICES]: h100, h200, a100, l40s,
-    tpu-v5e, tpu-v6e. Its times are estimates."""
     force: bool = False
     """Start even if the estimate of memory exceeds the memory of this machine."""
     profile: Path | None = None

@@ -29,7 +29,7 @@ MAX_NAME = 150
 ONLY = "point"
 """Name of the point of a sweep in which nothing varies."""
 
-HOST = ("out", "resume", "dry_run", "target", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
+HOST = ("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
 HOST += ("trust_cache", "config", "track", "export_partition", "export_form")
 """Settings that change no result, so that points which differ in them only are one point."""
 

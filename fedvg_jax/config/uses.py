@@ -155,7 +155,6 @@ CONDITIONS: dict[str, tuple[Condition, ...]] = {
     "validation.clients": (_is("validation.source", "clients"), _is("split", "client")),
     "validation.imbalance": (Condition("validation.rho", lambda c: c.validation.rho > 0, "a rho above 0"),),
     "corrupt.clients": (_CORRUPT,),
-    "target": (Condition("dry_run", lambda config: config.dry_run, "--dry-run"),),
     "corrupt.strength": (
         Condition(
             "corrupt.kind",
@@ -223,8 +222,6 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
         if condition := unmet(config, name):
             flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
             value: Any = flatten(config)[condition.setting]
-            if value is False:
-                raise UsageError(f"{flag} is used only with {condition.by}; add that, or leave out {flag}")
             raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
 
 

@@ -1,8 +1,7 @@
 """The hardware as a value, and the table of the choices it calls for.
 
 Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Code that chooses
-takes a `Hardware` (default: `current()`), so one machine can compile what another one would run (`core.targets`), and a
-test can ask on any machine what another one would get:
+takes a `Hardware` (default: `current()`), so a test can ask on any machine what another one would get:
 
     >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)
     >>> choices(gpu).layout, choices(gpu).max_lanes
@@ -23,8 +22,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fedvg_jax.core import device_models
-
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for GPU operations that give the same bits every time."""
 
@@ -44,10 +41,6 @@ class Hardware(NamedTuple):
     """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
     num_processes: int = 1
     """Processes that share the run, one on each host; each has an equal part of the devices."""
-    processors: int | None = None
-    """Multiprocessors of one GPU, or cores of one TPU chip; None where they are unknown, and on a CPU."""
-    bandwidth: float | None = None
-    """Bytes a second that one accelerator's memory delivers, by its data sheet; None where it is unknown."""
 
     @property
     def is_cpu(self) -> bool:
@@ -290,9 +283,7 @@ def current() -> Hardware:
 
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    known = device_models.by_kind(devices[0].device_kind)
-    machine = Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
-    return machine._replace(processors=known.processors, bandwidth=known.bandwidth) if known else machine
+    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
 
 
 def without_jax() -> Hardware | None:

@@ -45,7 +45,6 @@ def choose(
     client_bytes: int,
     max_rounds: int,
     hardware: hw.Hardware,
-    is_here: bool = True,
     num_parts: int = 1,
 ) -> Layout:
     """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
@@ -55,11 +54,7 @@ def choose(
         client_bytes: of one client's memory.
         max_rounds: R, rounds that a chunk can hold.
         hardware: what the run is for.
-        is_here: whether that is the hardware of this process.
         num_parts: memories among which the rows are divided, see `memory_rows.num_parts`.
-
-    Raises:
-        UsageError: the memories stay on the host, on hardware that is not here.
 
     >>> gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
@@ -74,11 +69,6 @@ def choose(
     num_bytes = min(rows, config.clients) * client_bytes
     is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * num_bytes // num_parts, hardware) == "host"
     on_host = client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large))
-    if on_host and not is_here:
-        raise UsageError(
-            f"--target plans runs with the clients' memories on the devices; got memories {config.memories} and"
-            f" {num_bytes / 2**30:,.1f} GiB of them; use --memories device"
-        )
     if on_host:
         of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
         return Layout(min(config.clients, host_pool.round_up(of_chunk)), True)

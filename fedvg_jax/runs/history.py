@@ -391,6 +391,10 @@ def refuse_sweep(folder: Path) -> None:
         raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
+NO_SETTINGS = (("target", None),)
+"""Entries of a config.json that are no settings, and had no effect at this value."""
+
+
 def config_from_json(settings: dict, source: str) -> Config:
     """Returns the settings that `config.to_json` wrote.
 
@@ -402,7 +406,7 @@ def config_from_json(settings: dict, source: str) -> Config:
     """
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
-    stored = {name: value for name, value in settings.items() if name != "unused"}  # derived from the settings
+    stored = {name: value for name, value in settings.items() if (name, value) not in NO_SETTINGS and name != "unused"}
     try:
         flat = configs.dotted(stored)
     except RecursionError:

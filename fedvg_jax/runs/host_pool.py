@@ -51,25 +51,15 @@ class HostPool(NamedTuple):
         return evaluate.count_devices(self.executor)
 
 
-def is_chosen(config: Config, num_bytes: int, hardware: hw.Hardware, is_here: bool = True) -> bool:
+def is_chosen(config: Config, num_bytes: int, hardware: hw.Hardware) -> bool:
     """Returns whether the pool stays on the host.
 
     Args:
         config: its `pool`, "auto", "device" or "host".
         num_bytes: of the pool.
         hardware: what the run is for.
-        is_here: whether that is the hardware of this process.
-
-    Raises:
-        UsageError: it would, on hardware that is not here.
     """
-    is_on_host = config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes, hardware) == "host")
-    if is_on_host and not is_here:
-        raise UsageError(
-            f"--target plans runs with all rows on the devices; got pool {config.pool} and {num_bytes / 2**30:,.1f} GiB"
-            " of rows; use --pool device, or --max-rows"
-        )
-    return is_on_host
+    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes, hardware) == "host")
 
 
 def resident_data(config: Config, data: Data) -> Data:

@@ -18,7 +18,6 @@ RESUMABLE_CHANGES = frozenset(
         "out",
         "resume",
         "dry_run",
-        "target",
         "force",
         "profile",
         "export",

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
@@ -141,7 +140,6 @@ def simulation(
     hyper: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
-    machine: programs.Machine | None = None,
 ) -> Simulation:
     """Returns everything that a run of these settings needs. Arguments replace what the config names.
 
@@ -156,8 +154,6 @@ def simulation(
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        machine: what the run's programs are for; defaults to the devices of this process. With devices of its own,
-            which need not exist, state and data are shapes on them.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -183,11 +179,11 @@ def simulation(
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    machine = machine or programs.Machine(hw.current())
-    steps_are_equal = _steps_are_equal(config, parts)
-    program = programs.make_program(config, images, task, algorithm, weighting, machine, steps_are_equal)
+    program = programs.make_program(
+        config, images, task, algorithm, weighting, equal_steps=steps_are_equal(config, parts)
+    )
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
-    is_on_host = host_pool.is_chosen(config, num_bytes, machine.hardware, machine.devices is None)
+    is_on_host = host_pool.is_chosen(config, num_bytes, hw.current())
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
@@ -205,13 +201,13 @@ def simulation(
             stats_too=config.server_stats == "official",
         )
     largest = int(client_rows.sizes(parts.train).max())
-    put = functools.partial(_place, machine, program.executor)
+    placement = program.executor.placement
     on_host = (
         host_pool.make(config, tables, of_round, parts, program.executor, program.algorithm) if is_on_host else None
     )
-    on_devices = host_pool.shapes_on_device(on_host, machine.hardware) if on_host else tables.pool
-    state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest, machine)
-    state, in_chunks = _place_state(config, state, layout, program.executor, machine)
+    on_devices = host_pool.shapes_on_device(on_host, hw.current()) if on_host else tables.pool
+    state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest)
+    state, in_chunks = _place_state(config, state, layout, program.executor)
     return Simulation(
         config=config,
         arrays=arrays,
@@ -219,7 +215,7 @@ def simulation(
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
         state=state,
-        data=tables if on_host else put(tables),
+        data=tables if on_host else processes.place(tables, placement),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(
             config, arrays, parts, program.executor, task=program.task, layout=layout, algorithm=program.algorithm
@@ -231,12 +227,12 @@ def simulation(
         executor=program.executor,
         optimiser=program.optimiser,
         given=frozenset(name for name, value in replacements.items() if value is not None),
-        host_pool=on_host._replace(resident=put(of_round)) if on_host else None,
+        host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
         host_memories=in_chunks,
     )
 
 
-def _steps_are_equal(config: Config, parts: Partition) -> bool:
+def steps_are_equal(config: Config, parts: Partition) -> bool:
     """Returns whether all clients take equally many local steps."""
     fewest_epochs, most_epochs = epochs_range(config)
     sizes = client_rows.sizes(parts.train)
@@ -244,16 +240,13 @@ def _steps_are_equal(config: Config, parts: Partition) -> bool:
 
 
 def _place_state(
-    config: Config, state: SimState, layout: client_memories.Layout, executor: Executor, machine: programs.Machine
+    config: Config, state: SimState, layout: client_memories.Layout, executor: Executor
 ) -> tuple[SimState, host_memories.HostMemories | None]:
     """Returns the state before the first round, and how the devices hold memories of clients that stay on the host.
 
     Args:
         state: of `make_state`.
     """
-    if machine.devices is not None:
-        placement = cohort_memories.placement(executor) or SingleDeviceSharding(machine.devices[0])
-        return jax.tree.map(_on_sharding, placement, state), None
     state = processes.place(state, executor.placement)
     if layout.is_on_host:
         assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
@@ -266,11 +259,6 @@ def _place_state(
     fields = {name: memory_rows.spread(getattr(state, name), count, executor.rows) for name in cohort_memories.MEMORIES}
     owners = () if layout.num_rows is None else np.full(count, -1, np.int32)
     return state._replace(**fields, memory_clients=processes.place(owners, executor.placement)), None
-
-
-def _on_sharding(sharding: Any, shapes: Any) -> Any:
-    """Returns shapes of arrays with a sharding."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def _make_population(
@@ -356,13 +344,6 @@ def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_name
     evaluation_records.check_sums(config, task, pool)
 
 
-def _place(machine: programs.Machine, executor: Executor, arrays: Any) -> Any:
-    """Returns arrays on the devices of this process, or their shapes on those of another machine."""
-    if machine.devices is None:
-        return processes.place(arrays, executor.placement)
-    return _on_sharding(executor.placement or SingleDeviceSharding(machine.devices[0]), arrays)
-
-
 def make_state(
     config: Config,
     program: programs.Program,
@@ -370,38 +351,26 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
-    machine: programs.Machine | None = None,
 ) -> tuple[SimState, client_memories.Layout]:
     """Returns the state before the first round, and where the clients' memories are.
 
-    The state has shapes for a machine that is not this one. It has the memories of one client where they stay on the
-    host, or where several devices divide them.
+    It has the memories of one client where they stay on the host, or where several devices divide them.
 
     Args:
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
-        machine: as in `simulation`.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    machine = machine or programs.Machine(hw.current())
-    is_here = machine.devices is None
-    variables = make_variables(config, program.init) if is_here else None
-
-    def init(num_memories: int | None) -> SimState:
-        start = make_variables(config, program.init) if variables is None else variables
-        return _init_state(config, program, hyper, start, num_memories)
-
+    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init))
     one_client = jax.eval_shape(lambda: init(1))
     client_bytes = memory.num_bytes((one_client.clients, one_client.optimisers))
     rows = program.executor.rows
-    num_parts = memory_rows.num_parts(rows, machine.hardware)
-    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, machine.hardware, is_here, num_parts)
+    num_parts = memory_rows.num_parts(rows, hw.current())
+    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), num_parts)
     shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients, rows)
-    if not is_here:
-        return shapes, layout
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
     memory.refuse_unfitting(config, parts)

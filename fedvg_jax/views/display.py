@@ -23,7 +23,6 @@ from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
 from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
-from fedvg_jax.views.target_plan import TargetPlan
 
 DEMONSTRATION = (
     "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
@@ -250,38 +249,6 @@ def plan_table(prediction: Prediction) -> Table:
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
     table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
     return table
-
-
-def target_table(plan: TargetPlan) -> Table:
-    """Returns the plan of a run on other hardware as a table; its times are estimates."""
-    low, high = plan.seconds_per_round
-    table = Table(show_header=False, title=f"plan for {plan.num_devices} x {plan.device} ({plan.target})")
-    fits = "fits" if plan.fits else "does NOT fit"
-    table.add_row("memory of a device", f"{_gib(plan.memory_bytes)} of {_gib(plan.memory_limit)}: {fits}")
-    table.add_row("", ", ".join(f"{name} {_gib(size)}" for name, size in plan.memory_parts.items()))
-    table.add_row("largest arrays", ", ".join(f"{shape} {_mib(size)}" for size, shape in plan.largest))
-    table.add_row("clients side by side on a device", str(plan.lanes))
-    table.add_row("local steps of the longest lane", f"{plan.steps_per_round:,.0f} a round")
-    for name, part in plan.parts.items():
-        gigaflops = f", {part.flops / 1e9:,.1f} GFLOP" if part.flops else ""
-        counts = f"{part.kernels:,} kernels, {part.copies:,} of them copies, {_mib(part.bytes)}{gigaflops}"
-        table.add_row(name, f"{counts}; {_range_text(*part.seconds)}")
-    for kind, count, size in plan.collectives:
-        table.add_row(kind, f"{count:,} a round, {_mib(size)}")
-    table.add_row("compiling", f"{plan.compile_seconds:.1f} s on this machine")
-    table.add_row("one round, estimate", _range_text(low, high))
-    table.add_row(f"{plan.rounds:,} rounds, estimate", _range_text(*plan.seconds))
-    return table
-
-
-def _range_text(low: float, high: float) -> str:
-    """Returns the two ends of an estimate, e.g. "1.2 to 3.4 ms"."""
-    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e3)) if low * f >= 1), ("us", 1e6))
-    return f"{low * factor:,.3g} to {high * factor:,.3g} {unit}"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB"
 
 
 def _mib(size: float) -> str:

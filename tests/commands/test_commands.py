@@ -85,7 +85,6 @@ RUN_ELSEWHERE = {
     "--pretrained": "tests/models/test_pretrained.py",
     "--track": "tests/views/test_tracking.py",
     "--distributed": "tests/runs/test_several_processes.py",
-    "--target": "tests/views/test_target_plan.py",
 }
 """Part of a command that needs a file, a package or a process which this one lacks -> the tests that run such."""
 

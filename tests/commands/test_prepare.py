@@ -128,7 +128,7 @@ def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, message):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--dry-run"], ["--target", "h100"], ["--export", "new"], ["--profile", "new"]),
+        *(["--dry-run"], ["--export", "new"], ["--profile", "new"]),
         *(["--resume", "auto"], ["--resume", "/no/such"], ["--track", "tensorboard"], ["--select", "held_out"]),
         *(["--validation.size", "50"], ["--corrupt.kind=label_flip"]),
     ],

@@ -177,8 +177,3 @@ def test_object_that_is_no_config_is_one_line(given):
 
     with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
         fedvg_jax.run(given)
-
-
-def test_flag_of_a_switch_that_is_off_is_refused_with_the_switch():
-    with pytest.raises(UsageError, match="--target is used only with --dry-run; add that, or leave out --target"):
-        uses.refuse_unused(Config(target="h100"), ["target"])

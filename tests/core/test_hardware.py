@@ -11,9 +11,8 @@ from flax import linen as nn
 from test_architecture import sources
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import device_models, targets, tree
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core import tree
 from fedvg_jax.models import layers
 from fedvg_jax.models.conv import patches, selection, winograd
 from fedvg_jax.runs import registry, simulation
@@ -139,28 +138,6 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
     (tmp_path / "memory.max").write_text(limit)
     monkeypatch.setattr(hw, "Path", lambda path: tmp_path / "memory.max")
     assert hw.host_memory() == expected or (expected is None and hw.host_memory() >= whole)
-
-
-@pytest.mark.parametrize(
-    ("text", "platform", "devices", "hosts"),
-    [("h100", "gpu", 1, 1), ("l40s:4", "gpu", 4, 1), ("h200:2x8", "gpu", 16, 2), ("tpu-v5e:4x4", "tpu", 16, 4)],
-)
-def test_a_target_is_a_device_a_number_of_them_and_their_hosts(text, platform, devices, hosts):
-    hardware = targets.parse_target(text).hardware
-    assert (hardware.platform, hardware.num_devices, hardware.num_processes) == (platform, devices, hosts)
-    assert hardware.memory_bytes and hardware.bandwidth and hw.choices(hardware) is hw.ACCELERATOR
-
-
-@pytest.mark.parametrize("text", ["", "b300", "h100:", "h100:0", "h100:2x", "h100:2x8x2", "tpu-v5e:3", "H100"])
-def test_a_wrong_target_is_refused_with_what_is_allowed(text):
-    with pytest.raises(UsageError, match=r"h100|a slice of tpu-v5e has"):
-        targets.parse_target(text)
-
-
-def test_the_figures_of_a_known_device_are_found_by_its_kind():
-    for model in device_models.MODELS.values():
-        assert device_models.by_kind(model.kind) is model
-    assert device_models.by_kind("cpu") is None
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 import worlds
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.targets import hlo
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import hlo, tree
+from fedvg_jax.core import tree
 
 
 @pytest.mark.parametrize("cohort", [1, 3, 16, 37])  # any number of them

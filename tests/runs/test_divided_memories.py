@@ -15,9 +15,10 @@ import worlds
 from several_processes import free_port, started_together
 
 import fedvg_jax as fv
+from benchmarks.targets import hlo
+from benchmarks.targets.programs import simulate_for
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import hlo
 from fedvg_jax.runs import chunks, client_memories, host_memories, joint_points, memory, programs, simulation
 
 NUM_CLIENTS = 22
@@ -176,7 +177,7 @@ def test_shapes_for_another_machine_are_divided(cache):
     config = replace(SETTINGS, cache_dir=cache)
     machine = programs.Machine(target, tuple(jax.devices()))
     given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
-    state = simulation.simulation(config, **given, machine=machine).state
+    state = simulate_for(config, machine, given).state
     leaves = jax.tree.leaves((state.clients, state.optimisers))
     assert all(leaf.shape[0] == 24 and leaf.sharding.shard_shape(leaf.shape)[0] == 6 for leaf in leaves)
     assert state.variables.params["w"].sharding.is_fully_replicated

@@ -1,12 +1,13 @@
 """Compiles the programs of a run ahead of time for hardware that this machine does not have.
 
 XLA's compilers for GPUs and TPUs are parts of the packages jax[cuda12] and libtpu, and need a description of a device.
-jax itself runs on the CPU, which `targets.prepare_environment` arranges before jax is imported.
+jax itself runs on the CPU, which `devices.prepare_environment` arranges before jax is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from benchmarks.targets import devices
+from benchmarks.targets.devices import Target
 from fedvg_jax.config import Config
-from fedvg_jax.core import targets
-from fedvg_jax.core.targets import Target
+from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import cohort_memories
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import programs, simulation
+from fedvg_jax.runs import client_memories, memory, programs, simulation
 
 OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_autotune_level": 0}, "tpu": {}}
 """Platform -> options of its compiler. Tuning would measure on the device."""
@@ -43,36 +47,81 @@ def machine_of(target: Target) -> programs.Machine:
     Raises:
         UsageError: the package with the target's compiler is missing, or jax was started for other devices.
     """
-    targets.require_compiler(target)
-    for name, value in targets.ENVIRONMENT.items():
+    devices.require_compiler(target)
+    for name, value in devices.ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # the plugins read it when they start
     from jax.experimental import topologies
 
     hardware = target.hardware
     if hardware.platform == "gpu":
         shape = f"1x{hardware.num_processes}x{hardware.num_devices // hardware.num_processes}"
-        described = {"platform": "cuda", "target_config": targets.gpu_target_config(target.model), "topology": shape}
+        described = {"platform": "cuda", "target_config": devices.gpu_target_config(target.model), "topology": shape}
     else:
-        topology = targets.TPU_TOPOLOGIES[hardware.num_devices]
+        topology = devices.TPU_TOPOLOGIES[hardware.num_devices]
         described = {"platform": "tpu", "topology_name": f"{target.model.compiler['generation']}:{topology}"}
     try:
-        devices = topologies.get_topology_desc(**described).devices
+        described_devices = topologies.get_topology_desc(**described).devices
     except Exception as error:  # the plugins raise several types
-        settings = " ".join(f"{name}={value}" for name, value in targets.ENVIRONMENT.items())
+        settings = " ".join(f"{name}={value}" for name, value in devices.ENVIRONMENT.items())
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"no compiler for target {target.name}; start Python with {settings} ({reason})") from None
-    return programs.Machine(hardware, tuple(devices[: hardware.num_devices]))
+    return programs.Machine(hardware, tuple(described_devices[: hardware.num_devices]))
 
 
-def simulate_for(config: Config, target: Target, replacements: Mapping[str, Any] = {}) -> simulation.Simulation:
-    """Returns a run as it would be on the target; its state and data are shapes.
+def simulate_for(
+    config: Config, machine: programs.Machine, replacements: Mapping[str, Any] = {}
+) -> simulation.Simulation:
+    """Returns a run as it would be on another machine; its state and data are shapes on that machine's devices.
+
+    All rows and all memories of clients are planned on the devices.
 
     Args:
         config: settings.
-        target: the hardware.
+        machine: hardware and devices, which need not exist.
         replacements: keyword arguments of `simulation.simulation`.
     """
-    return simulation.simulation(config, **replacements, machine=machine_of(target))
+    host = {"devices": "1", "lanes": "auto", "pool": "device", "memories": "device", "force": True}
+    here = simulation.simulation(dataclasses.replace(config, **host), **replacements)
+    config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
+    given = {name: getattr(here, name) for name in ("task", "algorithm", "weighting") if name in here.given}
+    images = None if "task" in given else programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
+    is_equal = simulation.steps_are_equal(config, here.partition)
+    program = programs.make_program(config, images, **given, machine=machine, equal_steps=is_equal)
+    state, layout = _state_shapes(config, here.state, program.executor, machine)
+    placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
+    of_states = cohort_memories.placement(program.executor) or placement
+    return here._replace(
+        config=config,
+        state=jax.tree.map(_on_sharding, of_states, state),
+        data=_on_sharding(placement, here.data),
+        schedule=simulation.make_schedule(
+            config,
+            here.arrays,
+            here.partition,
+            program.executor,
+            task=program.task,
+            layout=layout,
+            algorithm=program.algorithm,
+        ),
+        chunk=program.chunk,
+        evaluate=program.evaluate,
+        executor=program.executor,
+    )
+
+
+def _state_shapes(config: Config, state: Any, executor: Any, machine: programs.Machine) -> tuple[Any, Any]:
+    """Returns the shapes of a state with the rows of memories that the machine needs, and their layout."""
+    client_bytes = memory.num_bytes((state.clients, state.optimisers))
+    num_rows = max((len(leaf) for leaf in jax.tree.leaves((state.clients, state.optimisers))), default=1)
+    num_parts = memory_rows.num_parts(executor.rows, machine.hardware)
+    sizes = (client_bytes // num_rows, simulation.MAX_ROUNDS, machine.hardware, num_parts)
+    layout = client_memories.choose(config, *sizes)
+    return client_memories.shapes_of_rows(state, layout.num_rows, config.clients, executor.rows), layout
+
+
+def _on_sharding(sharding: Any, shapes: Any) -> Any:
+    """Returns shapes of arrays with a sharding."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.targets import hlo
+from benchmarks.targets import programs as target_programs
+from benchmarks.targets.devices import DeviceModel, Target, parse_target
+from benchmarks.targets.hlo import Kernel, Section
 from fedvg_jax.config import Config
-from fedvg_jax.core import hlo, scopes
-from fedvg_jax.core.device_models import DeviceModel
-from fedvg_jax.core.hlo import Kernel, Section
-from fedvg_jax.core.targets import Target, parse_target
-from fedvg_jax.runs import chunks, memory, simulation, target_programs
+from fedvg_jax.core import scopes
+from fedvg_jax.runs import chunks, memory, simulation
 
 COUNTED = 100
 """Rounds whose work is counted. Later rounds are drawn from the same distribution."""
@@ -141,7 +142,7 @@ def plan_for_target(config: Config, target: str, **replacements: Any) -> TargetP
     fedvg_jax.UsageError: target 'b300' is not known; ...
     """
     parsed = parse_target(target)
-    sim = target_programs.simulate_for(config, parsed, replacements)
+    sim = target_programs.simulate_for(config, target_programs.machine_of(parsed), replacements)
     return make_plan(sim, parsed, target_programs.compile_for(sim, parsed))
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from fedvg_jax.core import hlo
+from benchmarks.targets import hlo
 from fedvg_jax.core.types import UsageError
 
 TEXT = """HloModule jit_f, is_scheduled=true

@@ -1,11 +1,12 @@
 """Plans of runs on hardware that this machine does not have, from programs of a CPU in place of its compiler's."""
 
-import dataclasses
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import exchanged
 import jax
@@ -13,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-from rich.console import Console
 
-from fedvg_jax import sim
+from benchmarks.targets import devices as targets
+from benchmarks.targets import hlo
+from benchmarks.targets import plan as target_plan
+from benchmarks.targets import programs as target_programs
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware, hlo, targets, tree
+from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, programs, simulation, target_programs
-from fedvg_jax.views import display, target_plan
+from fedvg_jax.runs import chunks, programs, simulation
 
+ROOT = Path(__file__).parent.parent
 SETTINGS = Config(rounds=3, eval_every=2, local_epochs=2, clients=4, join_ratio=0.5)
 H100 = targets.parse_target("h100")
 
@@ -30,7 +33,7 @@ H100 = targets.parse_target("h100")
 @pytest.fixture(scope="module")
 def compiled():
     """Returns a simulation for an H100, and its programs compiled for this CPU."""
-    made = simulation.simulation(SETTINGS, machine=programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
+    made = target_programs.simulate_for(SETTINGS, programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
     return made, target_programs.compile_for(made, H100)
 
 
@@ -90,15 +93,11 @@ def test_a_plan_says_whether_it_fits(planned):
     assert not plan._replace(memory_limit=plan.memory_bytes - 1).fits
 
 
-def test_a_plan_is_json_and_a_table_that_calls_its_times_estimates(planned):
+def test_a_plan_is_json_that_calls_its_times_estimates(planned):
     _, plan = planned
     document = json.loads(json.dumps(target_plan.to_json(plan)))
     assert document["fits"] and document["parts"]["step"]["kernels"] > 0
     assert "not a measurement" in document["assumptions"][0]
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(display.target_table(plan))
-    text = console.export_text()
-    assert "NVIDIA H100" in text and "fits" in text and text.count("estimate") == 2
 
 
 def test_a_run_for_another_machine_has_the_shapes_of_this_one(planned, here):
@@ -125,56 +124,46 @@ def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compil
 
 
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
-def test_without_the_compiler_one_line_says_what_to_install(target, monkeypatch, capsys):
+def test_without_the_compiler_one_line_says_what_to_install(target, monkeypatch):
     find = importlib.util.find_spec
     missing = {"jax_cuda12_plugin", "libtpu"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in missing else find(name, *rest))
-    assert sim.main(["--dry-run", "--target", target]) == 2
-    package = targets.PACKAGES[targets.parse_target(target).hardware.platform][1]
-    assert capsys.readouterr().err == (
-        f"error: target {target} needs a compiler that is not installed: pip install {package}\n"
-    )
-
-
-def test_a_target_needs_a_dry_run(capsys):
-    assert sim.main(["--target", "h100"]) == 2
-    assert "--target is used only with --dry-run; add that, or leave out --target" in capsys.readouterr().err
-
-
-def test_an_unknown_target_is_refused(capsys):
-    assert sim.main(["--dry-run", "--target", "h300"]) == 2
-    assert "target 'h300' is not known" in capsys.readouterr().err
-
-
-def test_a_target_is_no_setting_that_results_depend_on():
-    other = dataclasses.replace(SETTINGS, dry_run=True, target="h100")
-    assert programs.static_settings(other) == programs.static_settings(SETTINGS)
+    parsed = targets.parse_target(target)
+    package = re.escape(targets.PACKAGES[parsed.hardware.platform][1])
+    with pytest.raises(UsageError, match=f"^target {target} needs a compiler that is not installed: .* {package}$"):
+        targets.prepare_environment(parsed)
 
 
 MOST_KERNELS = {"step": 26, "segment": 12, "scoring pass": 26}
 """Part of a round of the MLP -> upper bound of its kernels; measured 25, 10 and 23 on an H100."""
-
-PLAN = """
-import json, sys
-from fedvg_jax.core import targets
-targets.prepare_environment(targets.parse_target("h100"))
-import fedvg_jax as fv
-from fedvg_jax.views import target_plan
-plan = fv.plan_for_target(fv.Config(rounds=2), sys.argv[1])
-print(json.dumps(target_plan.to_json(plan)))
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "devices", "most_rest"), [("h100", 1, 72), ("h200:2x4", 8, 170)])
 def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
     pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
-    planned = subprocess.run([sys.executable, "-c", PLAN, target], capture_output=True, text=True, check=True)
-    plan = json.loads(planned.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.targets", "--target", target, "--rounds", "2"]
+    plan = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert plan["fits"] and plan["num_devices"] == devices
     assert bool(plan["collectives"]) == (devices > 1)
     for part, most in (MOST_KERNELS | {"rest of a round": most_rest}).items():
         assert 0 < plan["parts"][part]["kernels"] <= most, part
+
+
+@pytest.mark.parametrize(
+    ("text", "platform", "devices", "hosts"),
+    [("h100", "gpu", 1, 1), ("l40s:4", "gpu", 4, 1), ("h200:2x8", "gpu", 16, 2), ("tpu-v5e:4x4", "tpu", 16, 4)],
+)
+def test_a_target_is_a_device_a_number_of_them_and_their_hosts(text, platform, devices, hosts):
+    described = targets.parse_target(text).hardware
+    assert (described.platform, described.num_devices, described.num_processes) == (platform, devices, hosts)
+    assert described.memory_bytes and not described.is_cpu
+
+
+@pytest.mark.parametrize("text", ["", "b300", "h100:", "h100:0", "h100:2x", "h100:2x8x2", "tpu-v5e:3", "H100"])
+def test_a_wrong_target_is_refused_with_what_is_allowed(text):
+    with pytest.raises(UsageError, match=r"h100|a slice of tpu-v5e has"):
+        targets.parse_target(text)
 
 
 # --- what devices exchange
@@ -193,7 +182,7 @@ def assert_only_clients_and_their_mean(launches, size, model, num_clients):
 def exchanged_by_four(config, of_hardware):
     """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
     target = targets.parse_target("h100:4")
-    made = simulation.simulation(config, machine=programs.Machine(of_hardware, tuple(jax.devices()[:4])))
+    made = target_programs.simulate_for(config, programs.Machine(of_hardware, tuple(jax.devices()[:4])))
     collectives = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
     return *collectives, 4 * tree.size(made.state.variables.params)
 

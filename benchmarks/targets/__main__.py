@@ -1,10 +1,12 @@
 """Plans shipped configs for hardware that this machine does not have: kernels, bytes, memory and estimated seconds.
 
     python -m benchmarks.targets [--data-dir DIR] [--only NAME ...]
+    python -m benchmarks.targets --target TARGET [flags of fedvg_jax.sim]
 
-Needs jax[cuda12], and libtpu for TPUs. Each case is the plan of `python -m fedvg_jax.sim FLAGS --dry-run --target
-TARGET`, computed in a fresh process. Writes benchmarks/results/targets.json, where other cases keep their earlier
-plans. Seconds are estimates from compiled programs, not measurements.
+The first form plans `CASES`, each in a fresh process, and writes benchmarks/results/targets.json, where other cases
+keep their earlier plans. The second prints the plan of one run. TARGET is h100, h200, a100, l40s, tpu-v5e or tpu-v6e,
+with :DEVICES or :HOSTSxDEVICES for more than one device. Needs jax[cuda12], or libtpu for TPUs. Seconds are estimates
+from compiled programs, not measurements.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "targets.json"
 
 
@@ -38,37 +39,43 @@ CASES = {
     "CIFAR-10, ResNet-18 on an H100": Case("h100", "--config configs/cifar10_resnet18.toml", True),
 }
 
-PLAN = """
-import json, sys
-from fedvg_jax import sim
-from fedvg_jax.core import targets
-config = sim.parse(sys.argv[1:])
-targets.prepare_environment(targets.parse_target(config.target))
-import fedvg_jax as fv
-from fedvg_jax.views import target_plan
-print(json.dumps(target_plan.to_json(fv.plan_for_target(config, config.target))))
-"""
-
 
 def plan(case: Case, data_dir: Path | None) -> dict:
     """Returns the command and the plan of a case."""
-    flags = [*case.flags.split(), "--dry-run", "--target", case.target]
-    command = f"python -m fedvg_jax.sim {' '.join(flags)}" + " --data-dir DIR" * case.needs_data
-    words = [*flags, *(["--data-dir", str(data_dir)] if case.needs_data else [])]
-    process = [sys.executable, "-c", PLAN, *words]
+    words = ["--target", case.target, *case.flags.split()]
+    command = f"python -m benchmarks.targets {' '.join(words)}" + " --data-dir DIR" * case.needs_data
+    flags = ["--data-dir", str(data_dir)] if case.needs_data else []
+    process = [sys.executable, "-m", "benchmarks.targets", *words, *flags]
     completed = subprocess.run(process, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return {"command": command, "plan": json.loads(completed.stdout.splitlines()[-1])}
+    return {"command": command, "plan": json.loads(completed.stdout)}
+
+
+def print_plan(text: str, flags: list[str]) -> None:
+    """Prints the plan of one run as JSON."""
+    from benchmarks.targets import devices
+    from fedvg_jax import sim
+
+    config = sim.parse(flags)
+    devices.prepare_environment(devices.parse_target(text))  # before jax is imported
+    from benchmarks.targets import plan
+
+    print(json.dumps(plan.to_json(plan.plan_for_target(config, text)), indent=1))
 
 
 def main() -> None:
-    """Plans the cases and writes the results file."""
+    """Plans one run, or the cases whose results it writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument(
+        "--target", nargs=argparse.REMAINDER, help="hardware, then flags of fedvg_jax.sim: plan one run"
+    )
     args = parser.parse_args()
+    if args.target:
+        return print_plan(args.target[0], args.target[1:])
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"plans": {}}
-    results |= {"what": "estimates from compiled programs, not measurements", "jax": jax.__version__}
+    results |= {"what": "estimates from compiled programs, not measurements", "jax": metadata.version("jax")}
     for name in args.only:
         if CASES[name].needs_data and args.data_dir is None:
             print(f"{name}: needs --data-dir")

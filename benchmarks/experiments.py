@@ -1,4 +1,4 @@
-"""Measures experiments per hour of a sweep: points sequentially, vectorised in one program, or in two processes.
+"""Measures experiments per hour of a sweep: points in one process, or in two.
 
     python -m benchmarks.experiments [--nets mlp tinycnn lenet5 resnet18] [--out benchmarks/results/experiments.json]
 
@@ -42,17 +42,11 @@ class Mode(NamedTuple):
     """How the points of a sweep are computed."""
 
     processes: int = 1
-    side_by_side: bool = False
-    has_lanes: bool = False
-    """whether each point has a lane; otherwise one lane trains the clients of all points"""
 
 
 MODES = {
     "one after another": Mode(),
-    "side by side, one lane": Mode(side_by_side=True),
-    "side by side, a lane per point": Mode(side_by_side=True, has_lanes=True),
     "two processes, one after another": Mode(processes=2),
-    "two processes, side by side, one lane": Mode(processes=2, side_by_side=True),
 }
 
 
@@ -131,11 +125,9 @@ def compute(name: str, mode: Mode, share: int) -> dict[str, float]:
         rng = np.random.default_rng(0)
         data = rng.integers(0, 256, (net.images, 32, 32, 3), np.uint8), np.arange(net.images) % 10
         config = dataclasses.replace(config, local_epochs="2", clients=20, join_ratio=0.2, lr=0.01)
-    config = dataclasses.replace(config, lanes=str(net.points)) if mode.has_lanes else config
     seeds = list(range(share, net.points, mode.processes))
-    vectorize = len(seeds) if mode.side_by_side else "off"
     axes: dict[Any, Any] = {("seed", "partition_seed"): [(seed, seed) for seed in seeds]}
-    results = [each.result for each in fedvg_jax.run_sweep(config, axes, data=data, vectorize=vectorize)]
+    results = [each.result for each in fedvg_jax.run_sweep(config, axes, data=data)]
     summaries = [result.summary for result in results if isinstance(result, fedvg_jax.History)]
     assert len(summaries) == len(seeds), results
     return {

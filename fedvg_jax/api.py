@@ -202,7 +202,6 @@ def run_sweep(
     hyper: Mapping[str, float] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
-    vectorize: str | int = "auto",
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -216,8 +215,6 @@ def run_sweep(
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        vectorize: how many runs of one program are computed side by side; "off" for one after another, "auto" for side
-            by side where it is faster.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -250,13 +247,12 @@ def run_sweep(
     if data is None:
         sweep_folder.check_sources(made.points)
     sweep_objects.check(made.points, replacements)
-    share = sweeps.sharing(sweep_points.check_vectorize(str(vectorize), made.points))
     if folder:
         given = sweep_objects.describe(sweep_objects.shared_by_points(own, replacements))
         sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
     ordered = [point for group in sweeps.by_program(made.points) for point in group]
     with _sweep_observers(ordered, folder, progress) as observers:
-        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements, share=share)
+        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
     if stopped_by is not None:

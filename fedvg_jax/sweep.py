@@ -59,8 +59,6 @@ Options of the sweep:
   --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores;
                          auto: one per core, where points use one core each
-  --vectorize N          N points of one program side by side; off: one after
-                         another; auto: side by side where it is faster
   --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
@@ -261,17 +259,15 @@ def _compute(
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
         tracked = observers._replace(track=tracking.Trackers)
-        return sweeps.compute(mine, out, tracked, share=sweeps.sharing(command.vectorize))[1]
+        return sweeps.compute(mine, out, tracked)[1]
 
 
 def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
     """Returns the number of processes that compute the points."""
     if command.jobs is not None:
         return command.jobs
-    is_together = command.vectorize not in ("auto", "off")
     num_mine = len(pending) // (command.shard.count if command.shard else 1)
-    is_one = is_together or command.slurm is not None
-    return 1 if is_one else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
+    return 1 if command.slurm is not None else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
 
 
 def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[tuple[Point, int, float]]]:
@@ -354,7 +350,7 @@ def _work(command: CommandLine, share: Share) -> int:
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
     observers = sweeps.Observers(track=tracking.Trackers)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(mine, out, observers, retries=False, share=sweeps.sharing(command.vectorize))
+        _, stopped_by = sweeps.compute(mine, out, observers, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

@@ -19,7 +19,7 @@ from fedvg_jax.runs.sweep_workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "vectorize")
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
 """Flags of the sweep itself with one value, or none."""
 
 HIDDEN = ("worker", "phase")
@@ -65,8 +65,6 @@ class CommandLine(NamedTuple):
     """which process of another one's `jobs` this is"""
     phase: str = ""
     """of a worker: the part of the sweep that it computes"""
-    vectorize: str = "auto"
-    """see `sweep_points.check_vectorize`"""
     words: tuple[str, ...] = ()
     """the command line of a worker, without its share and phase"""
 
@@ -107,7 +105,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=sweep_workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
         phase=own.get("phase", ""),
-        vectorize=sweep_points.check_vectorize(own.get("vectorize", "auto"), points.points),
         words=(*words, f"--out={out}"),
     )
 

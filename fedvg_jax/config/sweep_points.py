@@ -16,7 +16,7 @@ from fedvg_jax.config import presets, shorthands
 from fedvg_jax.config.axes import FOLLOW, Axis, check_distinct, check_name, unset_paths
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply, flatten
-from fedvg_jax.config.options import Config, block_size, cohort_size
+from fedvg_jax.config.options import Config
 from fedvg_jax.config.uses import refuse_unused, unmet
 from fedvg_jax.core.types import UsageError
 
@@ -114,38 +114,6 @@ def make_points(sweep: Sweep) -> Points:
     _refuse_never_used(sweep, kept_points)
     _refuse_equal_names(kept_points)
     return Points(kept_points, merged)
-
-
-def check_vectorize(vectorize: str, points: Sequence[Point] = ()) -> str:
-    """Returns how points share programs, if it is allowed.
-
-    Args:
-        vectorize: "off", "auto" or the number of points side by side.
-        points: of the sweep; a number needs points that can share a program.
-
-    Raises:
-        UsageError: it is none of these, or a point has a setting that does not allow a number.
-
-    >>> check_vectorize("8")
-    '8'
-    """
-    if vectorize in ("off", "auto"):
-        return vectorize
-    if not (vectorize.isdecimal() and vectorize.isascii() and len(vectorize) < 5 and int(vectorize) >= 1):
-        raise UsageError(f"vectorize must be off, auto or a number of points from 1 to 9999; got {vectorize[:50]}")
-    for point in points:
-        if reason := sharing_refusal(point.config):
-            raise UsageError(f"vectorize {vectorize} beside {reason}; or use --vectorize auto")
-    return vectorize
-
-
-def sharing_refusal(config: Config) -> str:
-    """Returns why a run cannot be computed side by side with others, and what to do; "" if it can."""
-    if block_size(config) < cohort_size(config):
-        return f"hold {config.hold}, which trains a cohort in blocks; use --hold 0"
-    if config.profile is not None:
-        return f"profile {config.profile}, which traces a single run; leave it out"
-    return ""
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:

@@ -80,17 +80,6 @@ class Choices(NamedTuple):
 
     One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
     lanes share the launches."""
-    max_joint_lanes: int
-    """The same for the clients of several runs that train as one program (`--vectorize`).
-
-    The largest client of a run bounds its useful lanes: 3.2 at alpha 0.05 (sum of all clients' steps over the longest).
-    The clients of several runs fill more lanes."""
-    runs_together: int
-    """Runs of one program that `--vectorize auto` computes side by side; 1 computes them one after another.
-
-    On a CPU core, rounds per CPU second against one after another: mlp 1.1 with 1 lane, 1.0 with 4, 0.85 with 8;
-    tinycnn 0.9 with 1 lane, 0.7 with 4 (digits, alpha 0.05). On an accelerator lanes share the launches, but no time
-    was measured, so there `auto` times both ways for every program first."""
     bytes_per_client: Mapping[str, int] | None
     """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
 
@@ -153,8 +142,6 @@ CPU = Choices(
     contiguous_patches=True,
     fusion_barriers=True,
     max_lanes=1,
-    max_joint_lanes=1,
-    runs_together=1,
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
     memory_share=0.5,
     is_float64_safe_on_many_devices=False,
@@ -176,8 +163,6 @@ ACCELERATOR = Choices(
     contiguous_patches=False,
     fusion_barriers=False,
     max_lanes=4,
-    max_joint_lanes=16,
-    runs_together=8,
     bytes_per_client=None,
     memory_share=1.0,
     is_float64_safe_on_many_devices=True,

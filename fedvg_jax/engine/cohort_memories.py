@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import Executor, Schedule, SimState
@@ -18,18 +17,11 @@ MEMORIES = ("clients", "optimisers")
 """Fields of a state with a row for each client that has memories."""
 
 
-def placement(executor: Executor, *, of_runs: bool = False) -> Any:
-    """Returns the shardings of a state, a prefix of its pytree; None for one device.
-
-    Args:
-        executor: of the rounds.
-        of_runs: whether the state is that of several runs, leaves [P, ...].
-    """
+def placement(executor: Executor) -> Any:
+    """Returns the shardings of a state, a prefix of its pytree; None for one device."""
     if executor.rows is None:
         return executor.placement
-    axes = [*([None] if of_runs else []), *executor.rows.spec]
-    rows = NamedSharding(executor.rows.mesh, P(*axes))
-    fields: dict[str, Any] = {name: rows if name in MEMORIES else executor.placement for name in SimState._fields}
+    fields: dict[str, Any] = {n: executor.rows if n in MEMORIES else executor.placement for n in SimState._fields}
     return SimState(**fields)
 
 

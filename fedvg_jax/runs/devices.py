@@ -17,17 +17,14 @@ from fedvg_jax.engine import executors
 def make_executor(
     config: Config,
     hardware: hw.Hardware | None = None,
-    num_runs: int = 1,
     devices: Sequence[Any] | None = None,
     equal_steps: bool = False,
 ) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
-        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`, or for several
-            runs `max_joint_lanes`.
+        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
         hardware: defaults to `hardware.current()`.
-        num_runs: runs whose clients the lanes train.
         devices: jax's devices of that hardware; defaults to those of all processes.
         equal_steps: whether all clients take equally many local steps.
     """
@@ -35,12 +32,10 @@ def make_executor(
     if config.lanes == "all":
         return executors.vmapped()
     chosen = hw.choices(hardware)
-    auto_lanes = chosen.max_lanes if num_runs == 1 else chosen.max_joint_lanes
-    max_lanes = auto_lanes if config.lanes == "auto" else int(config.lanes)
-    num_lanes = min(max_lanes, -(-num_runs * block_size(config) // count))
+    max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
+    num_lanes = min(max_lanes, -(-block_size(config) // count))
     if count > 1:
-        # the clients of several runs are jobs for all devices
-        num_parts = device_counts.num_parts(count, block_size(config)) if num_runs == 1 else 1
+        num_parts = device_counts.num_parts(count, block_size(config))
         by_position = equal_steps and num_parts == 1
         return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_parts, by_position)
     return executors.lanes(num_lanes, chosen.is_packed)

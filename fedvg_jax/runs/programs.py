@@ -186,13 +186,9 @@ def _make(
 _stored = functools.lru_cache(executables.MAX_PROGRAMS)(_make)
 
 
-def chunk_placement(executor: Executor, *, of_runs: bool = False) -> Any:
-    """Returns the shardings of what a chunk returns; None for one device.
-
-    Args:
-        of_runs: whether it is a chunk of several runs.
-    """
-    state = cohort_memories.placement(executor, of_runs=of_runs)
+def chunk_placement(executor: Executor) -> Any:
+    """Returns the shardings of what a chunk returns; None for one device."""
+    state = cohort_memories.placement(executor)
     return None if state is None else (state, executor.placement)
 
 

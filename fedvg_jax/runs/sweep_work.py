@@ -96,7 +96,7 @@ def claim(folder: Path | None) -> Iterator[bool]:
         yield is_mine
 
 
-def compute_alone(work: Work, points: Sequence[Point]) -> list[Point]:
+def compute_points(work: Work, points: Sequence[Point]) -> list[Point]:
     """Computes points one after another until a signal; returns those that other processes hold."""
     busy = []
     for point in points:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.sweep_points import Point, sharing_refusal
+from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.runs import programs, sweep_folder
 from fedvg_jax.runs.history import History
 from fedvg_jax.runs.sweep_folder import Failure
-from fedvg_jax.runs.sweep_sharing import Sharing, compute_together, sharing
-from fedvg_jax.runs.sweep_work import DataStore, Observers, Work, compute_alone, data_key
+from fedvg_jax.runs.sweep_work import DataStore, Observers, Work, compute_points, data_key
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
@@ -58,7 +57,6 @@ def compute(
     replacements: Mapping[str, Any] = {},
     waits: bool = True,
     retries: bool = True,
-    share: Sharing = Sharing(1),  # noqa: B008  a named tuple of numbers
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are neither finished nor held by another process.
 
@@ -71,7 +69,6 @@ def compute(
             here.
         retries: whether points that failed before this call are computed again. Points that fail during the call, in
             whichever process, are not.
-        share: how points of one program share it.
 
     Returns:
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
@@ -81,26 +78,13 @@ def compute(
     work = Work(out, observers, replacements, DataStore({}), {}, [])
     pending = list(points)
     while pending:
-        busy: list[Point] = []
-        for group in _groups(pending, share):
-            busy += compute_together(work, group, share) if len(group) > 1 else compute_alone(work, group)
-            if work.stops:
-                return work.results, work.stops[0]
+        busy = compute_points(work, pending)
+        if work.stops:
+            return work.results, work.stops[0]
         pending = busy if waits else []
         if pending:
             time.sleep(POLL_SECONDS)
     return work.results, None
-
-
-def _groups(points: Sequence[Point], share: Sharing) -> list[list[Point]]:
-    """Returns the points that may share a program, in order; others alone."""
-    if share.num_places == 1:
-        return [[point] for point in points]
-    groups = []
-    for group in by_program(points):
-        can_share = [point for point in group if not sharing_refusal(point.config)]
-        groups += [can_share, *([point] for point in group if point not in can_share)]
-    return [group for group in groups if group]
 
 
 def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
@@ -114,4 +98,4 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     return results
 
 
-__all__ = ["Observers", "Sharing", "SweepResult", "by_program", "compute", "load", "program_key", "sharing"]
+__all__ = ["Observers", "SweepResult", "by_program", "compute", "load", "program_key"]

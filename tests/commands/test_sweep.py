@@ -115,10 +115,6 @@ REFUSED = {
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),
     "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
     "no jobs": (["--jobs", "0"], "--jobs must be auto or a number >= 1; got 0"),
-    "no points side by side": (
-        ["--vectorize", "0"],
-        "vectorize must be off, auto or a number of points from 1 to 9999",
-    ),
     "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
@@ -272,7 +268,7 @@ def test_part_of_a_sweep_says_which_command_writes_the_report(run, tmp_path):
 def test_help_all_has_the_options_of_a_run_too(capsys):
     assert sweep.main(["--help-all"]) == 0
     text = capsys.readouterr().out
-    assert "--vectorize" in text and "--scaffold.steps" in text
+    assert "--shard" in text and "--scaffold.steps" in text
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
@@ -408,7 +404,7 @@ def test_processes_share_the_points_without_computing_one_twice(tmp_path, cache,
 
 def test_points_of_a_job_of_submitit_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch):
     require_submitit(monkeypatch)
-    words = ["--rounds", "1", "--seed", "0:2", "--vectorize", "off", "--executor", "submitit"]
+    words = ["--rounds", "1", "--seed", "0:2", "--executor", "submitit"]
     words += ["--slurm", "timeout_min=5"]
     code, out, err = run(*words)
     assert (code, err) == (0, "") and "2/2" in out and re.search(r"± \S+ \(2\)", out)
@@ -485,7 +481,7 @@ def test_points_of_an_ended_job_are_unfinished_and_the_same_command_computes_the
         assert [exit_code(function, words, simulate_all) for words in arguments] == [0, 0]
         return [Job(0), Job(1)]
 
-    words = ["--rounds", "1", "--seed", "0:2", "--vectorize", "off", "--jobs", "2", "--executor", "submitit"]
+    words = ["--rounds", "1", "--seed", "0:2", "--jobs", "2", "--executor", "submitit"]
     words += ["--slurm", "timeout_min=5", "slurm_partition=gpu"]
     monkeypatch.setitem(sys.modules, "submitit", fake_submitit(run_first))
     code, out, err = run(*words)

@@ -276,17 +276,6 @@ def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_points_side_by_side_equal_the_points_alone(data, monkeypatch, tmp_path):
-    monkeypatch.setattr(client_memories, "DENSE_BYTES", 0)
-    config = replace(SETTINGS, algorithm="scaffold", optimiser_state="reset", cache_dir=tmp_path / "cache")
-    given = {"data": data, "task": TASK}
-    alone, together = (fv.run_sweep(config, {"seed": [0, 1, 2]}, vectorize=v, **given) for v in ("off", 2))
-    for one, other in zip(alone, together, strict=True):
-        for mine, its in zip(one.result.records, other.result.records, strict=True):
-            assert mine["clients"] == its["clients"] and mine["test_loss"] == its["test_loss"]
-
-
-@pytest.mark.slow
 def test_two_processes_keep_the_memories_on_their_hosts(tmp_path):
     """Two processes write the history of two devices of one process, and resume the checkpoint of one."""
     flags = ["--eval-every", "1", "--clients", "8", "--devices", "2", "--local-epochs", "1", "--algorithm", "scaffold"]

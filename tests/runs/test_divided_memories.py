@@ -19,7 +19,7 @@ from benchmarks.targets import hlo
 from benchmarks.targets.programs import simulate_for
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.runs import chunks, client_memories, host_memories, joint_points, memory, programs, simulation
+from fedvg_jax.runs import chunks, client_memories, host_memories, memory, programs, simulation
 
 NUM_CLIENTS = 22
 SETTINGS = Config(
@@ -116,16 +116,6 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
 
 
-def test_runs_side_by_side_divide_their_memories(cache):
-    sims = [simulated(cache, seed=seed) for seed in (0, 1)]
-    executor = simulation.make_executor(sims[0].config, num_runs=2)
-    states = joint_points._arrays(sims, executor, 2).state
-    shards = {shard.data.shape[:2] for leaf in jax.tree.leaves(states.clients) for shard in leaf.addressable_shards}
-    assert shards == {(2, 8)}
-    one = joint_points._take_state(executor)(states, 1)
-    assert rows_held(one) == {8} and one.variables.params["w"].sharding.is_fully_replicated
-
-
 def exchanged_bytes(sim):
     """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
     text = chunks.compile_programs(sim).chunk.as_text()
@@ -196,19 +186,6 @@ def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_orde
     for more in ({}, {"hold": 2}, {"memories": "host"}):
         if more != {"hold": 2} or devices != 3:
             assert_equal_runs(run(devices, in_order, **changes, **more), run(1, in_order, **changes, **more))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_points_side_by_side_on_four_devices_equal_those_of_one(cache, name):
-    config = replace(SETTINGS, cache_dir=cache, **ALGORITHMS[name])
-    given = {"data": DATA, "task": linear.TASK}
-    one, four = (
-        fv.run_sweep(replace(config, devices=devices), {"seed": [0, 1, 2]}, vectorize=share, **given)
-        for devices, share in (("1", "off"), ("4", 2))
-    )
-    for alone, together in zip(one, four, strict=True):
-        assert_equal_runs((together.result, []), (alone.result, []))
 
 
 PROGRAM = """

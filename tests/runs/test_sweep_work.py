@@ -15,8 +15,8 @@ CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="s
 POINTS = ["seed=0", "seed=1"]
 
 
-def sweep(axes, config=CONFIG, vectorize="off", **arguments):
-    return fv.run_sweep(config, axes, data=linear.data(), task=linear.TASK, vectorize=vectorize, **arguments)
+def sweep(axes, config=CONFIG, **arguments):
+    return fv.run_sweep(config, axes, data=linear.data(), task=linear.TASK, **arguments)
 
 
 @pytest.fixture
@@ -25,9 +25,8 @@ def failing(monkeypatch):
     monkeypatch.setattr(tracking, "WRITERS", {"wandb": ("sys", "no_such_module")})
 
 
-@pytest.mark.parametrize("vectorize", ["off", "2"])
-def test_failed_trackers_are_logged_with_the_names_of_their_points(failing, caplog, vectorize):
-    results = sweep({"seed": "0:2"}, track="wandb", vectorize=vectorize)
+def test_failed_trackers_are_logged_with_the_names_of_their_points(failing, caplog):
+    results = sweep({"seed": "0:2"}, track="wandb")
     lines = [record.getMessage() for record in caplog.records]
     assert [result.name for result in results] == POINTS
     assert [line.partition(": ")[0] for line in lines] == POINTS

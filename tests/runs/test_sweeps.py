@@ -14,7 +14,7 @@ import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop, programs, sweep_folder, sweep_sharing, sweep_work, sweeps, verification
+from fedvg_jax.runs import loop, programs, sweep_folder, sweep_work, sweeps, verification
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.views import report
 from fedvg_jax.views.report import costs, page
@@ -230,29 +230,25 @@ def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, 
     assert not (out / "points" / results[1].name / "failure.json").exists()
 
 
-@pytest.mark.parametrize("num_places", [1, 2])
-def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(
-    base, tmp_path, monkeypatch, num_places
-):
-    """Also a process that waits for the point while another one computes it; alone or side by side."""
-    out, share, tried = tmp_path / "out", sweeps.Sharing(num_places), []
+def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(base, tmp_path, monkeypatch):
+    """Also a process that waits for the point while another one computes it."""
+    out, tried = tmp_path / "out", []
     points = open_sweep(base, out)
 
     def fail(work, point):
         tried.append(point.name)
         raise OSError(28, "No space left on device")
 
-    for module in (sweep_work, sweep_sharing):
-        monkeypatch.setattr(module, "simulation_of", fail)
+    monkeypatch.setattr(sweep_work, "simulation_of", fail)
     sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
     for number in range(1, 3):
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(points, out, retries=False, share=share)
+            sweeps.compute(points, out, retries=False)
         assert sorted(tried) == sorted([point.name for point in points] * number)
         sweep_folder.clear_failures(out, points)
-    sweeps.compute(points, out, share=share)
+    sweeps.compute(points, out)
     assert len(tried) == 3 * len(points)
-    sweeps.compute(points, out, share=share)
+    sweeps.compute(points, out)
     assert len(tried) == 4 * len(points)
 
 

@@ -175,21 +175,6 @@ def test_points_of_a_sweep_are_tracked(fake, monkeypatch, tmp_path):
     assert [name for name, _ in fake] == ["open", "log", "close"] * 2
 
 
-@pytest.mark.slow
-def test_points_side_by_side_are_tracked_like_points_alone(fake, tmp_path):
-    start = Config(rounds=2, clients=4, alpha=10.0, eval_every=1, cache_dir=tmp_path / "cache")
-    logged = []
-    for vectorize in ("off", "2"):
-        fake.clear()
-        fv.run_sweep(start, {"seed": [0, 1]}, tmp_path / vectorize, track="wandb", vectorize=vectorize)
-        runs = [(run.name, run.group) for name, run in fake if name == "open"]
-        assert runs == [("seed=0", vectorize), ("seed=1", vectorize)] and rounds_of(fake).count(2) == 2
-        assert [ending.status for name, ending in fake if name == "close"] == ["finished"] * 2
-        rounds = [values for name, value in fake if name == "log" for values in value.values()]
-        logged.append(sorted(values["test/loss"] for values in rounds))
-    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
-
-
 # --- real packages
 
 

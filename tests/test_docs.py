@@ -20,8 +20,10 @@ from fedvg_jax.runs import chunks
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "regression")
-"""Those that are notebooks; regression.py is a command, and `test_adapt.py` runs it."""
+COMMANDS = {"regression", "seeds"}
+"""Examples that are commands; `test_adapt.py` and `test_examples.py` run them."""
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in COMMANDS)
+"""Those that are notebooks."""
 
 WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))

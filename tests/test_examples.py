@@ -1,7 +1,9 @@
-"""Examples import public names."""
+"""Examples import public names, and give what they promise."""
 
 import ast
+import dataclasses
 import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,18 @@ def test_an_example_imports_public_names(path):
         if module in NAMESPACES:
             public = set(importlib.import_module(module).__all__)
         assert names <= public, f"{module}: {names}"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES[0].parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
+    example = loaded("seeds")
+    config = dataclasses.replace(example.CONFIG, rounds=2, local_epochs="1")
+    monkeypatch.setattr(example, "CONFIG", config)
+    points = fedvg_jax.run_sweep(config, {("seed", "partition_seed"): [(0, 0), (1, 1)]})
+    assert example.main(2) == pytest.approx([point.result.summary["test_accuracy_final"] for point in points])

@@ -170,7 +170,7 @@ def limit_steps(planned: Schedule, sim: build.Simulation, steps: int) -> Schedul
     rows = np.full_like(planned.rows, -1)
     for old, new, count in zip(planned.start, start, num_steps, strict=True):
         rows[new : new + count] = planned.rows[old : old + count]
-    plan = lane_plan.plan_lanes(num_steps, executor.num_lanes, executor.lanes_together, executor.by_position)
+    plan = lane_plan.plan_lanes(num_steps, executor.num_lanes, executor.lanes_together)
     return planned._replace(num_steps=num_steps, start=start, rows=rows, plan=plan)
 
 
@@ -193,14 +193,14 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         trained = executor.train(client, (state, data, hyper), planned)
         return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, trained.params), trained.stats)
 
-    def measure(shared, report, row_parts=None):
+    def measure(shared, report):
         hyper, data = shared
-        return weighting.signal(hyper, report._replace(row_parts=row_parts), data)
+        return weighting.signal(hyper, report, data)
 
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
         reports = Report(clients, planned.num_samples, deltas)
-        return (executor.map_by_rows or executor.map)(measure, (hyper, data), reports)
+        return executor.map(measure, (hyper, data), reports)
 
     def aggregate(state, clients, signals, planned, data, hyper):
         weights = weighting.weigh(hyper, signals, Returns(state.variables, clients, planned.shuffle, data))

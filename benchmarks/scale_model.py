@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core import device_counts
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.engine import lane_plan
@@ -251,30 +250,26 @@ def _work(rows: np.ndarray, group: Federation, layout: Layout) -> Work:
         group: the federation.
         layout: the placement of the cohort.
     """
-    lanes, block, num_scored = layout.lanes, layout.block, layout.used // layout.parts
+    lanes, block, used = layout.lanes, layout.block, layout.used
     steps = num_steps(rows, group.epochs, group.batch_size)
     blocks = [steps[i : i + block] for i in range(0, len(steps), block)]
-    extents = [lane_plan.extent(block_steps, layout.training * lanes, lanes) for block_steps in blocks]
-    turns = sum(math.ceil(math.ceil(len(block_steps) / num_scored) / lanes) for block_steps in blocks)
+    extents = [lane_plan.extent(block_steps, used * lanes, lanes) for block_steps in blocks]
+    turns = sum(math.ceil(math.ceil(len(block_steps) / used) / lanes) for block_steps in blocks)
     return Work(
         steps=sum(extent.num_steps for extent in extents),
-        mean_steps=steps.sum() / (layout.training * lanes),
+        mean_steps=steps.sum() / (used * lanes),
         segments=sum(extent.num_segments for extent in extents),
         rows=group.epochs * float(rows.sum()),
         passes=turns,
-        mean_passes=group.cohort / (num_scored * lanes),
+        mean_passes=group.cohort / (used * lanes),
     )
 
 
 class Layout(NamedTuple):
     """The placement of a round's clients on devices."""
 
-    training: int
-    """Devices that train: at most one per client."""
     used: int
-    """Devices that train or score."""
-    parts: int
-    """Devices that score one client together."""
+    """Devices that share the cohort: at most one per client."""
     lanes: int
     """Clients side by side on a device."""
     block: int
@@ -283,10 +278,8 @@ class Layout(NamedTuple):
 
 def _layout(figures: Figures, cohort: int, devices: int) -> Layout:
     """Returns the placement of a cohort that the engine chooses with one process per host."""
-    training = min(devices, cohort)
-    block = _block(figures, cohort, training)
-    used = device_counts.most_devices(devices, block, -(-devices // DEVICES_PER_HOST)) or training
-    return Layout(training, used, device_counts.num_parts(used, block), min(figures.lanes, -(-cohort // used)), block)
+    used = min(devices, cohort)
+    return Layout(used, min(figures.lanes, -(-cohort // used)), _block(figures, cohort, used))
 
 
 def _block(figures: Figures, cohort: int, used: int) -> int:
@@ -296,9 +289,7 @@ def _block(figures: Figures, cohort: int, used: int) -> int:
     return cohort if fitting >= cohort else max(used, fitting - fitting % used)
 
 
-def _seconds(
-    figures: Figures, part: Kernels, layout: Layout, end: int, turns: float = 0.0, share: float = 1.0
-) -> float:
+def _seconds(figures: Figures, part: Kernels, layout: Layout, end: int, turns: float = 0.0) -> float:
     """Returns the seconds of a part on one device.
 
     Args:
@@ -307,10 +298,9 @@ def _seconds(
         layout: gives the number of lanes.
         end: of the range.
         turns: iterations of a loop whose trip count is data.
-        share: fraction of the part's bytes and operations.
     """
     assumed = ASSUMPTIONS[end]
-    work = part.seconds[end] * share * layout.lanes / figures.lanes
+    work = part.seconds[end] * layout.lanes / figures.lanes
     return max(assumed.launch * part.kernels, work) + turns * assumed.turn
 
 
@@ -319,21 +309,14 @@ def _step_seconds(figures: Figures, layout: Layout, end: int) -> float:
 
 
 def _scoring_seconds(figures: Figures, group: Federation, layout: Layout, end: int) -> float:
-    """Returns the seconds in which a device scores one client on each of its lanes, or its part of one client.
-
-    D_val is distributed over the devices of a client in groups of B rows.
-    """
-    of_one = -(-group.validation // figures.rows_per_pass)
-    groups = -(-group.validation // group.batch_size)
-    rows = min(group.validation, -(-groups // layout.parts) * group.batch_size)
-    passes = -(-rows // figures.rows_per_pass)
-    share = rows / passes / (group.validation / of_one)
-    return passes * _seconds(figures, figures.scoring_pass, layout, end, share=share)
+    """Returns the seconds in which a device scores one client on each of its lanes."""
+    passes = -(-group.validation // figures.rows_per_pass)
+    return passes * _seconds(figures, figures.scoring_pass, layout, end)
 
 
 def _busy_seconds(figures: Figures, group: Federation, work: Work, layout: Layout, end: int) -> float:
     """Returns the seconds of local steps and scoring, summed over all devices."""
-    steps = layout.training * work.mean_steps * _step_seconds(figures, layout, end)
+    steps = layout.used * work.mean_steps * _step_seconds(figures, layout, end)
     return steps + layout.used * work.mean_passes * _scoring_seconds(figures, group, layout, end)
 
 
@@ -363,10 +346,9 @@ def _collectives(figures: Figures, cohort: int, layout: Layout, links: Sequence[
 
     As in the compiled programs: a reduce-scatter of one model per client of the block, padded to a multiple of the
     devices; an all-reduce of one model; small collectives. If the devices do not divide the block, removing the padding
-    moves each device's models to others, and a second model is reduced. If several devices score a client, an
-    all-reduce sends all clients to all devices, and the devices of a client reduce its gradient.
+    moves each device's models to others, and a second model is reduced.
     """
-    block, used, parts = min(layout.block, cohort), layout.used, layout.parts
+    block, used = min(layout.block, cohort), layout.used
     if used == 1:
         return 0.0
     assumed, model = ASSUMPTIONS[end], 4.0 * figures.parameters
@@ -377,9 +359,6 @@ def _collectives(figures: Figures, cohort: int, layout: Layout, links: Sequence[
     ring = assumed.collective + (used - hosts) * inside.hop[end] + (hosts - 1) * between.hop[end]
     tree = assumed.collective + 2 * (min(used, DEVICES_PER_HOST) - 1) * inside.hop[end]
     tree += 2 * math.log2(hosts) * between.hop[end]
-    if parts > 1:
-        num_bytes = 2 * (sent * block + (parts - 1) / parts) * model
-        return 2 * ring + num_bytes / bandwidth + (1 + SMALL_COLLECTIVES) * tree
     padded = -(-block // used) * used
     num_bytes = sent * (padded + 2 * (1 + is_ragged)) * model + is_ragged * padded / used * model
     return ring + num_bytes / bandwidth + (1 + SMALL_COLLECTIVES) * tree

@@ -384,7 +384,6 @@ def make_schedule(
         batch_size=batch_size,
         num_lanes=executor.num_lanes,
         lanes_together=executor.lanes_together,
-        by_position=executor.by_position,
         capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size),
         probe_ratio=probe_ratio,
     )

@@ -134,14 +134,12 @@ def main(count, index, port, file, cohort_size):
     import jax
     import numpy as np
 
-    from fedvg_jax.core import device_counts
     from fedvg_jax.engine import executors
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     is_double = jax.local_device_count() == 1
     with jax.enable_x64(is_double):
-        parts = device_counts.num_parts(jax.device_count(), cohort_size)
-        executor = executors.sharded(jax.device_count(), 1, num_parts=parts)
+        executor = executors.sharded(jax.device_count(), 1)
         outputs = results(executor, 3 if is_double else 1, cohort_size)
     if index == 0:
         np.savez(file, **{f"{case}/{i}": leaf for case, leaves in outputs.items() for i, leaf in enumerate(leaves)})

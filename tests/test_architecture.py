@@ -37,7 +37,6 @@ WITHOUT_JAX = {
     "paper",
     "data",
     "core/types",
-    "core/device_counts",
     "core/files",
     "engine/schedule",
     "engine/lane_plan",

@@ -85,8 +85,7 @@ def simulate_for(
     config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
     given = {name: getattr(here, name) for name in ("task", "algorithm", "weighting") if name in here.given}
     images = None if "task" in given else programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
-    is_equal = simulation.steps_are_equal(config, here.partition)
-    program = programs.make_program(config, images, **given, machine=machine, equal_steps=is_equal)
+    program = programs.make_program(config, images, **given, machine=machine)
     state, layout = _state_shapes(config, here.state, program.executor, machine)
     placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
     of_states = cohort_memories.placement(program.executor) or placement

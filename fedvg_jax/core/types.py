@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from jax import Array
 
-    from fedvg_jax.core.row_parts import RowParts
 
 Vector = Any
 """A jax or NumPy array; Any because trees of the same structure also hold shapes, shardings and indices."""
@@ -292,9 +291,6 @@ class Report(NamedTuple):
     """int32 [] training rows n_k."""
     delta: Tree
     """delta_k = theta_g - theta_k, trained tensors only."""
-    row_parts: RowParts | None = None
-    """The devices that score this client together, where there are several; see `weightings.signals.mean_over`. A
-    signal that ignores them evaluates all rows on each of them, with the same result."""
 
 
 class Returns(NamedTuple):
@@ -388,16 +384,11 @@ class Executor(NamedTuple):
     """Loop over minibatches of probes and steps of displacements; None for `local_training.counted`."""
     lanes_together: int = 1
     """Lanes of one device, between which a client may change."""
-    by_position: bool = False
-    """Whether the plan must give the devices equal parts of the cohort in order."""
     clients: Any = None
     """Sharding of the trained clients over axis K; None where a device holds all of them."""
     rows: Any = None
     """Sharding of the rows of clients' memories over axis M, whose length is a multiple of the devices; None where each
     device holds all rows."""
-    map_by_rows: Callable[[Callable[[Tree, Tree, RowParts], Tree], Tree, Tree], Tree] | None = None
-    """Like `map`, where several devices share the rows of D_val of one entry, of a function of (shared, one entry,
-    these devices); None where each entry has one device."""
 
 
 class SimState(NamedTuple):

@@ -3,7 +3,7 @@
 - `lanes(L)` runs L clients side by side by the schedule's plan. One lane is sequential. Several lanes are a vmap in
   which each lane continues with the next client as it finishes, so clients of unequal size cost no padding.
 - `vmapped()` is one literal `jax.vmap` over the cohort.
-- `sharded(D, L)` runs L lanes on each of D devices; where there are more devices than clients, several score one.
+- `sharded(D, L)` runs L lanes on each of D devices.
 - `looped()` is a Python loop, the slow reference of the tests.
 """
 
@@ -14,19 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
-from fedvg_jax.core.row_parts import RowParts
 from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
 
-DEVICES, CLIENTS, PARTS = "devices", "clients", "parts"
-"""Axes of a mesh: all devices; or the clients and, for each, the devices that score it."""
+DEVICES = "devices"
+"""The axis of a mesh of `sharded`."""
 
 
 def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
@@ -71,8 +69,6 @@ def sharded(
     num_lanes: int,
     devices: Sequence[Any] | None = None,
     is_packed: bool = False,
-    num_parts: int = 1,
-    by_position: bool = False,
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
@@ -83,67 +79,39 @@ def sharded(
     device contributes zeros for clients that it did not train. Weighted means of clients are sums of each device's,
     added up.
 
-    Clients of equally many steps can be divided `by_position`: a device then trains just the clients whose results it
-    holds, and nothing is summed.
-
-    With P > 1 there are more devices than clients. A client trains on one device, and devices without a client wait.
-    Each then holds all K results, which are fewer than D. P devices score one client, each on its part of the rows.
-
     Args:
         num_devices: D.
         num_lanes: L.
         devices: jax's devices, of which the first D are used; defaults to those of this process.
         is_packed: as in `lanes`.
-        num_parts: P, devices that score one client together, a divisor of D; see `device_counts.num_parts`.
-        by_position: see `Executor.by_position`; needs P = 1.
     """
-    assert not by_position or num_parts == 1, "devices that share a client hold all results"
-    mesh = _mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), num_parts)
-    inner, axes, has_own_clients = lanes(num_lanes), device_axes(mesh), num_parts == 1
-    placement, by_device, by_lane = NamedSharding(mesh, P()), P(axes), P(None, axes)
+    mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
+    inner, by_device, by_lane = lanes(num_lanes), P(DEVICES), P(None, DEVICES)
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
     of_schedule = Schedule(**fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         count = len(schedule.clients)
-        num_dummies = -count % num_devices if has_own_clients else 0  # pads the cohort with clients that no lane trains
-        padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, num_dummies)))
+        # pads the cohort with clients that no lane trains
+        padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, -count % num_devices)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            if by_position:
-                size = len(schedule.clients) // num_devices
-                part = (size * lax.axis_index(axes), size)
-                return _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed, part)
-            if has_own_clients:
-                done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
-                return jax.tree.map(lambda x: lax.psum_scatter(x, axes, tiled=True), done)
-            schedule = schedule._replace(plan=_until_last_client(schedule.plan))
-            return lax.psum(_on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed), axes)
+            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
+            return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
-        out_specs = by_device if has_own_clients else P()
-        specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": out_specs}
+        specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": by_device}
         run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         return _or_untrained(done, make_client(shared, schedule), schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
-        return map_over(by_device, num_devices, f, shared, xs)
-
-    def map_by_rows(f, shared: Tree, xs: Tree) -> Tree:
-        parts = RowParts(PARTS, num_parts)
-        # entries and results stay on every device; XLA would otherwise divide what is computed from them
-        xs = lax.with_sharding_constraint(xs, placement)
-        results = map_over(P(CLIENTS), num_devices // num_parts, lambda shared, x: f(shared, x, parts), shared, xs)
-        return lax.with_sharding_constraint(results, placement)
-
-    def map_over(by_entry: P, num_places: int, f, shared: Tree, xs: Tree) -> Tree:
         def map_on_device(shared, xs):
             return inner.map(f, shared, xs)
 
         count = len(jax.tree.leaves(xs)[0])
-        num_repeats = -count % num_places  # pads the entries with the last one
+        num_repeats = -count % num_devices  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
-        specs = {"in_specs": (_specs(shared, by_device), by_entry), "out_specs": by_entry}
+        specs = {"in_specs": (_specs(shared, by_device), by_device), "out_specs": by_device}
         run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
@@ -151,32 +119,11 @@ def sharded(
         num_devices * num_lanes,
         train,
         map_entries,
-        placement,
+        NamedSharding(mesh, P()),
         lanes_together=num_lanes,
-        by_position=by_position,
-        clients=NamedSharding(mesh, by_device) if has_own_clients and num_devices > 1 else None,
+        clients=NamedSharding(mesh, by_device) if num_devices > 1 else None,
         rows=NamedSharding(mesh, by_device) if num_devices > 1 else None,
-        map_by_rows=None if has_own_clients else map_by_rows,
     )
-
-
-def device_axes(mesh: Mesh) -> str | tuple[str, ...]:
-    """Returns the axes of a mesh of `sharded`, over which an array is divided among all devices."""
-    return DEVICES if mesh.axis_names == (DEVICES,) else mesh.axis_names
-
-
-def _mesh(devices: list[Any], num_parts: int) -> Mesh:
-    """Returns D devices as a mesh. The P devices that score one client are neighbours, on one host where possible."""
-    if num_parts == 1:
-        return Mesh(devices, (DEVICES,))
-    return Mesh(np.array(devices).reshape(-1, num_parts), (CLIENTS, PARTS))
-
-
-def _until_last_client(plan: Plan) -> Plan:
-    """Returns the plan of a device's lanes without the segments in which it would repeat a client's work."""
-    is_used = plan.finish.any(1)
-    segments = jnp.arange(1, len(is_used) + 1, dtype=jnp.int32)
-    return plan._replace(num_segments=jnp.where(is_used, segments, 0).max())
 
 
 def _specs(shared: Tree, by_device: P) -> Tree:
@@ -218,9 +165,7 @@ def looped() -> Executor:
     return Executor(1, train, map_entries)
 
 
-def _on_lanes(
-    num_lanes: int, client: Client, schedule: Schedule, is_packed: bool, part: tuple[jax.Array, int] | None = None
-) -> Tree:
+def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: bool) -> Tree:
     """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
 
     Args:
@@ -228,13 +173,12 @@ def _on_lanes(
         client: how a client trains.
         schedule: of the cohort, with the plan of these lanes.
         is_packed: as in `lanes`.
-        part: (first position, number of positions) to return only these, which include all clients on these lanes.
     """
     plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 
-    first, count = part or (0, len(schedule.clients))
+    count = len(schedule.clients)
     untrained = jax.eval_shape(client.init, jnp.int32(0))
     packing = packings.of(untrained) if is_packed else packings.UNPACKED
 
@@ -242,14 +186,14 @@ def _on_lanes(
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
         loaded = tree.where(
-            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k - first))
+            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k))
         )
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
         begin = first_step + schedule.start[k]
         with jax.named_scope(LOCAL_STEPS):
             on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
         # writes to an index past the end are dropped
-        places = jnp.where(plan.finish[s], k - first, count)
+        places = jnp.where(plan.finish[s], k, count)
         return on_lanes, tree.put(stored, places, over_lanes(packing.pack)(on_lanes))
 
     idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))

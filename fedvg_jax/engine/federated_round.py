@@ -26,7 +26,6 @@ from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.hardware import Hardware, choices
-from fedvg_jax.core.row_parts import RowParts
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
@@ -372,23 +371,19 @@ def replace_absent(
 
 
 def score_clients(parts: RoundParts, block: RoundInputs, clients: Variables) -> Tree:
-    """Returns the weighting's signal of each client, leaves [H, ...].
+    """Returns the weighting's signal of each client, leaves [H, ...]."""
 
-    Where there are more devices than clients, several devices score one client.
-    """
-
-    def measure(shared: Tree, returned: tuple[Variables, Array], row_parts: RowParts | None = None) -> Tree:
+    def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
         (hyper, data, params), (variables, num_samples) = shared, returned
-        report = Report(variables, num_samples, tree.sub(params, variables.params), row_parts)
+        report = Report(variables, num_samples, tree.sub(params, variables.params))
         return parts.weighting.signal(hyper, report, data)
 
     shared = (block.hyper, block.data, block.state.variables.params)
     entries = (clients, block.schedule.num_samples)
-    map_clients = parts.executor.map_by_rows or parts.executor.map
     if not choices(parts.hardware).is_packed:
-        return map_clients(measure, shared, entries)
+        return parts.executor.map(measure, shared, entries)
     packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
-    packed = map_clients(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
+    packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
 
 

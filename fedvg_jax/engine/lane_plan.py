@@ -32,7 +32,6 @@ def plan_blocks(
     num_lanes: int,
     lanes_together: int = 1,
     block_size: int | None = None,
-    by_position: bool = False,
 ) -> Plan:
     """Returns the plan of a cohort, or the stacked plans of its cohort blocks, leaves [blocks, ...].
 
@@ -43,16 +42,15 @@ def plan_blocks(
         num_lanes: L.
         lanes_together: lanes of one device.
         block_size: H, clients of a cohort block; None for the whole cohort.
-        by_position: as in `plan_lanes`.
     """
     if block_size is None or block_size >= len(num_steps):
-        return plan_lanes(num_steps, num_lanes, lanes_together, by_position)
+        return plan_lanes(num_steps, num_lanes, lanes_together)
     padded = np.pad(num_steps, (0, -len(num_steps) % block_size)).reshape(-1, block_size)
-    plans = (plan_lanes(steps, num_lanes, lanes_together, by_position) for steps in padded)
+    plans = (plan_lanes(steps, num_lanes, lanes_together) for steps in padded)
     return Plan(*(np.stack(leaf) for leaf in zip(*plans, strict=True)))
 
 
-def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, by_position: bool = False) -> Plan:
+def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Plan:
     """Returns which client each lane trains at which time, cut into segments wherever some lane changes client.
 
     Clients are sorted from longest to shortest; each goes to the device with the least work (LPT). The lanes of one
@@ -68,13 +66,12 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, b
         num_steps: [K] local steps of each client.
         num_lanes: L.
         lanes_together: lanes of one device, a divisor of L.
-        by_position: whether the devices have equal parts of the cohort in order, whatever the clients' steps.
 
     >>> plan = plan_lanes(np.array([2, 2, 2]), 2, lanes_together=2)
     >>> int(plan.length.sum()), plan.client[: plan.num_segments].tolist()
     (3, [[0, 1], [0, 2], [1, 2]])
     """
-    pieces = _pieces(num_steps, num_lanes, lanes_together, by_position)
+    pieces = _pieces(num_steps, num_lanes, lanes_together)
     return _plan_of_pieces(pieces, len(num_steps), num_lanes)
 
 
@@ -102,12 +99,11 @@ def block_size(plan: Plan) -> int:
     return plan.length.shape[-1] - plan.client.shape[-1]
 
 
-def _pieces(num_steps: np.ndarray, num_lanes: int, lanes_together: int, by_position: bool = False) -> list[Piece]:
+def _pieces(num_steps: np.ndarray, num_lanes: int, lanes_together: int) -> list[Piece]:
     """Returns the pieces of all lanes."""
-    divide = _parts_of_cohort if by_position else _clients_by_device
     return [
         piece._replace(lane=lanes_together * device + piece.lane)
-        for device, clients in enumerate(divide(num_steps, num_lanes // lanes_together))
+        for device, clients in enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
         for piece in _pieces_of_device(num_steps, clients, lanes_together)
     ]
 
@@ -121,13 +117,6 @@ def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int
         clients[device].append(int(k))
         heapq.heapreplace(loads, (load + int(num_steps[k]), device))
     return clients
-
-
-def _parts_of_cohort(num_steps: np.ndarray, num_devices: int) -> list[range]:
-    """Returns the clients of every device: ceil(K / D) consecutive ones, fewer on the last devices."""
-    count = len(num_steps)
-    size = -(-count // num_devices)
-    return [range(min(d * size, count), min((d + 1) * size, count)) for d in range(num_devices)]
 
 
 def _pieces_of_device(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int) -> Iterator[Piece]:

@@ -35,7 +35,6 @@ def make(
     dropout: float = 0.0,
     clients: np.ndarray | None = None,
     block_size: int | None = None,
-    by_position: bool = False,
 ) -> Schedule:
     """Returns the schedule of one round.
 
@@ -56,7 +55,6 @@ def make(
         dropout: probability that a client of the cohort drops out.
         clients: int32 [K], the cohort; None draws it.
         block_size: H, clients of a cohort block; None for the whole cohort.
-        by_position: see `Executor.by_position`.
 
     Raises:
         ValueError: if the minibatches exceed `capacity`.
@@ -94,7 +92,7 @@ def make(
     batches = [batches_of(c, rows) for c, (rows, _) in zip(clients, rows_of, strict=True)]
     probes = [split_into_minibatches(rows, batch_size, keep_single) for _, rows in rows_of] if probe_ratio else ()
     sizes = [len(rows) for rows, _ in rows_of]
-    lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together, "by_position": by_position}
+    lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
     schedule = pack(clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size)
     return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round))
 
@@ -210,7 +208,6 @@ def pack(
     lanes_together: int = 1,
     probes: Sequence[np.ndarray] = (),
     block_size: int | None = None,
-    by_position: bool = False,
 ) -> Schedule:
     """Returns a schedule of given minibatches, in which no client drops out and the key is 0.
 
@@ -223,7 +220,6 @@ def pack(
         lanes_together: the executor's lanes of one device.
         probes: for each client, the minibatches of its probe int32 [P_k, B]; () without a probe.
         block_size: H, clients of a cohort block; None for the whole cohort.
-        by_position: see `Executor.by_position`.
     """
     num_steps = np.array([len(b) for b in batches], np.int32)
     probes = probes or [batches[0][:0]] * len(batches)
@@ -240,7 +236,7 @@ def pack(
         heard=np.ones(len(clients), bool),
         shuffle=np.arange(len(clients), dtype=np.int32),
         key=np.zeros(2, np.uint32),
-        plan=lane_plan.plan_blocks(num_steps, num_lanes, lanes_together, block_size, by_position),
+        plan=lane_plan.plan_blocks(num_steps, num_lanes, lanes_together, block_size),
         rows=rows,
     )
 

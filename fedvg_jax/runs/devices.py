@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from fedvg_jax.config import Config, block_size, cohort_size
-from fedvg_jax.core import device_counts
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
@@ -18,7 +17,6 @@ def make_executor(
     config: Config,
     hardware: hw.Hardware | None = None,
     devices: Sequence[Any] | None = None,
-    equal_steps: bool = False,
 ) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
@@ -26,7 +24,6 @@ def make_executor(
         config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
         hardware: defaults to `hardware.current()`.
         devices: jax's devices of that hardware; defaults to those of all processes.
-        equal_steps: whether all clients take equally many local steps.
     """
     count = num_devices(config, hardware)
     if config.lanes == "all":
@@ -35,34 +32,28 @@ def make_executor(
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
     if count > 1:
-        num_parts = device_counts.num_parts(count, block_size(config))
-        by_position = equal_steps and num_parts == 1
-        return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_parts, by_position)
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed)
     return executors.lanes(num_lanes, chosen.is_packed)
 
 
 def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
-    """Returns how many devices share a cohort.
-
-    There are at most as many as clients, or several for each client, which then share the rows that it is scored on.
+    """Returns how many devices share a cohort: at most one for each client.
 
     Args:
         config: its `devices` is a number, or "auto": as `hardware.auto_devices` in every process.
         hardware: defaults to `hardware.current()`.
 
     Raises:
-        UsageError: for more devices or processes than there are; for more than clients in a cohort, if they cannot be
-            divided into equally many for each client; for devices that are no multiple of the processes; for several
-            CPU devices of a process in double precision.
+        UsageError: for more devices or processes than there are, or than clients in a cohort; for devices that are no
+            multiple of the processes; for several CPU devices of a process in double precision.
     """
     hardware = hardware or hw.current()
     available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     most = processes * hw.auto_devices(config.model, double, hardware)
-    _check_processes(config, processes, size, most)
+    _check_processes(config, processes, size)
     if config.devices == "auto":
-        several_each = device_counts.most_devices(most, size, processes)
-        return several_each or min(most, processes * -(-size // processes))
+        return min(most, processes * -(-size // processes))
     wanted = int(config.devices)
     if wanted > processes and double and not hw.choices(hardware).is_float64_safe_on_many_devices:
         raise UsageError(
@@ -74,21 +65,18 @@ def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
             f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"
             + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
         )
-    if wanted > size and device_counts.num_parts(wanted, size) == 1:
-        raise UsageError(
-            f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer, or a multiple of {size}"
-        )
+    if wanted > size:
+        raise UsageError(f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer")
     return wanted
 
 
-def _check_processes(config: Config, processes: int, size: int, most: int) -> None:
-    """Raises UsageError for settings that several processes cannot share; `most` devices are used by default."""
+def _check_processes(config: Config, processes: int, size: int) -> None:
+    """Raises UsageError for settings that several processes cannot share."""
     if processes == 1:
         return
     if config.lanes == "all":
         raise UsageError(f"lanes all is one vmap on one device; got {processes} processes; use --lanes auto")
-    wanted = most if config.devices == "auto" else int(config.devices)
-    if processes > size and device_counts.most_devices(wanted, size, processes) is None:
+    if processes > size:
         raise UsageError(f"{processes} processes for {_unit(config, size)}; start {size} or fewer")
     if config.devices != "auto" and int(config.devices) % processes:
         raise UsageError(f"devices {config.devices} for {processes} processes; use a multiple of {processes}")

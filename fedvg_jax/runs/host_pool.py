@@ -313,7 +313,7 @@ def _piece(host: HostPool, rows: np.ndarray) -> tuple[Tree, jax.Array]:
 # --- placement --------------------------------------------------------------------------------------------------------
 def _sharding(host: HostPool) -> NamedSharding | None:
     placement = host.executor.placement
-    return NamedSharding(placement.mesh, P(executors.device_axes(placement.mesh))) if placement is not None else None
+    return NamedSharding(placement.mesh, P(executors.DEVICES)) if placement is not None else None
 
 
 def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:

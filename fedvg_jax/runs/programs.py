@@ -39,7 +39,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records, executables
-from fedvg_jax.runs.devices import make_executor, num_devices
+from fedvg_jax.runs.devices import make_executor
 from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
 from fedvg_jax.runs.weighting_registry import make_weighting
 from fedvg_jax.weightings import recorded
@@ -127,7 +127,6 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     machine: Machine | None = None,
-    equal_steps: bool = False,
 ) -> Program:
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
@@ -136,12 +135,9 @@ def make_program(
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
         machine: what it will run on; defaults to the devices of this process.
-        equal_steps: as in `make_executor`.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    # on one device the partition makes no difference to the program
-    by_position = equal_steps and num_devices(config, machine.hardware if machine else None) > 1
-    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine, by_position)
+    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
     return _stored(*key) if executables.is_hashable(key) else _make(*key)
 
 
@@ -153,7 +149,6 @@ def _make(
     weighting,
     is_double: bool,
     machine: Machine | None = None,
-    equal_steps: bool = False,
 ) -> Program:
     machine = machine or Machine(hw.current())
     hardware = machine.hardware
@@ -167,7 +162,7 @@ def _make(
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor = make_executor(config, hardware, devices=machine.devices, equal_steps=equal_steps)
+    executor = make_executor(config, hardware, devices=machine.devices)
     optimiser = make_optimiser(config)
     step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))

@@ -179,9 +179,7 @@ def simulation(
     else:
         check_images(config, arrays)
     images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    program = programs.make_program(
-        config, images, task, algorithm, weighting, equal_steps=steps_are_equal(config, parts)
-    )
+    program = programs.make_program(config, images, task, algorithm, weighting)
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
     is_on_host = host_pool.is_chosen(config, num_bytes, hw.current())
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
@@ -230,13 +228,6 @@ def simulation(
         host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
         host_memories=in_chunks,
     )
-
-
-def steps_are_equal(config: Config, parts: Partition) -> bool:
-    """Returns whether all clients take equally many local steps."""
-    fewest_epochs, most_epochs = epochs_range(config)
-    sizes = client_rows.sizes(parts.train)
-    return fewest_epochs == most_epochs and bool(sizes.min() == sizes.max())
 
 
 def _place_state(
@@ -537,7 +528,6 @@ def make_schedule(
             batch_size=batch_size,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
-            by_position=executor.by_position,
             capacity=capacity,
             probe_ratio=probed,
             keep_single=keep_single,

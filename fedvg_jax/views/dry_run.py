@@ -196,7 +196,7 @@ class _Sample(NamedTuple):
         fewer = np.minimum(self.schedule.num_steps, steps)
         old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
         executor, size = self.executor, lane_plan.block_size(old)
-        plan = lane_plan.plan_blocks(fewer, executor.num_lanes, executor.lanes_together, size, executor.by_position)
+        plan = lane_plan.plan_blocks(fewer, executor.num_lanes, executor.lanes_together, size)
         return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
 
     def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:

@@ -15,7 +15,6 @@ from jax import lax
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.row_parts import RowParts, own_rows
 from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError
 
@@ -138,8 +137,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
-        rows = own_rows(data.scoring, report.row_parts)
-        passes = _in_passes(rows, _num_groups(groups_per_pass, data.pool))
+        passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
         def loss(part, rows):
             if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
@@ -149,7 +147,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
             return loss_of_groups(part, params, stats, data.pool, rows)
 
         part = live.of(params)
-        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes, report.row_parts)
+        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
         return live.within(tree.wide_zeros(params), gradient)
 
     return measure
@@ -181,8 +179,7 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
             batch, mask = tree.gather(data.pool, row)
             return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
 
-        examples = own_rows(data.val.reshape(-1, 1), report.row_parts)
-        return mean_squares(gradient, examples, most // tree.size(params), report.row_parts)
+        return mean_squares(gradient, data.val.reshape(-1, 1), most // tree.size(params))
 
     return measure
 
@@ -191,7 +188,6 @@ def mean_squares(
     gradient: Callable[[jax.Array], Tree],
     examples: jax.Array | np.ndarray,
     at_once: int,
-    parts: RowParts | None = None,
 ) -> Tree:
     """The mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
@@ -199,13 +195,12 @@ def mean_squares(
         gradient: row number [1] of an example -> its gradient; 0 for the row number -1.
         examples: [V, 1] row numbers, -1 for padding.
         at_once: gradients in one pass, limited to the range 1 to 64.
-        parts: as in `mean_over`.
     """
 
     def squares(rows: jax.Array) -> Tree:
         return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
 
-    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))), parts)
+    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))))
 
 
 def validation_loss(task: Task) -> Signal:
@@ -220,7 +215,7 @@ def validation_loss(task: Task) -> Signal:
                 tree.wide_dtype(params)
             )
 
-        return mean_over(summed, own_rows(data.val, report.row_parts), report.row_parts)
+        return mean_over(summed, data.val)
 
     return signal
 
@@ -248,7 +243,7 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
             share = is_correct.astype(tree.wide_dtype(params)).mean(1)  # over the places of a sequence
             return jnp.where(mask, share, 0).sum()
 
-        return mean_over(num_correct, own_rows(rows_of(data), report.row_parts), report.row_parts)
+        return mean_over(num_correct, rows_of(data))
 
     return signal
 
@@ -263,9 +258,7 @@ def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     return jnp.ones((), tree.wide_dtype(report.variables.params))
 
 
-def mean_over(
-    measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray, parts: RowParts | None = None
-) -> Tree:
+def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray) -> Tree:
     """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
 
     It is in at least float32, in which it is added up.
@@ -273,8 +266,6 @@ def mean_over(
     Args:
         measure: row numbers of one pass -> sums over its rows.
         passes: [P, ...] row numbers, -1 for padding. Passes without a row are skipped.
-        parts: the devices among which the rows are divided; `passes` are then this device's, and the result is the mean
-            over the rows of all of them. None for one device.
     """
     passes = jnp.asarray(passes)
     measure = jax.jit(measure)  # one trace serves its shape and its computation
@@ -290,10 +281,7 @@ def mean_over(
     empty = tree.wide_zeros(jax.eval_shape(measure, passes[0]))
     with jax.named_scope(SCORING_PASSES):
         total, _ = lax.scan(add_pass, empty, passes)
-    num_rows = (passes >= 0).sum()
-    if parts is not None:
-        total, num_rows = parts.add((total, num_rows))
-    count = jnp.maximum(num_rows, 1).astype(tree.dtype(empty))
+    count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
 
 

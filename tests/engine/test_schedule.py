@@ -299,11 +299,11 @@ def makespan(plan):
     return int(plan.length.sum())
 
 
-@given(STEPS, LANES, st.booleans())
-def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes, by_position):
+@given(STEPS, LANES)
+def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes):
     """One after the other, never two at a time, though they may change lanes."""
     num_lanes, together = lanes
-    played_lanes = played(lane_plan.plan_lanes(num_steps, num_lanes, together, by_position))
+    played_lanes = played(lane_plan.plan_lanes(num_steps, num_lanes, together))
     for k, steps in enumerate(num_steps):
         visits = sorted(
             (now, job[1], lane // together)
@@ -313,22 +313,6 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
         )
         assert len({now for now, _, _ in visits}) == steps and len({device for _, _, device in visits}) <= 1
         assert [step for _, step, _ in visits] == list(range(steps))
-
-
-@given(STEPS, LANES)
-def test_by_position_a_device_trains_consecutive_clients(num_steps, lanes):
-    num_lanes, together = lanes
-    size = -(-len(num_steps) // (num_lanes // together))
-    for lane, jobs in enumerate(played(lane_plan.plan_lanes(num_steps, num_lanes, together, by_position=True))):
-        assert all(job[0] // size == lane // together for job in jobs if job)
-
-
-@given(st.integers(0, 9), st.integers(1, 12), LANES)
-def test_clients_of_equal_steps_take_no_longer_by_position(num_steps, num_clients, lanes):
-    steps = np.full(num_clients, num_steps)
-    assert makespan(lane_plan.plan_lanes(steps, *lanes, by_position=True)) == makespan(
-        lane_plan.plan_lanes(steps, *lanes)
-    )
 
 
 @given(STEPS, LANES)

@@ -57,8 +57,7 @@ TWO = hw.Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=No
     ("hardware", "changes", "expected"),
     [
         (TWO, {}, 8),
-        (TWO, {"clients": 3}, 6),  # two for each client, which share its scoring
-        (TWO, {"clients": 1}, 8),
+        (TWO, {"clients": 3}, 4),
         (TWO._replace(num_devices=6), {"clients": 5}, 6),
         (TWO, {"devices": "2"}, 2),
         (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
@@ -101,20 +100,19 @@ COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", 
 COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
 
 
-@pytest.mark.parametrize(("by_position", "models"), [(False, {"reduce_scatter"}), (True, set())])
-def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient(by_position, models):
+def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient():
     """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices. The
-    only sums are those of the weighted means. By position no client's model is exchanged."""
+    only sums are those of the weighted means."""
     import programs
 
     world, algorithm = worlds.uneven(), worlds.full_algorithm()
-    executor = executors.sharded(4, 1, by_position=by_position)
+    executor = executors.sharded(4, 1)
     rule = worlds.weighting("samples+fedvg", algorithm)
     step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, worlds.with_momentum, 5)
-    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5, by_position=by_position)
+    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
     state = worlds.state(world, algorithm, worlds.QUADRATIC)
     used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
-    assert used & COLLECTIVES == {"psum"} | models and "shard_map" in used
+    assert used & COLLECTIVES == {"psum", "reduce_scatter"} and "shard_map" in used
 
 
 CORES = """

@@ -20,7 +20,7 @@ from fedvg_jax.runs import chunks
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-COMMANDS = {"regression", "seeds"}
+COMMANDS = {"one_round", "regression", "seeds"}
 """Examples that are commands; `test_adapt.py` and `test_examples.py` run them."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in COMMANDS)
 """Those that are notebooks."""

@@ -6,9 +6,14 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+import worlds
 
 import fedvg_jax
+from fedvg_jax import executors
+from fedvg_jax.algorithms import fedavg
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 NAMESPACES = {"fedvg_jax.algorithms", "fedvg_jax.models", "fedvg_jax.weightings"}
@@ -46,3 +51,24 @@ def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
     monkeypatch.setattr(example, "CONFIG", config)
     points = fedvg_jax.run_sweep(config, {("seed", "partition_seed"): [(0, 0), (1, 1)]})
     assert example.main(2) == pytest.approx([point.result.summary["test_accuracy_final"] for point in points])
+
+
+@pytest.mark.parametrize("executor", [executors.vmapped(), executors.lanes(1)], ids=["vmapped", "lanes(1)"])
+def test_the_round_in_the_open_equals_the_round_of_a_run(x64, executor):
+    example = loaded("one_round")
+    sim = fedvg_jax.simulation(dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=3))
+
+    def doubled(tree):
+        return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)
+
+    def loss(params, batch):
+        return sim.task.loss(params, {}, *batch, True)[0]
+
+    state, hyper = doubled(sim.state), doubled(sim.hyper)
+    step = fedvg_jax.make_round(sim.task, fedavg(), sim.weighting, executor, fedvg_jax.sgd, sim.config.clients)
+    step, in_the_open = worlds.jit(step), worlds.jit(lambda *given: example.federated_round(loss, *given))
+    params = state.variables.params
+    for number in range(3):
+        state, _ = step(state, sim.schedule(number), sim.data, hyper)
+        params = in_the_open(params, hyper["lr"], *example.minibatches(sim, number))
+    worlds.assert_close(state.variables.params, params, 1e-9)

@@ -171,6 +171,13 @@ def test_numbers_of_the_page_of_results_are_those_of_its_tables(extension):
     assert checked > 40
 
 
+@pytest.mark.parametrize("page", [DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
+def test_the_round_of_a_page_is_that_of_the_example(page):
+    (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)
+    text = (ROOT / "examples" / "one_round.py").read_text(encoding="utf-8")
+    assert shown in re.sub(r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S)
+
+
 def test_a_page_names_only_what_exists():
     for page in WRITTEN:
         if page.name == "CHANGELOG.md":

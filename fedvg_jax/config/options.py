@@ -292,7 +292,8 @@ class Config:
     hold: int = 0
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
     devices: str = "auto"
-    """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as devices."""
+    """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
+    devices."""
     pool: str = "auto"
     """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
     rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""

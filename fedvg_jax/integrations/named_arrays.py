@@ -296,7 +296,7 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
 
 
 def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[str, np.ndarray]:
-    """Returns theta_g - sum_k s_k (theta_g - theta_k) for every array, in the dtype that the clients returned.
+    """Returns theta_g - sum_k s_k (theta_g - theta_k) for every array, in the dtypes of the global model.
 
     Args:
         model: theta_g, whose order of names the result has.
@@ -304,15 +304,16 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
         weights: of the cohort.
     """
     chosen = [arrays for arrays, is_present in zip(clients, weights.present, strict=True) if is_present]
-    mean = weights.mean[weights.present]
+    mean = weights.mean[weights.present].astype(np.float64)
+    mean /= mean.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, theta in model.items():
         stack = [arrays[name] for arrays in chosen]
         if name in weights.of_tensors:
             of_present = weights.of_tensors[name][weights.present]
-            averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(stack[0].dtype)
+            averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(theta.dtype)
         else:
-            averaged[name] = np.asarray(np.rint(np.tensordot(mean, np.stack(stack), 1)), stack[0].dtype)
+            averaged[name] = np.asarray(np.rint(np.tensordot(mean, np.stack(stack), 1)), theta.dtype)
     return averaged
 
 
@@ -368,6 +369,10 @@ def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
         if array.shape != model[name].shape:
             shapes = f"{list(array.shape)}; expected {list(model[name].shape)}, as in the global model"
             raise UsageError(f"{what}: array '{name}' has shape {shapes}")
+        floats = [jnp.issubdtype(each.dtype, jnp.floating) for each in (array, model[name])]
+        if floats[0] != floats[1] or (array.dtype != model[name].dtype and bool in (array.dtype, model[name].dtype)):
+            types = f"{array.dtype}; expected {model[name].dtype}"
+            raise UsageError(f"{what}: array '{name}' is {types}, as in the global model")
 
 
 def _check_measurable(config: Config, measures: Mapping[str, Measure]) -> None:

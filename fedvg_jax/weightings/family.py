@@ -32,7 +32,15 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-from fedvg_jax.weightings.fedvg import FLOOR, WeightsOfMean, fedvg, first_component, layer_norms, weights_by_group
+from fedvg_jax.weightings.fedvg import (
+    FLOOR,
+    WeightsOfMean,
+    fedvg,
+    finite_clients,
+    first_component,
+    layer_norms,
+    weights_by_group,
+)
 
 DEFAULTS = (
     *EPS,
@@ -80,10 +88,12 @@ def generalised_weights(
         block_of: path of a tensor "a/b/kernel" -> name of its block; by default its first component.
 
     Returns:
-        Weights: pytree like `norms`, leaves [K], each >= 0 and summing to 1.
+        Weights: pytree like `norms`, leaves [K], each >= 0 and summing to 1; 0 for a client with a norm that is not
+        finite.
 
     Raises:
-        UsageError: a leaf has another cohort size or an integer dtype (the message names it), or a name is unknown.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), a name is unknown, or no
+            client is finite. Traced numbers cannot be checked.
 
     >>> norms = {"w": jnp.array([1.0, 3.0, 3.0])}
     >>> generalised_weights(norms, eps=0.0)["w"].round(3)  # 3 : 1 : 1
@@ -92,13 +102,13 @@ def generalised_weights(
     [0.25, 0.25, 0.5]
     """
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
-    norms = tree.arrays(norms)
+    norms, present = finite_clients(tree.arrays(norms))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
     joined = layer_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
     by_group = grouping(Variables(norms, ()), block_of or first_component)
-    return weights_by_group(weights_of_mean, joined, by_group).params
+    return weights_by_group(weights_of_mean, joined, by_group, present).params
 
 
 def generalised(

@@ -13,9 +13,21 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
 from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core.types import Grouping, Hyper, Hyperparameter, Norm, Returns, Signal, Tree, Variables, Weighting
+from fedvg_jax.core.types import (
+    Grouping,
+    Hyper,
+    Hyperparameter,
+    Norm,
+    Returns,
+    Signal,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import streaming
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
@@ -48,25 +60,27 @@ def inverse_norm_weights(
     Args:
         norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
         granularity: "modelwise" (one weight per client), "layerwise" (per tensor) or "blockwise" (per block).
-        eps: added before inverting, in the unit of the norms.
+        eps: added before inverting, >= 0, in the unit of the norms.
         block_of: path of a tensor "a/b/kernel" -> name of its block; by default its first component.
 
     Returns:
-        Weights: pytree of the same structure, leaves [K], each >= 0 and summing to 1.
+        Weights: pytree of the same structure, leaves [K], each >= 0 and summing to 1. A client with a norm that is not
+        finite has weight 0; if no client is finite, all weights are 0.
 
     Raises:
-        UsageError: a leaf has another cohort size or an integer dtype (the message names it), or the granularity is
-            unknown.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), the granularity is
+            unknown, eps is negative or NaN, or no client is finite. Traced numbers cannot be checked.
 
     >>> inverse_norm_weights({"w": jnp.array([1.0, 3.0])}, eps=0.0)["w"].tolist()
     [0.75, 0.25]
     """
     checks.stacked(norms, "norms", per_tensor=True)
-    norms = tree.arrays(norms)
+    norms, present = finite_clients(tree.arrays(norms))
     by_group = checks.named(groups.BY_NAME, granularity, "granularity")(
         Variables(norms, ()), block_of or first_component
     )
-    return weights_by_group(inverse(eps), layer_norms(norms, groups.layers(tree.take(norms, 0))), by_group).params
+    layers = groups.layers(tree.take(norms, 0))
+    return weights_by_group(inverse(eps), layer_norms(norms, layers), by_group, present).params
 
 
 def fedvg(
@@ -122,12 +136,35 @@ def fedvg(
     return Weighting(signal, weigh, lambda measured: stacked_norms(measured).mean(-1), detail, terms, DEFAULTS)
 
 
+def finite_clients(norms: Tree) -> tuple[Tree, Array]:
+    """Returns the norms with 1 in place of those of clients that are not finite, and which clients are, bool [K].
+
+    Args:
+        norms: leaves [K].
+
+    Raises:
+        UsageError: no client is finite. Traced numbers cannot be checked.
+
+    >>> finite_clients({"w": jnp.array([2.0, jnp.nan]), "b": jnp.array([3.0, 4.0])})[0]["b"].tolist()
+    [3.0, 1.0]
+    """
+    present = tree.is_finite(norms)
+    if not isinstance(present, Tracer) and not present.any():
+        raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
+    return jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms), present
+
+
 def inverse(eps: float | Array) -> WeightsOfMean:
     """Returns the function G -> (1 / (G_k + eps)) / sum_j (1 / (G_j + eps)).
+
+    Raises:
+        UsageError: eps is negative or NaN. Traced numbers cannot be checked.
 
     >>> inverse(0.0)(jnp.array([1.0, 3.0]), True).tolist()
     [0.75, 0.25]
     """
+    if not isinstance(eps, Tracer) and not eps >= 0:
+        raise UsageError(f"eps must be a number >= 0; got {float(eps):g}")
     return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
 
 

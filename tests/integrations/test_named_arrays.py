@@ -142,3 +142,33 @@ def test_integration_without_its_package_names_the_extra(extra, package, monkeyp
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"needs {package}; pip install 'fedvg_jax\[{extra}\]'$"):
         importlib.import_module(f"fedvg_jax.integrations.{extra}")
+
+
+@pytest.mark.parametrize("first", [np.float16, np.float64])
+def test_the_average_has_the_dtypes_of_the_global_model(first):
+    """Whatever the first client returns."""
+    model = {"w": np.zeros(2, np.float32), "n": np.array(3, np.int64)}
+    clients = [{"w": np.full(2, 0.5, first), "n": np.array(4, np.int32)}, {"w": np.full(2, 0.75), "n": np.array(6)}]
+    weights = named_arrays.Weights({"w": np.array([0.5, 0.5])}, np.array([0.5, 0.5]), np.ones(2), np.ones(2, bool))
+    mean = named_arrays.average(model, clients, weights)
+    assert {name: (array.dtype, array.tolist()) for name, array in mean.items()} == {
+        "w": (np.float32, [0.625, 0.625]),
+        "n": (np.int64, 5),
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.int64, bool])
+def test_a_reply_of_another_kind_of_numbers_is_refused(dtype):
+    model = {"w": np.array([0.4, 0.5, 0.6], np.float32)}
+    made = named_arrays.scheme_of_gradient(config.Config(weighting="samples"), lambda arrays: arrays, model)
+    replies = [Client({"w": np.ones(3, dtype)}, 1), Client(model, 1)]
+    with pytest.raises(UsageError, match=r"reply 0: array 'w' is .*; expected float32, as in the global model"):
+        named_arrays.weigh(made, model, replies)
+
+
+def test_equal_large_counters_stay_as_they_are():
+    count = 10**12 + 7
+    model, clients = {"n": np.array(0)}, 3 * [{"n": np.array(count)}]
+    thirds = np.full(3, 1 / 3, np.float32)
+    mean = named_arrays.average(model, clients, named_arrays.Weights({}, thirds, thirds, np.ones(3, bool)))
+    assert mean["n"] == count

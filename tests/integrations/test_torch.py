@@ -242,3 +242,37 @@ def test_twelve_lines_equal_the_strategy_of_named_arrays(nets, minibatches):
 def test_mistake_is_named_in_one_line(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_equal_large_counters_stay_as_they_are():
+    count = torch.tensor(10**12 + 7)
+    state = {"w": torch.zeros(2), "n": torch.tensor(0)}
+    states, weights = 3 * [{"w": torch.ones(2), "n": count}], {"w": torch.full((3,), 1 / 3)}
+    assert fedvg_torch.aggregate(state, states, weights)["n"] == count
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_gives_its_client_weight_zero(bad):
+    gradients = [{"w": torch.tensor(values)} for values in ([1.0, 0.0], [bad, 0.0], [3.0, 0.0])]
+    weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
+    np.testing.assert_allclose(weights, [0.75, 0.0, 0.25], rtol=1e-6)
+
+
+def test_gradients_of_another_shape_and_a_wrong_eps_are_refused():
+    state, gradients = {"w": torch.zeros(2)}, [{"w": torch.ones(2)}, {"w": torch.ones(3)}]
+    with pytest.raises(UsageError, match=r"gradients of client 1: tensor 'w' has shape \[3\]; expected \[2\]"):
+        fedvg_torch.inverse_norm_weights(gradients, state)
+    for eps in (float("nan"), -1.0):
+        with pytest.raises(UsageError, match="eps must be a number >= 0"):
+            fedvg_torch.inverse_norm_weights(gradients[:1], state, eps=eps)
+
+
+def test_data_that_require_a_gradient_are_scored_like_others(nets, minibatches):
+    tracked = [(x.clone().requires_grad_(), y) for x, y in minibatches]
+    expected = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches)
+    for name, gradient in fedvg_torch.validation_gradients(nets[0], LOSS, tracked).items():
+        torch.testing.assert_close(gradient, expected[name])
+    state = {name: t.numpy() for name, t in nets[0].state_dict().items() if t.is_floating_point()}
+    with_gradient, weight = {"w": torch.ones(2, requires_grad=True)}, torch.ones(1, requires_grad=True)
+    assert fedvg_torch.validation_loss(nets[0], LOSS, tracked)(state) > 0
+    assert fedvg_torch.aggregate(with_gradient, [with_gradient], {"w": weight})["w"].tolist() == [1, 1]

@@ -15,7 +15,7 @@ from fedvg_jax import config
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
 from fedvg_jax.runs import simulation
-from fedvg_jax.weightings import basic
+from fedvg_jax.weightings import basic, family
 from fedvg_jax.weightings.fedvg import fedvg
 
 K = 5
@@ -422,3 +422,34 @@ def test_norms_of_an_absent_client_change_no_weight(bad):
     actual = rule.weigh({"eps": 0.0}, signals, returns).params
     np.testing.assert_allclose(actual["a"], [0.75, 0.25, 0], rtol=1e-6)
     np.testing.assert_allclose(actual["b"], [0.5, 0.5, 0], rtol=1e-6)
+
+
+# --- clients that are not finite
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
+@pytest.mark.parametrize("rule", [fedvg_jax.inverse_norm_weights, family.generalised_weights])
+def test_a_client_that_is_not_finite_has_weight_zero_and_the_others_keep_theirs(rule, granularity, bad):
+    norms = {"a": jnp.array([1.0, 2.0, 3.0]), "b": jnp.array([4.0, bad, 1.0])}
+    arguments = {"granularity": granularity, "eps": 1e-3}
+    weights = rule(norms, **arguments)
+    expected = rule(tree.take(norms, np.array([0, 2])), **arguments)
+    for name, weight in weights.items():
+        np.testing.assert_allclose(weight, [expected[name][0], 0.0, expected[name][1]], rtol=1e-6)
+    gradient = jax.grad(lambda eps: rule(norms, granularity=granularity, eps=eps)["a"][0])(1e-3)
+    assert np.isfinite(gradient)
+
+
+@pytest.mark.parametrize("rule", [fedvg_jax.inverse_norm_weights, family.generalised_weights])
+def test_without_a_finite_client_weights_are_refused_and_traced_ones_are_zero(rule):
+    norms = {"a": jnp.array([jnp.nan, jnp.inf])}
+    with pytest.raises(UsageError, match="norms of all clients are NaN or infinite"):
+        rule(norms)
+    assert jax.jit(rule)(norms)["a"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("eps", [-1.0, float("nan"), np.float32(-1)])
+def test_eps_that_is_no_number_from_zero_on_is_refused(eps):
+    with pytest.raises(UsageError, match="eps must be a number >= 0; got"):
+        fedvg_jax.inverse_norm_weights({"a": jnp.array([1.0, 2.0])}, eps=eps)

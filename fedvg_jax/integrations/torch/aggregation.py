@@ -19,7 +19,7 @@ from torch import Tensor
 from fedvg_jax.core import checks, groups, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.weightings.fedvg import first_component, inverse, layer_norms, weights_by_group
+from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse, layer_norms, weights_by_group
 
 StateDict = Mapping[str, Tensor]
 
@@ -52,7 +52,8 @@ def inverse_norm_weights(
         Name -> weights [K] on the CPU, each >= 0 and summing to 1.
 
     Raises:
-        UsageError: no client, names that differ, or an unknown granularity or norm.
+        UsageError: no client or no finite one, names or shapes that differ, an unknown granularity or norm, or an eps
+            that is negative or NaN.
     """
     floats = _floating_names(state)
     names = list(gradients[0]) if gradients else []
@@ -62,6 +63,8 @@ def inverse_norm_weights(
         named_arrays.check_names(named, names, f"gradients of client {client}", "client 0")  # pyright: ignore[reportArgumentType]
     if unknown := [name for name in names if name not in floats]:
         raise UsageError(f"gradients has '{unknown[0]}', which is no floating tensor of the state dict")
+    for client, named in enumerate(gradients):
+        _check_shapes(named, state, f"gradients of client {client}", "the state dict")
     measure = checks.named(norms.BY_NAME, norm, "norm")
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     path = {name: name.replace(".", "/") for name in floats}
@@ -69,11 +72,12 @@ def inverse_norm_weights(
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
     }
+    measured, present = finite_clients(measured)
     statistics = {path[name]: 0 for name in floats if name not in gradients[0]}
     block = (lambda at: block_of(name_of[at])) if block_of else first_component
     by_group = grouping(Variables(measured, statistics), block)
     layers = groups.layers({at: value[0] for at, value in measured.items()})
-    weights = weights_by_group(inverse(eps), layer_norms(measured, layers), by_group)
+    weights = weights_by_group(inverse(eps), layer_norms(measured, layers), by_group, present)
     of_path = {**weights.params, **weights.stats}
     return {name: torch.from_numpy(np.array(of_path[path[name]])) for name in floats}
 
@@ -98,24 +102,32 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
     named_arrays.check_names(weights, floats, "weights", "the state dict")  # pyright: ignore[reportArgumentType]
     for client, of_client in enumerate(states):
         named_arrays.check_names(of_client, list(state), f"state dict of client {client}", "the global model")  # pyright: ignore[reportArgumentType]
-        for name, tensor in state.items():
-            if of_client[name].shape != tensor.shape:
-                shapes = f"{list(of_client[name].shape)}; expected {list(tensor.shape)}, as in the global model"
-                raise UsageError(f"state dict of client {client}: tensor '{name}' has shape {shapes}")
+        _check_shapes(of_client, state, f"state dict of client {client}", "the global model")
     if not states:
         raise UsageError("aggregate takes the state dicts of at least one client; got none")
-    mean_weight = torch.stack([weights[name].float() for name in floats]).mean(0)
+    mean_weight = torch.stack([weights[name].detach().double() for name in floats]).mean(0)
+    mean_weight /= mean_weight.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, tensor in state.items():
         stack = [of_client[name] for of_client in states]
         if name in weights:
             with jax.enable_x64(True):  # a double tensor stays double
                 theta, clients = _to_jax(tensor), [_to_jax(client) for client in stack]
-                mean = _to_torch(named_arrays.weighted_mean(theta, clients, weights[name].numpy()), tensor.device)
+                mean = _to_torch(
+                    named_arrays.weighted_mean(theta, clients, weights[name].detach().numpy()), tensor.device
+                )
         else:
-            mean = torch.tensordot(mean_weight, torch.stack(stack).cpu().float(), 1).round()
+            mean = torch.tensordot(mean_weight, torch.stack(stack).cpu().double(), 1).round()
         averaged[name] = mean.to(tensor.device, tensor.dtype)
     return averaged
+
+
+def _check_shapes(tensors: StateDict, state: StateDict, what: str, whose: str) -> None:
+    """Raises UsageError for the first tensor that has another shape than that of the state dict."""
+    for name, tensor in tensors.items():
+        if tensor.shape != state[name].shape:
+            shapes = f"{list(tensor.shape)}; expected {list(state[name].shape)}, as in {whose}"
+            raise UsageError(f"{what}: tensor '{name}' has shape {shapes}")
 
 
 def _floating_names(state: StateDict) -> list[str]:

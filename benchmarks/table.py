@@ -1,13 +1,16 @@
-"""Writes the tables of docs/performance.md and the README from the files in benchmarks/results.
+"""Writes the generated parts of the README and of docs, from the code and the files in benchmarks/results.
 
-python -m benchmarks.table            writes the tables between their markers
+python -m benchmarks.table            writes the parts between their markers
 python -m benchmarks.table --check    compares them with the pages; exit code 1 if a page is out of date
+
+Parts of docs are those of docs/_ext/generated.py. They need the report extra.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,7 @@ from benchmarks.demo import differences
 from benchmarks.machine import BUSY
 
 ROOT = Path(__file__).parent.parent
-PERFORMANCE = ROOT / "docs" / "performance.md"
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
 
@@ -55,8 +58,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def pages(results: Path) -> dict[Path, dict[str, str]]:
-    """Returns page -> name of a marker -> table: all speeds for the documentation, a short table for the README."""
-    return {PERFORMANCE: {"speed": render(results)}, README: {"speed": summary(results), "demo": demo(results)}}
+    """Returns page -> name of a marker -> text: all speeds for the documentation, a short table for the README."""
+    sys.path.append(str(DOCS / "_ext"))
+    import generated
+
+    pieces = {**generated.pieces(), "speed": render(results)}
+    of_pages = {README: {"speed": summary(results), "demo": demo(results)}}
+    for page in sorted(DOCS.rglob("*.md")):
+        names = re.findall(r"^<!-- (\S+): begin -->$", page.read_text(encoding="utf-8"), re.M)
+        files = {name: _listing(ROOT / name.removeprefix("file:")) for name in names if name.startswith("file:")}
+        of_pages[page] = files | {name: pieces[name].strip("\n") for name in names if name in pieces}
+    return of_pages
+
+
+def _listing(path: Path) -> str:
+    """Returns a file as a block of code."""
+    language = {".py": "python", ".sbatch": "sh", ".yaml": "yaml"}.get(path.suffix, "text")
+    return f"```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```"
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:

@@ -27,11 +27,11 @@ copyright = "the fedvg_jax authors, MIT licence"
 version = release = fedvg_jax.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "generated", "mathml"]
-exclude_patterns = ["_build", "_generated", "_ext"]
+exclude_patterns = ["_build", "_ext"]
 default_role = "py:obj"
 smartquotes = False  # "--flag" stays as it is
 
-myst_enable_extensions = ["deflist", "dollarmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 myst_update_mathjax = False
 

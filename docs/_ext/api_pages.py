@@ -114,15 +114,12 @@ def pages() -> dict[str, str]:
 def index() -> str:
     """Every public name with the first line of its docstring."""
     parts = []
-    for page, (title, names) in sections().items():
-        parts += [f"## [{title}](api/{page}.md)", ""]
-        parts += [f"`fv.{name}`\n: {summary(getattr(fedvg_jax, name))}\n" for name in names]
+    for title, names in sections().values():
+        parts += [f"## {title}", "", *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names), ""]
     for name in namespaces():
         module = getattr(fedvg_jax, name)
-        parts += [f"## [`fv.{name}`](api/{name}.md)", ""]
-        parts += [f"`fv.{name}.{inner}`\n: {summary(getattr(module, inner))}\n" for inner in public_names(module)]
-    listed = [*sections(), *namespaces(), "parts", "contracts"]
-    parts += ["```{toctree}", ":hidden:", "", *(f"api/{page}" for page in listed), "```", ""]
+        names = public_names(module)
+        parts += [f"## `fv.{name}`", "", *(f"- `fv.{name}.{n}`: {summary(getattr(module, n))}" for n in names), ""]
     return "\n".join(parts)
 
 

@@ -1,6 +1,7 @@
-"""Writes the parts of the pages that come from the code and from results files, before Sphinx reads the pages.
+"""The parts of the pages that come from the code and from results files, and the pages of the API reference.
 
-`docs/_generated/NAME.md` are pieces that pages include; `docs/reference/api/NAME.md` are pages of the API reference.
+`python -m benchmarks.table` writes the pieces between their markers in the pages. Sphinx writes the pages
+docs/reference/api/NAME.md before it reads the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CONTROLS = (
 
 
 def pieces() -> dict[str, str]:
-    """Text of every included piece, by name."""
+    """Text of every piece, by the name of its markers."""
     return {
         "options": option_lists.options(),
         "methods": option_lists.methods(),
@@ -65,8 +66,7 @@ def pieces() -> dict[str, str]:
 def write(app=None) -> None:
     """Writes what has changed, and removes API pages that are no more."""
     api = DOCS / "reference" / "api"
-    wanted = {DOCS / "_generated" / f"{name}.md": text for name, text in pieces().items()}
-    wanted |= {api / f"{name}.md": text for name, text in api_pages.pages().items()}
+    wanted = {api / f"{name}.md": text for name, text in api_pages.pages().items()}
     if api.exists() and set(api.glob("*.md")) - wanted.keys():
         shutil.rmtree(api)
     for path, text in wanted.items():

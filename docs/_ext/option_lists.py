@@ -30,16 +30,16 @@ def options() -> str:
 
 
 def section(title: str, group: Any, names: list[str], prefix: str = "") -> str:
-    """A heading and a definition list."""
+    """A heading and a list."""
     texts, lines = descriptions(type(group)), [f"## {title}", ""]
     hints = {f.name: f.type for f in dataclasses.fields(group)}
     for name in names:
-        lines += [*entry(prefix + name, hints[name], getattr(group, name), texts.get(name, "")), ""]
-    return "\n".join(lines)
+        lines.append(entry(prefix + name, hints[name], getattr(group, name), texts.get(name, "")))
+    return "\n".join([*lines, ""])
 
 
-def entry(name: str, hint: str, default: Any, text: str) -> list[str]:
-    """`--flag` TYPE, and below it the description, the allowed values and the default."""
+def entry(name: str, hint: str, default: Any, text: str) -> str:
+    """`--flag` TYPE: the description, the default and the allowed values."""
     flag = "--" + name.replace("_", "-")
     kinds = [KINDS.get(part, part) for part in str(hint).split(" | ") if part not in ("None", "bool")]
     kind = f" *{' or '.join(kinds)}*" if kinds else ""
@@ -49,7 +49,7 @@ def entry(name: str, hint: str, default: Any, text: str) -> list[str]:
         facts.append("Allowed: " + ", ".join(f"`{value}`" for value in allowed.NAMES[name]) + ".")
     elif name in allowed.RANGES:
         facts.append(f"Allowed: {escape(allowed.RANGES[name][1])}.")
-    return [f"`{flag}`{kind}", f": {escape(text)}", *([f"  {' '.join(facts)}"] if facts else [])]
+    return f"- `{flag}`{kind}: {' '.join([escape(text), *facts])}"
 
 
 def shown(value: Any) -> str:

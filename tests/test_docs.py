@@ -129,10 +129,10 @@ def test_a_single_pair_has_no_interval_and_no_p_value(extension, tmp_path, monke
     (tmp_path / "run.json").write_text(json.dumps(origin), encoding="utf-8")
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path.parent)
     table = result_tables.controls(tmp_path.name)
-    assert "| fedavg, samples | 81.50 | 1 | +1.50 (–) | – |" in table and "nan" not in table
+    assert "| fedavg, samples | 81.50 | 1 | -1.50 (–) | – |" in table and "nan" not in table
 
 
-@pytest.mark.parametrize("page", [DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
 def test_the_round_of_a_page_is_that_of_the_example(page):
     (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)
     text = (ROOT / "examples" / "one_round.py").read_text(encoding="utf-8")

@@ -33,6 +33,7 @@ def pieces() -> dict[str, str]:
         "fidelity": result_tables.fidelity(),
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
+        "overview": result_tables.overview(),
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")

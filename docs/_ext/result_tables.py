@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ BASELINES = {
 
 
 def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
-    """Accuracy under several weightings, and the difference of each to the baseline.
+    """Accuracy under several weightings, and differences: FedVG minus each, or each minus another baseline.
 
     Args:
         name: folder of results.
@@ -185,11 +186,67 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
         shown = [row.setting, row.method, f"{row.mean:.2f}{spread}", str(row.n or "")]
         if row.difference:
-            shown += _shown_difference(*row.difference)
+            shown += _shown_difference(*(of_fedvg(row.difference) if baseline == "fedvg" else row.difference))
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    minus = f"minus {BASELINES[baseline].heading}, points (95 % interval)"
+    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {BASELINES[baseline].heading}"
+    minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
+
+
+def of_fedvg(difference: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """Turns the difference of a method to FedVG into that of FedVG to the method."""
+    gap, low, high, p = difference
+    return -gap, -high, -low, p
+
+
+class Study(NamedTuple):
+    """A comparison of FedVG with its controls, in the final round."""
+
+    what: str
+    seeds: int
+    alpha: str
+    gaps: dict[str, tuple[float, float, float, float]]
+    """control -> FedVG minus it: mean, limits of the 95 % interval, p"""
+
+
+CONTROLS = {"FedAvg": "fedavg, samples", "uniform": "fedavg, uniform", "placebo": "fedavg, permuted(fedvg)"}
+"""Control -> method. The placebo gives FedVG's weights to other clients of the cohort."""
+
+STUDIES = (
+    ("CIFAR-10, LeNet-5, 100 clients, 200 rounds", "controls_cifar10_lenet5_full", {"": "0.05"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {"partition dirichlet": "0.05"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.1", {"partition dirichlet": "0.1"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.5", {"partition dirichlet": "0.5"}),
+    ("CIFAR-10, 6,000 images, ResNet-18, BatchNorm", "controls_cifar10_resnet18_batch", {"norm batch": "0.05"}),
+    ("CIFAR-10, 6,000 images, ResNet-18, GroupNorm", "controls_cifar10_resnet18_group", {"": "0.05"}),
+    ("digits, MLP", "controls_digits", {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")}),
+    ("digits, tiny CNN", "controls_digits_tinycnn", {"": "0.05"}),
+    ("digits, tiny CNN", "controls_digits_tinycnn_milder", {f"alpha {a}": a for a in ("0.1", "0.5")}),
+    ("breast cancer, MLP", "controls_breast_cancer", {"": "0.05"}),
+    ("texts, GRU", "controls_literature", {"": "by author"}),
+)
+"""(data set and network, folder of results, its settings -> alpha), the largest study first."""
+
+
+def studies() -> list[Study]:
+    """FedVG minus its controls in every study, the largest first."""
+    listed = []
+    for what, folder, settings in STUDIES:
+        rows = rows_of_results(folder)
+        for setting, alpha in settings.items():
+            of_setting = {row.method: row for row in rows if row.setting == setting}
+            gaps = {name: of_fedvg(of_setting[method].difference) for name, method in CONTROLS.items()}  # pyright: ignore
+            listed.append(Study(what, of_setting["fedvg"].n, alpha, gaps))
+    return listed
+
+
+def overview() -> str:
+    """FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
+    rows = [
+        [s.what, s.alpha, str(s.seeds), *(_shown_difference(*gap)[0] for gap in s.gaps.values())] for s in studies()
+    ]
+    return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
 
 def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
@@ -286,7 +343,8 @@ def claims() -> str:
     listed, rows = csv_rows(RESULTS / "claims" / "claims.csv"), []
     for row in listed:
         *texts, verdict = (escape(row[name].removeprefix("'")) for name in head)  # ' quotes a leading sign in the CSV
-        rows.append([*texts, f"**{verdict}**"])
+        names = dict.fromkeys(re.findall(r"(?:^|; )(\w+), \w+, \d+ rounds", row["ours"]))
+        rows.append([*texts, " on ".join(filter(None, [verdict, " and ".join(names)]))])
     sweeps = "\n".join(f"- {row['claim']}: `{row['command']}`" for row in listed)
     return f"{table(head, rows)}\n\n{_source_of_run('claims')}\n\n{rules()}\n\n## The sweep of each claim\n\n{sweeps}\n"
 

@@ -111,13 +111,23 @@ def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]
     return grouped
 
 
-def _ranks(values: Values) -> dict[tuple[str, str, float], int]:
-    """Returns FedVG's rank among the seven methods, where at least two others ran; 1 is the best."""
+class Rank(NamedTuple):
+    """FedVG's place among the methods that ran; 1 is the best."""
+
+    place: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.place} of {self.of}"
+
+
+def _ranks(values: Values) -> dict[tuple[str, str, float], Rank]:
+    """Returns FedVG's rank among the seven methods, where at least two others ran."""
     ranks = {}
     for key, methods in _by_method(values).items():
         rivals = [methods[name].mean for name in BASES if name in methods]
         if "FedVG" in methods and len(rivals) >= 2:
-            ranks[key] = 1 + sum(mean > methods["FedVG"].mean for mean in rivals)
+            ranks[key] = Rank(1 + sum(mean > methods["FedVG"].mean for mean in rivals), 1 + len(rivals))
     return ranks
 
 
@@ -134,7 +144,7 @@ def rank_at_smallest_alpha(values: Values) -> Finding | None:
     ranks = sorted(rank for (_, _, alpha), rank in _ranks(values).items() if alpha == 0.05)
     if not ranks:
         return None
-    return Finding(max(ranks) <= 2, f"rank {', '.join(map(str, ranks))} at alpha 0.05")
+    return Finding(max(ranks)[0] <= 2, f"rank {', '.join(map(str, ranks))} at alpha 0.05")
 
 
 def best_on_organamnist(values: Values) -> Finding | None:
@@ -144,7 +154,7 @@ def best_on_organamnist(values: Values) -> Finding | None:
         return None
     pairs = {key[:2] for key in ranks}
     text = ", ".join(f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items())
-    return Finding(all(rank == 1 for rank in ranks.values()), f"rank {text}")
+    return Finding(all(rank.place == 1 for rank in ranks.values()), f"rank {text}")
 
 
 def low_variance(values: Values) -> Finding | None:
@@ -333,15 +343,19 @@ def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
 
 def norms_grow_with_depth(study: Study) -> Finding | None:
     """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
-    correlations = []
+    correlations, counts = [], set()
     for replicate, run in _runs(study):
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]
         weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
         if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
             mean = np.nanmean(np.concatenate(norms), 0)
             depth = depths([run.layers[i] for i in weights])
+            counts.add(len(weights))
             correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
-    return _mean_correlation(correlations, "rank correlation of depth and norm", lambda low, high: low > 0)
+    layers = " and ".join(map(str, sorted(counts)))
+    return _mean_correlation(
+        correlations, f"rank correlation of depth and norm over {layers} layers", lambda low, high: low > 0
+    )
 
 
 def weights_rank_client_models(study: Study) -> Finding | None:
@@ -453,7 +467,8 @@ def _mean_correlation(
     compared = statistics.compare(means, dict.fromkeys(means, 0.0))
     low, high = compared.t_interval
     runs = sum(map(len, by_replicate.values()))
-    found = f"{name} {compared.mean:+.2f} [{low:+.2f}, {high:+.2f}] over {compared.n} replicates, {runs} runs"
+    interval = "in each of" if low == high else f"[{low:+.2f}, {high:+.2f}] over"
+    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} replicates, {runs} runs"
     return Finding(holds(low, high), found)
 
 

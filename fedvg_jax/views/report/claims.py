@@ -1,6 +1,6 @@
-"""The paper's claims with the verdict of given runs: statement, the paper's numbers, ours, and whether it holds.
+"""The paper's claims with the verdict of given runs: statement, the paper's numbers, ours, and whether runs show it.
 
-A verdict is computed: "holds", "fails", or "not reached" where no run has what the claim is about.
+A verdict is computed: "seen", "not seen", or "not reached" where no run has what the claim is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.markup import Column, Entry, Table, comma_separated, markdown
 from fedvg_jax.views.report.study import Study, value_text
 
-Verdict = Literal["holds", "fails", "not reached"]
+Verdict = Literal["seen", "not seen", "not reached"]
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 
 
@@ -56,7 +56,7 @@ def claims() -> list[Claim]:
 def judge(studies: Sequence[Study]) -> list[Judged]:
     """Returns every claim with its verdict.
 
-    A claim holds if it holds in every study that has what it is about.
+    A claim is seen if it holds in every study that has what it is about.
 
     Args:
         studies: of run folders; each is looked at for itself.
@@ -75,7 +75,7 @@ def judge(studies: Sequence[Study]) -> list[Judged]:
         printed = claim_measures.printed(claim.measure) if of_values and not claim.paper else None
         verdict: Verdict = "not reached"
         if findings:
-            verdict = "holds" if all(finding.holds for _, finding in findings) else "fails"
+            verdict = "seen" if all(finding.holds for _, finding in findings) else "not seen"
         texts: dict[str, list[str]] = {}
         for study, finding in findings:
             texts.setdefault(scale(study), []).append(finding.text)
@@ -111,8 +111,8 @@ def table(judged: Sequence[Judged]) -> Table:
         tuple(Entry(text) for text in (j.claim.statement, j.paper, j.ours, j.verdict, command(j.claim))) for j in judged
     )
     notes = (
-        "Verdicts are computed from the final round of the runs. A claim holds if it holds in every study that has what"
-        " it is about. The paper's values are maxima over evaluations on the test set.",
+        "Verdicts are computed from the final round of the runs. A claim is seen if it holds in every study that has"
+        " what it is about. The paper's values are maxima over evaluations on the test set.",
     )
     return Table("paper", "The paper's claims", tuple(Column(c, (c,)) for c in columns), rows, notes)
 

@@ -13,6 +13,9 @@ from fedvg_jax.data.arrays import Arrays, with_groups
 
 _MAX_CLASSES = 2**16
 
+_MANY_CLASSES = 1000
+"""Fewer classes may have no rows."""
+
 
 def as_arrays(data: Arrays | tuple) -> Arrays:
     """Returns a user's data as `Arrays`.
@@ -80,7 +83,9 @@ def integer_labels(arrays: Arrays, consumer: str, instead: str, needed: str = "i
 
 def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> UsageError:
     y = arrays.y
-    values = f" with values from {y.min()}" if np.issubdtype(y.dtype, np.integer) and y.size and y.min() < 0 else ""
+    values = ""
+    if np.issubdtype(y.dtype, np.integer) and y.size:
+        values = f" with values from {y.min()}" if y.min() < 0 else _stray_label(y)
     return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {instead}")
 
 
@@ -203,7 +208,16 @@ def _checked(array, name: str) -> np.ndarray:
 def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """Returns the names 0..max if y can be class labels, otherwise none."""
     labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < _MAX_CLASSES
-    return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
+    return tuple(map(str, range(int(y.max()) + 1))) if labels and not _stray_label(y) else ()
+
+
+def _stray_label(y: np.ndarray) -> str:
+    """Returns the largest label with its row, where it leaves most of many classes without a row; "" if it does not."""
+    largest, occurring = int(y.max()), len(np.unique(y))
+    if largest < _MANY_CLASSES or 2 * occurring > largest:
+        return ""
+    row = int(np.argmax(y))
+    return f", whose label {largest:,} in row {row:,} leaves all but {occurring:,} classes without a row"
 
 
 def _kind(data) -> str:

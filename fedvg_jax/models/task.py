@@ -114,11 +114,16 @@ def _labelling(
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         logits = predict(params, stats, batch)
+        true, predicted = batch.y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
+        is_real = jnp.broadcast_to(_with_places(mask, batch.y), batch.y.shape).astype(jnp.int32)
+        sums = {"loss": _cross_entropies(logits, batch, mask).sum()}
+        if num_classes > MOST_COUNTED:
+            zeros = jnp.zeros(num_classes, jnp.int32)
+            counts = {"true": true, "predicted": predicted, "correct": jnp.where(true == predicted, true, num_classes)}
+            return sums | {name: zeros.at[labels].add(is_real, mode="drop") for name, labels in counts.items()}
         # in int32: a product of uint8 labels wraps from 256 on
-        cell = batch.y.astype(jnp.int32) * num_classes + jnp.argmax(logits, -1).astype(jnp.int32)
-        is_real = jnp.broadcast_to(_with_places(mask, batch.y), batch.y.shape)
-        confusion = jnp.zeros(num_classes**2, jnp.int32).at[cell].add(is_real.astype(jnp.int32))
-        return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}
+        confusion = jnp.zeros(num_classes**2, jnp.int32).at[true * num_classes + predicted].add(is_real)
+        return sums | {"confusion": confusion}
 
     recording_init, live_boxes = live_taps.record_live_taps(init)
     support = gradient_support.from_boxes(live_boxes)
@@ -142,6 +147,10 @@ def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
     return jnp.where(_with_places(mask, batch.y), losses, 0)
 
 
+MOST_COUNTED = 1000
+"""Most classes of which the confusion matrix is counted, a cell for each pair of them."""
+
+
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     """Returns loss, accuracy, balanced accuracy, macro-F1 and the share of the largest class.
 
@@ -150,11 +159,15 @@ def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     predicted.
 
     Args:
-        sums: `loss` [], the summed loss, and `confusion` [C * C], the flattened M, as `Task.measure` adds them up.
+        sums: `loss` [], the summed loss, and `confusion` [C * C], the flattened M, as `Task.measure` adds them up; of
+            more than `MOST_COUNTED` classes M's `true` and `predicted` sums and its `correct` diagonal, each [C].
     """
-    matrix = np.asarray(sums["confusion"], np.float64)
-    matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
-    correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    if "confusion" in sums:
+        matrix = np.asarray(sums["confusion"], np.float64)
+        matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
+        correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    else:
+        correct, true, predicted = (np.asarray(sums[name], np.float64) for name in ("correct", "true", "predicted"))
     occurs, occurs_or_predicted = true > 0, true + predicted > 0
     return {
         "loss": float(sums["loss"]) / true.sum(),

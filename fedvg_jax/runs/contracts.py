@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -263,6 +263,28 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
     if cohort_size not in (None, _CLIENTS):
         with checks.without_notes():
             jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
+
+
+def check_recorded_weights(records: Sequence[Mapping[str, Any]]) -> None:
+    """Checks the weights of real rounds: means over tensors, which are 0 for all where no client is averaged.
+
+    Args:
+        records: of rounds, with `round` and `weights`.
+
+    Raises:
+        UsageError: they are not numbers >= 0 with sum 1. A trial has three clients; a rule may go wrong for others.
+
+    >>> check_recorded_weights([{"round": 1, "weights": [0.5, 0.5]}, {"round": 2, "weights": [0.0, 0.0]}])
+    """
+    for record in records:
+        weights = np.asarray([weight for weight in record["weights"] if weight is not None], np.float64)
+        total, least = weights.sum(), weights.min(initial=0)
+        if least < -1e-6 or (weights.any() and abs(total - 1) > 1e-3):
+            got = f"are as low as {least:.3g}" if least < -1e-6 else f"sum to {total:.6g}"
+            raise UsageError(
+                f"weighting.weigh: the weights of the {len(record['weights'])} clients of round {record['round']} {got};"
+                " expected numbers >= 0 with sum 1, for cohorts of every size"
+            )
 
 
 class _Trial(NamedTuple):

@@ -19,6 +19,7 @@ from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import (
     chunks,
     client_memories,
+    contracts,
     divergence,
     history,
     provenance,
@@ -212,6 +213,8 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     Raises:
         DivergedError: a client diverged, and `nonfinite` is "raise".
     """
+    if "weighting" in run.sim.given:
+        contracts.check_recorded_weights(new)
     error = divergence.error(new, run.sim.data, state.variables) if run.sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new) if error else new
     run.records.extend(recorded)

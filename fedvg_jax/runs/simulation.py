@@ -41,6 +41,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import cohort_memories, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
+from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     algorithm_contract,
     client_memories,
@@ -306,6 +307,9 @@ def _check_accuracies(
     for name in ("client_accuracy", evaluation_records.BY_CLIENT, evaluation_records.CALIBRATION):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))
+    num_classes = len(arrays.class_names)
+    if evaluation_records.CONFUSION in recorded_names(config) and num_classes > MOST_COUNTED:
+        raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)
         if task:

@@ -177,3 +177,13 @@ def test_display_describes_data_and_method_passed_by_the_caller():
     assert display.method_text(Config(), {"algorithm", "weighting"}) == "given, weights given"
     assert display.method_text(Config(weighting="samples"), {"algorithm"}) == "given, weights samples"
     assert display.method_text(Config(algorithm="fedprox"), {"weighting"}) == "fedprox, weights given"
+
+
+def test_a_stray_label_is_named_with_its_row():
+    y = np.arange(40, dtype=np.int64) % 3
+    y[17] = 30_000
+    arrays = user_data.as_arrays((np.ones((40, 2)), y))
+    assert arrays.class_names == ()
+    with pytest.raises(UsageError, match=r"whose label 30,000 in row 17 leaves all but 4 classes without a row"):
+        user_data.class_labels(arrays, "model mlp", "correct it")
+    assert len(user_data.as_arrays((np.ones((40, 2)), np.arange(40) % 3 + 60)).class_names) == 63

@@ -194,3 +194,17 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32(dtype):
     expected = np.zeros((count, count), int)
     np.add.at(expected, (labels[:4], predicted[:4]), 1)
     np.testing.assert_array_equal(confusion, expected)
+
+
+def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix(monkeypatch):
+    """The matrix has a cell for each pair; above a number of classes its sums and its diagonal are counted."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6)).astype(np.float32), rng.integers(0, 7, 30).astype(np.int32)
+    mask = jnp.arange(30) < 28
+    task = tasks.classification(MLP(7, hidden=()), 7, (6,))
+    variables = task.init(jax.random.key(0))
+    by_matrix = tasks.metrics(jax.device_get(task.measure(*variables, Batch(jnp.asarray(x), y), mask)))
+    monkeypatch.setattr(tasks, "MOST_COUNTED", 6)
+    sums = task.measure(*variables, Batch(jnp.asarray(x), y), mask)
+    assert sums["correct"].shape == (7,) and "confusion" not in sums
+    assert tasks.metrics(jax.device_get(sums)) == pytest.approx(by_matrix)

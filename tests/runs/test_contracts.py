@@ -247,6 +247,30 @@ def test_a_run_checks_its_weighting_before_compiling(monkeypatch, small):
         fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **small | {"task": TASK._replace(init=integers)})
 
 
+WRONG_FOR_OTHERS = {
+    "thirds": (lambda raw: jnp.full_like(raw, 1 / 3), r"the 5 clients of round 1 sum to 1\.6666\d; expected"),
+    "negative": (
+        lambda raw: jnp.where(jnp.arange(len(raw)) > 3, -0.5, 1.5 / 4),
+        r"round 1 are as low as -0\.5; expected",
+    ),
+}
+"""Weights that are right for three clients only."""
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_OTHERS)
+def test_weights_of_real_cohorts_are_checked(name, small):
+    wrong, message = WRONG_FOR_OTHERS[name]
+
+    def weigh(hyper, ones, returns):
+        raw = basic.shares(ones, returns.present)
+        return basic.broadcast_weights(raw if len(ones) == 3 else wrong(raw), returns)
+
+    rule = basic.uniform()._replace(weigh=weigh, terms=())
+    settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
+    with pytest.raises(UsageError, match=message):
+        fedvg_jax.run(settings, weighting=rule, **small)
+
+
 def test_containers_in_another_order_are_reported():
     """Same names, another order of containers."""
     with pytest.raises(UsageError, match="expected the structure of b, as it is"):

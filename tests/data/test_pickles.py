@@ -62,6 +62,7 @@ def test_pickle_without_forged_parts_is_read():
         (forged("\x8a\x08" + "\xff" * 7 + "\x7fK\x00\x86"), ["odd shape"]),
         (forged(")"), ["odd shape"]),
         (forged("N"), ["odd shape"]),
+        (forged("(K\x00" + "J\xff\xff\xff\x7f" * 3 + "t", content="U\x00"), ["odd shape"]),
         (forged("(" + "K\x01" * 70 + "t"), ["odd shape"]),
         (forged(SHAPE, dtype="O8"), ["'O8'", "only 'u1'"]),
         (forged(SHAPE, dtype="V4"), ["'V4'"]),
@@ -75,6 +76,10 @@ def test_pickle_without_forged_parts_is_read():
         (b"\x80\x02cnumpy\ndtype\nNb.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
         (b"\x80\x02]}b.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\nU\x02u1R.", ["odd way"]),
+        (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 60 + b"\x85R.", ["dtype 'tuple'"]),
+        (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["not a complete pickle"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
         (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
         (b"\x80\x04\x8c\x0fnumpy.core.test\x8c\x01x\x93.", ["numpy.core.test"]),
@@ -116,6 +121,12 @@ def test_repeated_encoding_of_text_is_bounded():
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
     with usage_error("more text than bytes"):
         pickles.loads(b"\x80\x02](" + once + again * 1000 + b"e.", "file")
+
+
+def test_repeated_content_of_arrays_is_bounded():
+    array = forged("K\xfa\x85", content="h\x00")[2:-1]
+    with usage_error("more text than bytes"):
+        pickles.loads(b"\x80\x02]U\xfa" + b"a" * 250 + b"q\x00a(" + array * 1000 + b"e.", "file")
 
 
 def test_pickle_beyond_a_limit_is_refused(monkeypatch):

@@ -346,6 +346,8 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         from fedvg_jax.views import plots
 
         plots.write(out, finished.records, config)
+    else:
+        log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     display.print_results(console, finished)
     if config.export:
         hub_folder.export(config.export, sim, finished)

@@ -282,7 +282,7 @@ def check_recorded_weights(records: Sequence[Mapping[str, Any]]) -> None:
         if least < -1e-6 or (weights.any() and abs(total - 1) > 1e-3):
             got = f"are as low as {least:.3g}" if least < -1e-6 else f"sum to {total:.6g}"
             raise UsageError(
-                f"weighting.weigh: the weights of the {len(record['weights'])} clients of round {record['round']} {got};"
+                f"weighting.weigh: weights of the {len(record['weights'])} clients of round {record['round']} {got};"
                 " expected numbers >= 0 with sum 1, for cohorts of every size"
             )
 

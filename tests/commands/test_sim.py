@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib.util
 import json
 import os
 import pty
@@ -285,6 +286,14 @@ def check_trace(folder):
     planes = jax.profiler.ProfileData.from_file(str(xplane)).planes
     names = {event.name for plane in planes for line in plane.lines for event in line.events}
     assert "chunk of rounds" in names
+
+
+def test_without_matplotlib_a_run_names_the_extra_that_draws_pictures(traced, tmp_path, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
+    assert traced([*SHORT, "--out", str(tmp_path / "out")]) == 0
+    text = "no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'"
+    assert text in capsys.readouterr().out and not list((tmp_path / "out").glob("*.png"))
 
 
 def test_arrays_in_a_file_train(traced, tmp_path, capsys):

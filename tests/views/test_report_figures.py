@@ -700,3 +700,14 @@ def test_rank_correlation_needs_three_clients_and_variation():
     assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
         validity.rank_correlation([1] * 3, [1, 2, 3])
     )
+
+
+def test_axes_of_accuracy_stay_within_0_and_100(tmp_path):
+    """Also where a mean minus its deviation is below 0, or plus it above 100."""
+    axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+    wide = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.1, [0.01, 0.02, 0.99][v["seed"]]))])
+    (curve,), (alphas,), (bars,) = (draw(wide, name) for name in ("curves", "alphas", "bars"))
+    for panel in (*curve.figure.axes, *alphas.figure.axes):
+        assert 0 <= panel.get_ylim()[0] < panel.get_ylim()[1] <= 100.5
+    for panel in bars.figure.axes:
+        assert panel.get_xlim()[0] == 0 and max(panel.get_xticks()) <= 100

@@ -14,7 +14,7 @@ pytest.importorskip("vl_convert", reason="the page needs the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.views import report
-from fedvg_jax.views.report import page
+from fedvg_jax.views.report import figures, page
 from fedvg_jax.views.report.collect import collect
 
 HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
@@ -127,3 +127,10 @@ def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_pat
         write_run(tmp_path / weighting, weighting=weighting, seed=0)
     study = collect([tmp_path])
     assert "(fedavg, samples; fedavg, uniform)" in page.summary(study)
+
+
+def test_curves_stand_once_and_every_figure_has_a_caption(sweep, monkeypatch):
+    monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
+    text = report.write([sweep], figures=["bars", "curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
+    assert text.count("<figure>") == text.count("<figcaption>") == 2 and 'alt="Learning curves' not in text
+    assert figures.CAPTIONS["bars"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)

@@ -6,13 +6,14 @@ import base64
 import html
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvg_jax.core.types import one_line
-from fedvg_jax.views.report.figures import base, curves
+from fedvg_jax.views.report.figures import CAPTIONS, base, curves
 from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import Table, hypertext
 from fedvg_jax.views.report.study import Study, majority, scenario_text, value_text
@@ -34,7 +35,7 @@ thead th { border-bottom: 1.5px solid #8a93a0; white-space: normal; vertical-ali
 tbody th, .text { text-align: left; } tbody th { font-weight: 400; } .wide td.text { white-space: normal; }
 .note { color: #4b5460; margin: .15rem 0; font-size: .9rem; max-width: 60rem; }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #4b5460; }
+figure { margin: 1.2rem 0; } figure img { width: 100%; max-width: 64rem; height: auto; } figcaption { color: #4b5460; }
 details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; } code { font-size: .9em; }
 """
 
@@ -94,7 +95,8 @@ def page(
             " shift-click for several; drag to move, scroll to zoom, double-click to go back.</p>\n",
             f"<div class=charts>{divisions}</div>\n",
             '<h2 id="figures">Figures</h2>\n',
-            *(_figure(drawing, path) for drawing, path in drawn),
+            # the curves stand above, where they can be zoomed
+            *(_figure(drawing, path) for drawing, path in drawn if _stem(drawing) != "curves"),
             *(f"<p class=note>No figure {_text(name)}: {_text(reason)}.</p>\n" for name, reason in left_out.items()),
             '<h2 id="settings">Settings</h2>\n',
             settings(study),
@@ -139,12 +141,17 @@ def _notes(study: Study) -> str:
 def _figure(drawing: Drawing, path: Path) -> str:
     """Returns a figure with its picture inside."""
     data = base64.b64encode(path.read_bytes()).decode()
-    caption = _text(drawing.title)
-    below = "" if drawing.figure.get_suptitle() else f"<figcaption>{caption}</figcaption>"
+    title = _text(drawing.title)
+    heading = "" if drawing.figure.get_suptitle() else f"{title}. "
     return (
-        f'<figure><img alt="{caption}" width="{round(100 * drawing.figure.get_figwidth())}"'
-        f' src="data:image/png;base64,{data}">{below}</figure>\n'
+        f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{heading}{_text(CAPTIONS[_stem(drawing)])}</figcaption></figure>\n"
     )
+
+
+def _stem(drawing: Drawing) -> str:
+    """Returns the name of a drawing without the number of its group of settings."""
+    return re.sub(r"-\d+$", "", drawing.name)
 
 
 # --- interactive curves

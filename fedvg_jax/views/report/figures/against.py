@@ -78,7 +78,8 @@ def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, st
     if shares and low < np.mean(shares) < high:
         axes.axhline(float(np.mean(shares)), color=base.GREY, lw=0.9, ls=":")
         ends.append((max(values), float(np.mean(shares)), "largest class", base.GREY))
-    axes.set_ylim(low, high)
+    is_accuracy = study.metric == "accuracy"  # a mean minus its deviation may be below 0
+    axes.set_ylim(*((max(0.0, low), min(100.5, high)) if is_accuracy else (low, high)))
     labels = [value_text(value) for value in values]
     axes.set_xticks(values, labels, rotation=0 if style.panels_per_row > 1 else 45)
     axes.minorticks_off()

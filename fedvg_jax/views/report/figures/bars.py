@@ -123,19 +123,22 @@ def _draw(study: Study, style: Style, name: str, title: str, groups: Sequence[Gr
 def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
     """Draws one panel: bars from 0, deviations, and the value at the end of each bar."""
     styles = base.line_styles(study.methods)
-    ends = [bar.mean + sign * np.nan_to_num(bar.std) for bar in group.bars for sign in (-1, 1)]
+    span = (0.0, 100.0) if study.metric == "accuracy" else (-np.inf, np.inf)
+    ends = [np.clip(bar.mean + sign * np.nan_to_num(bar.std), *span) for bar in group.bars for sign in (-1, 1)]
     low, high = min(0.0, *ends), max(0.0, *ends)
     reach = high - low
     for place, bar in enumerate(group.bars):
         look = styles[bar.method]
         axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=look.hatch, lw=0.8)
         if np.isfinite(bar.std):
-            axes.errorbar(bar.mean, place, xerr=bar.std, color="black", lw=0.8, capsize=2)
+            deviations = [[min(bar.std, bar.mean - span[0])], [min(bar.std, span[1] - bar.mean)]]
+            axes.errorbar([bar.mean], [place], xerr=deviations, color="black", lw=0.8, capsize=2)
         text = f"{bar.mean:.1f}" if study.metric == "accuracy" else f"{bar.mean:.3f}"
-        end = bar.mean + np.nan_to_num(bar.std)
+        end = min(bar.mean + np.nan_to_num(bar.std), span[1])
         axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=style.font - 1)
     axes.set_yticks(range(len(group.bars)), [base.plain(bar.label, 34) for bar in group.bars])
-    axes.set_xlim(low - 0.05 * reach if low < 0 else 0, low + 1.18 * reach)
+    axes.set_xlim(low - 0.05 * reach if low < 0 else 0, low + 1.18 * reach)  # with room for the values
+    axes.set_xticks([tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= min(high * 1.18, span[1])])
     axes.set_ylim(len(group.bars) - 0.4 + (0.7 if group.line is not None else 0), -0.6)
     if group.line is not None:
         axes.axvline(group.line, color=base.GREY, lw=0.9, ls=":")

@@ -140,6 +140,6 @@ def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
     low = min(float((c.mean - c.std)[part].min()) for c, part in zip(curves, later, strict=True))
     high = max(float((c.mean + c.std)[part].max()) for c, part in zip(curves, later, strict=True))
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    most = 100.5 if study.metric == "accuracy" else np.inf
-    least = 0.0 if low >= 0 else -np.inf
+    is_accuracy = study.metric == "accuracy"
+    most, least = (100.5 if is_accuracy else np.inf), (0.0 if is_accuracy or low >= 0 else -np.inf)
     return max(least, low - margin), min(most, high + margin)

@@ -266,7 +266,7 @@ def run_sweep(
 def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progress: bool) -> Iterator[sweeps.Observers]:
     """Yields what a sweep reports to: standard output, or nothing."""
     if not progress:
-        yield sweeps.Observers(track=tracking.Trackers)
+        yield sweeps.Observers(run=tracking.run_simulation)
         return
     from rich.console import Console
 
@@ -278,7 +278,7 @@ def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progres
     }
     ordered = sorted(points, key=lambda point: not is_done[point.name])
     with sweep_progress.sweep_progress(Console(), ordered, sum(is_done.values())) as observers:
-        yield observers._replace(track=tracking.Trackers)
+        yield observers._replace(run=tracking.run_simulation)
 
 
 def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:

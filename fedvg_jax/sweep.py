@@ -258,7 +258,7 @@ def _compute(
             return _share_out(command, jobs, mine[num_done:], phase, observers)
     elsewhere = _ended_elsewhere(out, mine[num_done:])
     with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        tracked = observers._replace(track=tracking.Trackers)
+        tracked = observers._replace(run=tracking.run_simulation)
         return sweeps.compute(mine, out, tracked)[1]
 
 
@@ -348,7 +348,7 @@ def _work(command: CommandLine, share: Share) -> int:
     from fedvg_jax.runs import sweeps
 
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
-    observers = sweeps.Observers(track=tracking.Trackers)
+    observers = sweeps.Observers(run=tracking.run_simulation)
     with stop_signals.ignore_save_requests():
         _, stopped_by = sweeps.compute(mine, out, observers, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0

@@ -139,7 +139,7 @@ def test_importing_it_imports_no_jax_and_no_integration(module):
 
 def test_a_start_of_the_command_line_imports_no_library_that_it_does_not_use():
     unused = "{'chex', 'orbax', 'tensorstore', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'torch', 'flwr', 'flax.nnx'}"
-    modules = "fedvg_jax.sim, fedvg_jax.runs.tracked, fedvg_jax.views.display"
+    modules = "fedvg_jax.sim, fedvg_jax.runs.loop, fedvg_jax.views.display"
     code = f"import sys, {modules}; sys.exit(', '.join({unused} & sys.modules.keys()) or None)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert not done.stderr and not done.returncode, done.stderr

@@ -19,12 +19,15 @@ from benchmarks import (
     demo,
     gpu,
     lasting_weights,
+    loss_plane,
     machine,
     ours,
     parity,
     rounds,
     table,
 )
+from fedvg_jax.config import to_json
+from fedvg_jax.config.robustness import Robust, Tuning
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection
@@ -535,3 +538,52 @@ def test_rank_correlation_is_spearman_s():
     """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
     assert client_values.rank_correlation(np.array([1, 2, 3, 9]), np.array([0, 5, 4, 6])) == pytest.approx(1 - 12 / 60)
     assert np.isnan(client_values.rank_correlation(np.ones(3), np.arange(3)))
+
+
+# --- the loss plane
+
+
+def test_equal_updates_span_no_plane():
+    with pytest.raises(UsageError, match="two clients with different updates"):
+        loss_plane.directions(np.ones((2, 3)))
+
+
+def test_loss_plane_of_a_run_with_objects_from_python_is_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(to_json(fv.Config())))
+    (tmp_path / "manifest.json").write_text(json.dumps({"given": {"data": "0a"}}))
+    assert loss_plane.main([str(tmp_path)]) == 2
+    assert "its own data" in capsys.readouterr().err
+
+
+TWO_CLIENTS = fv.Config(clients=3, join_ratio=0.67, local_epochs=1, rounds=1, devices="1", record="client_drift")
+
+
+@pytest.mark.slow
+def test_loss_plane_of_two_clients_holds_their_models_and_the_means_of_them(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    fv.run(replace(TWO_CLIENTS, out=tmp_path / "run"))
+    plane = loss_plane.plane_of(tmp_path / "run", 2)
+    following = fv.run(replace(TWO_CLIENTS, rounds=2, resume=str(tmp_path / "run"))).records[1]
+    points, sizes = np.stack(list(plane.clients.values())), np.array(following["num_samples"])
+    assert list(plane.clients) == following["clients"] and plane.explained == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), following["client_drift"], rtol=1e-4)
+    expected = {"FedAvg": sizes / sizes.sum(), "uniform": [0.5, 0.5], "FedVG": following["weights"]}
+    for name, weights in expected.items():
+        np.testing.assert_allclose(plane.rules[name], weights @ points, rtol=1e-3, atol=1e-5)
+    loss_plane.draw(tmp_path / "plane.png", plane)
+    loss_plane.write_table(tmp_path / "plane.csv", plane)
+    assert len((tmp_path / "plane.csv").read_text().splitlines()) == 1 + 4 + 2 + 3
+
+
+@pytest.mark.slow
+def test_clients_models_are_theirs_whatever_the_server_does(tmp_path):
+    """The server's momentum, its steps on D_val and the median move the rules' models, not the clients'."""
+    settings = {"tuning": Tuning(steps=2), "robust": Robust("median"), "weighting": "uniform"}
+    config = replace(TWO_CLIENTS, algorithm="fedavgm", **settings)
+    first = fv.run(replace(config, out=tmp_path / "run"))
+    start = first.variables
+    models = loss_plane.client_models(fv.simulation(config), start, 1)
+    updates = [jax.tree.map(lambda new, old: np.asarray(new) - old, m.params, start.params) for m in models]
+    lengths = [np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(update))) for update in updates]
+    second = fv.run(replace(config, rounds=2, resume=str(tmp_path / "run"))).records[1]
+    np.testing.assert_allclose(lengths, second["client_drift"], rtol=1e-4)

@@ -234,7 +234,7 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     ("settings", "arguments", "message"),
     [
         ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
-        ({"export": Path("none") / "model"}, {}, "no such folder none"),
+        ({"export": Path("none") / "model"}, {}, "export none/model: no such folder"),
         ({"export": Path("model")}, {"task": linear_regression()}, "save History.variables instead"),
     ],
 )

@@ -387,30 +387,6 @@ def _restore_checkpoint(
     return leaves | {"state": client_memories.with_rows_of(state, leaves["state"], config, seal["round"])}, seal
 
 
-def newest_state(
-    folder: Path, config: Config, state: SimState, digests: Callable[[], dict[str, str]]
-) -> tuple[SimState, int]:
-    """Returns the state of the newest intact checkpoint of a run folder, on the host, and its round.
-
-    Args:
-        config: stored settings of the run.
-        state: of the simulation before its first round.
-        digests: () -> digests of the simulation's data and partition.
-
-    Raises:
-        UsageError: the folder has no checkpoint, or it is of other data or another partition.
-    """
-    current = digests()
-    manifest = read_object(folder / "manifest.json") or {}
-    if other := _other_sources(manifest, current):
-        raise UsageError(f"{folder} ran {other[0]} (its manifest.json); {other[1]}")
-    restored = _restore_checkpoint(config, folder, state, current, _history_text(folder), lambda line: None)
-    if restored is None:
-        raise UsageError(f"{folder} holds no intact checkpoint; --keep 1 or more leaves one")
-    leaves, seal = restored
-    return leaves["state"], int(seal["round"])
-
-
 def _finished_records(config: Config, folder: Path) -> list[Record]:
     """Returns the records of a run that has finished its `config.rounds` without any checkpoint; else none.
 

@@ -15,7 +15,7 @@ from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, simulation, sweep_folder, sweep_objects, tracked
+from fedvg_jax.runs import checkpoint, loop, simulation, sweep_folder, sweep_objects
 from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
@@ -34,8 +34,8 @@ class Observers(NamedTuple):
     """gets a line about a point, which starts with its name, or about several"""
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
-    track: tracked.MakeTracking = tracked.Untracked
-    """makes the report of every point to its trackers"""
+    run: Callable[..., History] = loop.run_simulation
+    """runs a point: `loop.run_simulation`, or one with its arguments that reports to trackers, too"""
     on_resume: Callable[[Point, int], None] = lambda point, number: None
     """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
@@ -125,8 +125,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
     listeners["on_resume"] = functools.partial(work.observers.on_resume, point)
     try:
         sim = simulation_of(work, point)
-        tracking = work.observers.track(sim.config, log, sim.given)
-        history = tracked.run_simulation(sim, tracking, **listeners, on_records=count)
+        history = work.observers.run(sim, **listeners, on_records=count)
         return history if work.out else on_host(history)
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)

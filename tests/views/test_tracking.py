@@ -102,7 +102,7 @@ def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monk
 def test_pictures_of_a_run_are_drawn_for_its_trackers(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     history = fv.History([record(1), record(2)], {}, None, None)
-    drawn = tracking._pictures(history, settings(tmp_path), tmp_path, pytest.fail)
+    drawn = tracking._pictures(history.records, settings(tmp_path), tmp_path, pytest.fail)
     assert {name: path.read_bytes()[:4] for name, path in drawn.items()} == dict.fromkeys(
         ("accuracy", "weights"), b"\x89PNG"
     )
@@ -113,7 +113,7 @@ def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch
         a_run(monkeypatch, settings(tmp_path), last=3, error=KeyboardInterrupt())
     a_run(monkeypatch, settings(tmp_path), first=3, last=5)
     opened = [value for name, value in fake if name == "open"]
-    assert opened[1].stored == {"id": "run 1"} and opened[1].num_tracked == 3
+    assert opened[1].stored["id"] == "run 1" and opened[1].num_tracked == 3
     assert rounds_of(fake) == [1, 2, 3, 4, 5]
     assert [value.status for name, value in fake if name == "close"] == ["failed", "finished"]
 

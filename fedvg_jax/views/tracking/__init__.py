@@ -9,6 +9,7 @@ the rounds that each has. A resumed run goes on in them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -16,7 +17,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,11 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import history
-from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.views.tracking.writers import Ending, TrackedRun, Writer
 
 if TYPE_CHECKING:
     from fedvg_jax.runs.simulation import Simulation
-
-FOLDER = history.TRACKING
-"""Folder of the trackers in a run folder."""
 
 RUNS = "runs.json"
 
@@ -63,25 +61,40 @@ def require(config: Config, has_folder: bool) -> None:
             raise UsageError("track tensorboard writes into the run folder; name one by out")
 
 
-def run_simulation(sim: Simulation, **listeners: Any) -> History:
+def run_simulation(
+    sim: Simulation,
+    *,
+    on_records: Callable[[list[Record]], None] = lambda records: None,
+    log: Callable[[str], None] = _log_warning,
+    **listeners: Any,
+) -> History:
     """Runs a simulation as `loop.run_simulation` does, and reports it to the trackers that its settings name.
 
     Args:
-        sim: the simulation.
-        listeners: other arguments of `loop.run_simulation`.
-
-    Raises:
-        UsageError: as `require`; or as `loop.run_simulation`.
+        sim: the simulation, of settings that `require` admits.
+        on_records: see `loop.run_simulation`.
+        log: as there; gets a line about every tracker, too.
+        listeners: its other arguments.
     """
-    from fedvg_jax.runs import tracked
+    from fedvg_jax.runs import loop  # which imports jax
 
-    require(sim.config, sim.config.out is not None)
-    trackers = Trackers(sim.config, listeners.get("log", _log_warning), sim.given)
-    return tracked.run_simulation(sim, trackers, **listeners)
+    trackers = Trackers(sim.config, log, sim.given)
+
+    def report(records: list[Record]) -> None:
+        on_records(records)
+        trackers.add(records)
+
+    try:
+        result = loop.run_simulation(sim, **listeners, log=log, on_start=trackers.open, on_records=report)
+    except BaseException as error:
+        trackers.close("failed", error.history if isinstance(error, DivergedError) else None)
+        raise
+    trackers.close("stopped" if result.summary.get("stopped_by") else "finished", result)
+    return result
 
 
 class Trackers:
-    """The trackers of one run that have not failed: a `runs.tracked.Tracking`.
+    """The trackers of one run that have not failed. No function raises.
 
     Args:
         config: settings of the run.
@@ -89,9 +102,9 @@ class Trackers:
         given: what the caller passed in place of the config's.
     """
 
-    def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str] = ()) -> None:
+    def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str]) -> None:
         self._config, self._log, self._given = config, log, given
-        self._folder = config.out and config.out / FOLDER
+        self._folder = config.out and config.out / history.TRACKING
         self._stored = _read(self._folder)
         self._writers: dict[str, Writer] = {}
 
@@ -104,55 +117,52 @@ class Trackers:
 
         names = tracker_names(self._config)
         for name in names if names and processes.is_first() else ():
-            try:
+            with self._left_if_it_fails(name):
                 if self._folder is not None:
                     self._folder.mkdir(exist_ok=True)
                 stored = self._stored.setdefault(name, {"rounds": 0})
                 module = importlib.import_module(WRITERS[name][1])
                 self._writers[name] = module.open_writer(_describe(self._config, self._folder, stored, self._given))
-                self._stored[name] = {**self._writers[name].stored, "rounds": stored["rounds"]}
-                self._write()
+                self._store(name, **self._writers[name].stored)
                 self._log(f"tracked by {name}: {self._writers[name].place}")
-            except Exception as error:  # of whatever kind a tracker raises: the run must not end
-                self._leave(name, error)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Reports the rounds that are not tracked yet."""
+        """Reports the rounds that are not tracked yet; the first call has those of earlier parts."""
         for name, writer in list(self._writers.items()):
-            new = {r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]}
-            if not new:
-                continue
-            try:
-                writer.log(new)
-                self._stored[name]["rounds"] = max(new)
-                self._write()
-            except Exception as error:  # as above
-                self._leave(name, error)
+            if new := {r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]}:
+                with self._left_if_it_fails(name):
+                    writer.log(new)
+                    self._store(name, rounds=max(new))
 
-    def close(self, status: str, history: History | None) -> None:
+    def close(self, status: str, result: History | None) -> None:
         """Ends the tracked runs with the results and the pictures of the run.
 
         Args:
             status: finished, stopped or failed.
-            history: of the run; None where an error ended it.
+            result: of the run; None where an error ended it.
         """
         if not self._writers:
             return
         with tempfile.TemporaryDirectory(prefix="fedvg_jax-") as scratch:
-            ending = Ending(status, *_results(history, self._config, Path(scratch), self._log))
+            summary, records = (result.summary, result.records) if result else ({}, [])
+            numbers = {n: float(v) for n, v in summary.items() if _is_number(v)}
+            ending = Ending(status, numbers, _pictures(records, self._config, Path(scratch), self._log), len(records))
             for name, writer in list(self._writers.items()):
-                try:
+                with self._left_if_it_fails(name):
                     writer.close(ending)
-                except Exception as error:  # as above
-                    self._leave(name, error)
 
-    def _write(self) -> None:
+    def _store(self, name: str, **entries: Any) -> None:
+        self._stored[name] |= entries
         if self._folder is not None:
             files.replace(self._folder / RUNS, json.dumps(self._stored, indent=1) + "\n")
 
-    def _leave(self, name: str, error: Exception) -> None:
-        self._writers.pop(name, None)
-        self._log(f"tracker {name} failed, and the run continues without it: {files.reason(error)}")
+    @contextlib.contextmanager
+    def _left_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of whatever kind a tracker raises: the run must not end
+            self._writers.pop(name, None)
+            self._log(f"tracker {name} failed, and the run continues without it: {files.reason(error)}")
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -163,50 +173,38 @@ def scalars(record: Record) -> dict[str, float]:
     """
     values = {}
     for name, value in record.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "round":
+        if _is_number(value) and name != "round":
             part, _, metric = name.partition("_")
             values[f"{part}/{metric}" if metric and part in ("train", "val", "test") else name] = float(value)
     weights = record.get("weights") or []
-    if weights and all(isinstance(w, (int, float)) for w in weights) and any(weights):
+    if weights and all(map(_is_number, weights)) and any(weights):
         values["clients/effective"] = sum(weights) ** 2 / sum(w * w for w in weights)
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _describe(
-    config: Config, folder: Path | None, stored: Mapping[str, Any], given: Collection[str] = ()
-) -> TrackedRun:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], given: Collection[str]) -> TrackedRun:
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
-    out = config.out
+    out = config.out.resolve() if config.out else None
     method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
-    name = out.resolve().name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
-    is_point = out is not None and out.resolve().parent.name == "points"
-    group = out.resolve().parent.parent.name if out and is_point else ""
+    name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
+    group = out.parent.parent.name if out and out.parent.name == "points" else ""
     left_out = {*sweep_points.HOST, *unused(config)}
     settings = {n: sweep_points.plain(v) for n, v in configs.flatten(config).items() if n not in left_out}
-    identity = {key: value for key, value in stored.items() if key != "rounds"}
-    return TrackedRun(name, group, folder, with_passed(settings, given), identity, stored["rounds"])
+    return TrackedRun(name, group, folder, with_passed(settings, given), dict(stored), stored["rounds"])
 
 
-def _results(
-    history: History | None, config: Config, scratch: Path, log: Callable[[str], None]
-) -> tuple[dict[str, float], dict[str, Path], int]:
-    """Returns the numbers of the summary, the pictures of the run, and the number of its rounds."""
-    if history is None:
-        return {}, {}, 0
-    numbers = {
-        n: float(v) for n, v in history.summary.items() if isinstance(v, (int, float)) and not isinstance(v, bool)
-    }
-    return numbers, _pictures(history, config, scratch, log), len(history.records)
-
-
-def _pictures(history: History, config: Config, scratch: Path, log: Callable[[str], None]) -> dict[str, Path]:
+def _pictures(records: Sequence[Record], config: Config, scratch: Path, log: Callable[[str], None]) -> dict[str, Path]:
     """Draws the pictures of a run into a folder; returns them by name, none without Matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None or not history.records:
+    if importlib.util.find_spec("matplotlib") is None or not records:
         return {}
     from fedvg_jax.views import plots
 
     try:
-        return {path.stem: path for path in plots.write(scratch, history.records, config)}
+        return {path.stem: path for path in plots.write(scratch, records, config)}
     except Exception as error:  # pictures are the last and least of a tracked run
         log(f"no pictures for the trackers: {files.reason(error)}")
         return {}
@@ -214,14 +212,8 @@ def _pictures(history: History, config: Config, scratch: Path, log: Callable[[st
 
 def _read(folder: Path | None) -> dict[str, dict[str, Any]]:
     """Returns what an earlier part of the run has stored; {} where it is missing or damaged."""
-    if folder is None or not (folder / RUNS).is_file():
-        return {}
     try:
-        stored = files.read_object(folder / RUNS)
+        stored = files.read_object(folder / RUNS) if folder else {}
     except UsageError:
         return {}
-    return {
-        name: entries
-        for name, entries in stored.items()
-        if isinstance(entries, dict) and type(entries.get("rounds")) is int and entries["rounds"] >= 0
-    }
+    return {name: e for name, e in stored.items() if isinstance(e, dict) and isinstance(e.get("rounds"), int)}

@@ -20,9 +20,9 @@ class TrackedRun(NamedTuple):
     """where the tracker may write; exists"""
     settings: Mapping[str, Any]
     """by dotted name, those that the run uses"""
-    stored: Mapping[str, Any] = {}
+    stored: Mapping[str, Any]
     """what the tracker returned as `stored` in an earlier part of the run"""
-    num_tracked: int = 0
+    num_tracked: int
     """rounds that are tracked already; later ones of an interrupted part may be there, too"""
 
 

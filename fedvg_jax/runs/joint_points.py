@@ -205,9 +205,11 @@ def compute(
         on_stop: called with the signal.
         log: gets lines about all runs.
     """
-    with stop_signals.catch_signals() as requests, stop_signals.watch(exit_message):
+    running = list(members)
+    watching = stop_signals.watch(exit_message, is_saved=lambda: all(m.run.recorder.is_saved for m in running))
+    with stop_signals.catch_signals() as requests, watching:
         try:
-            _compute(joint, list(members), waiting, requests, log)
+            _compute(joint, running, waiting, requests, log)
         finally:
             if requests.stop:
                 on_stop(requests.stop[0])
@@ -220,6 +222,7 @@ def _compute(
     requests: stop_signals.Requests,
     log: Callable[[str], None],
 ) -> None:
+    """Does the work of `compute`; `members` are always those that have a place."""
     for member in members:
         member.seconds[0] += joint.seconds / len(members)
     states, arrays = [m.state for m in members], None
@@ -246,7 +249,7 @@ def _compute(
         if any(is_over):
             kept = [(m, s) for m, s, over in zip(members, states, is_over, strict=True) if not over]
             added = list(itertools.islice(waiting, joint.num_places - len(kept)))
-            members = [m for m, _ in kept] + added
+            members[:] = [m for m, _ in kept] + added
             states, arrays = [s for _, s in kept] + [m.state for m in added], None
 
 

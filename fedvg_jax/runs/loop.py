@@ -183,7 +183,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
         traced = config.profile if processes.is_first() else None
-        with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
+        watching = stop_signals.watch(observers.exit_message, is_saved=lambda: recorder.is_saved)
+        with watching, _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:

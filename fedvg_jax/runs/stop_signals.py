@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 GRACE = 10.0
-"""Seconds that a chunk has to end after a stop signal; schedulers commonly kill 30 seconds after SIGTERM."""
+"""Seconds that a chunk has to end after a stop signal if all finished rounds are saved; schedulers commonly kill 30
+seconds after SIGTERM."""
 
 
 def _existing(*names: str) -> tuple[signal.Signals, ...]:
@@ -40,6 +41,10 @@ REPEATED = _existing("SIGHUP")
 MERGED = 0.02
 """Seconds within which equal signals count once. GNU timeout and some schedulers send a signal to the process and to
 its group, microseconds apart; a person needs longer for a second Ctrl-C."""
+
+
+POLL_SECONDS = 0.1
+"""Seconds between two looks whether all finished rounds are saved."""
 
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -254,13 +259,16 @@ def _is_second_request(stops: Sequence[signal.Signals]) -> bool:
 
 
 @contextlib.contextmanager
-def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Iterator[None]:
+def watch(
+    exit_message: Callable[[], str] | None, grace: float = GRACE, is_saved: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Ends the process at a second stop signal, or when the first has had no effect after `grace` seconds.
 
     Args:
         exit_message: returns the line to print to stderr before the process ends. None: nothing is watched, because the
             process belongs to the caller.
         grace: seconds.
+        is_saved: returns whether no finished round would be lost; until then the first signal does not end the process.
     """
     if exit_message is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -271,7 +279,12 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
         if not is_over.is_set():
             _end_process(number, exit_message)
 
-    with _following(functools.partial(_follow, end=end, grace=grace)):
+    def end_when_saved(number: int) -> None:
+        while not is_saved() and not is_over.wait(POLL_SECONDS):
+            pass
+        end(number)
+
+    with _following(functools.partial(_follow, end=end, end_late=end_when_saved, grace=grace)):
         try:
             yield
         finally:
@@ -296,7 +309,7 @@ def _following(follow: Callable[[int], None]) -> Iterator[None]:
         os.close(reading)
 
 
-def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
+def _follow(reading: int, end: Callable[[int], None], end_late: Callable[[int], None], grace: float) -> None:
     """Reads the numbers of signals from a pipe until it is closed, and ends the process as `watch` describes."""
     stops, timer, is_duplicate = [], None, _duplicate_filter()
     while number := _next_stop(reading):
@@ -306,7 +319,7 @@ def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
         if _is_second_request(stops):
             end(number)
         if timer is None:
-            timer = threading.Timer(grace, end, [number])
+            timer = threading.Timer(grace, end_late, [number])
             timer.daemon = True
             timer.start()
     if timer is not None:

@@ -38,9 +38,10 @@ REPEATED = _existing("SIGHUP")
 """Shells and the kernel both send it when a terminal closes, so a second one is not a request to stop at once."""
 
 
-MERGED = 0.02
+MERGED = 0.1
 """Seconds within which equal signals count once. GNU timeout and some schedulers send a signal to the process and to
-its group, microseconds apart; a person needs longer for a second Ctrl-C."""
+its group, microseconds apart, and a busy process sees them up to 40 ms apart; a person needs longer for a second Ctrl-C.
+"""
 
 
 POLL_SECONDS = 0.1
@@ -67,9 +68,8 @@ def exit_code(name: str) -> int:
 def catch_signals() -> Iterator[Requests]:
     """Collects signals in place of their usual effect.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt. A SIGHUP that comes again is ignored, also afterwards, if
-    `end_at_once` would end the process at it. No-op outside the main thread, where Python cannot install signal
-    handlers.
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. `end_at_once` learns which signals were answered here. No-op
+    outside the main thread, where Python cannot install signal handlers.
     """
     requests = Requests([], [])
     if threading.current_thread() is not threading.main_thread():
@@ -77,15 +77,14 @@ def catch_signals() -> Iterator[Requests]:
         return
 
     is_duplicate = _duplicate_filter()
-    endings = [handler for number in REPEATED if isinstance(handler := signal.getsignal(number), _Ending)]
+    endings = {number: h for number in STOPPING if isinstance(h := signal.getsignal(number), _Ending)}
 
     def handle(number: int, frame) -> None:
         name = signal.Signals(number).name
+        if number in endings:
+            endings[number].answered[number] = time.monotonic()
         if is_duplicate(number):
             return
-        if number in REPEATED:
-            for ending in endings:
-                ending.answered.add(number)
         if number in SAVING:
             requests.save.append(name)
             return
@@ -130,11 +129,14 @@ class _Ending(NamedTuple):
 
     exit_message: Callable[[], str]
     first: threading.Lock
-    answered: set[int]
-    """signals that the run has stopped for already, and that shells and the kernel send again"""
+    answered: dict[int, float]
+    """signal that the run has stopped for already -> when it came last"""
 
     def __call__(self, number: int, frame=None) -> None:
-        if number not in self.answered and self.first.acquire(blocking=False):
+        now = time.monotonic()
+        if number in self.answered and (number in REPEATED or now - self.answered[number] < MERGED):
+            self.answered[number] = now
+        elif self.first.acquire(blocking=False):
             _end_process(number, self.exit_message)
 
 
@@ -143,15 +145,15 @@ def end_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     """Ends the process at the first stop signal, with one line and the exit code of the signal.
 
     For the process of a command line only: a library's process belongs to the caller. Signals that `catch_signals`
-    collects within are left to it. Afterwards stop signals end the process silently, because little but the
-    interpreter's own end is left of it.
+    collects within are left to it. Afterwards little but the interpreter's own end is left of the process: one that was
+    answered is ignored, so that it changes no exit code, and others end the process silently.
 
     Args:
         exit_message: returns the line to print to stderr.
     """
     for number in filter(_has_default_handler, STOPPING):
         signal.signal(number, signal.SIG_DFL)
-    handler = _Ending(exit_message, threading.Lock(), set())
+    handler = _Ending(exit_message, threading.Lock(), {})
     try:
         with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
             yield

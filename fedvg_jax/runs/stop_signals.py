@@ -40,7 +40,7 @@ REPEATED = _existing("SIGHUP")
 
 MERGED = 0.1
 """Seconds within which equal signals count once. GNU timeout and some schedulers send a signal to the process and to
-its group, microseconds apart, and a busy process sees them up to 40 ms apart; a person needs longer for a second Ctrl-C.
+its group, microseconds apart, and a busy process sees them up to 40 ms apart. A person needs longer for a second one.
 """
 
 

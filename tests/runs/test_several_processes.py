@@ -1,12 +1,17 @@
 """Several devices and processes give the history of one; a lost process ends the run, which then resumes."""
 
+import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +27,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round
-from fedvg_jax.runs import devices, launch, stop_signals
+from fedvg_jax.runs import devices, launch, rendezvous, stop_signals
 
 # --- the command line
 
@@ -46,6 +51,106 @@ def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert launch.parse({"distributed": "localhost:9911"}) == launch.Launch("localhost:9911", 4, 3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["a:\u0669\u0669", "h\u00f6st:99", "localhost:+99", "localhost: 99", "::1:9911", "http://a:99", ":99", "a:0"],
+)
+def test_an_address_is_parsed_strictly(address):
+    with pytest.raises(UsageError, match="auto or HOST:PORT"):
+        launch.parse({"distributed": address, "processes": "2", "process": "0"})
+
+
+# --- how processes find each other
+
+
+@contextlib.contextmanager
+def waiting_first(port, count, seconds=60.0):
+    """Yields the result of process 0, which waits in a thread for the others."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield pool.submit(rendezvous.meet, f"localhost:{port}", count, 0, seconds)
+
+
+def greeting(port, text):
+    """Returns a connection that has sent a text to process 0, which may not listen yet."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            connection = socket.create_connection(("localhost", port), timeout=60)
+            connection.sendall(text)
+            return connection
+        time.sleep(0.01)
+
+
+def test_processes_meet_at_the_named_address_only():
+    port = free_port()
+    with waiting_first(port, 2) as first:
+        greeting(port, b"GET / HTTP/1.1").close()  # of another program
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
+        assert rendezvous.meet(f"localhost:{port}", 2, 1, 60) is None
+        assert first.result() in (f"127.0.0.1:{port}", f"[::1]:{port}")
+
+
+def test_a_taken_number_and_another_count_are_refused():
+    port = free_port()
+    with waiting_first(port, 3) as first, greeting(port, b"fedvg_jax process 1 of 3"):
+        for index, count, message in [(1, 3, "process 1 is there already"), (2, 2, "process 0 has --processes 3")]:
+            with pytest.raises(UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
+                rendezvous.meet(f"localhost:{port}", count, index, 60)
+        rendezvous.meet(f"localhost:{port}", 3, 2, 60)
+        first.result()
+
+
+def test_the_number_of_a_process_that_has_ended_is_free():
+    port = free_port()
+    with waiting_first(port, 3) as first:
+        greeting(port, b"fedvg_jax process 1 of 3").close()
+        others = [threading.Thread(target=rendezvous.meet, args=(f"localhost:{port}", 3, i, 60)) for i in (1, 2)]
+        for other in others:
+            other.start()
+        first.result()
+        for other in others:
+            other.join()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no sockets share a port here")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_port_in_use_is_refused(is_shared):
+    """Also one that another run shares, as jax does."""
+    with socket.create_server(("localhost", 0), reuse_port=is_shared) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"\Adistributed localhost:{port}: the port is in use[^\n]*\Z"):
+            rendezvous.meet(f"localhost:{port}", 2, 0, 60)
+        thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/2"))
+        thread.start()
+        with pytest.raises(UsageError, match=r"\A[^\n]*another program, uses the port[^\n]*\Z"):
+            rendezvous.meet(f"localhost:{port}", 2, 1, 60)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("where", "index", "line"),
+    [
+        ("no-such-host.invalid:9911", 1, "process 1 waits for process 0 at no-such-host.invalid:9911"),
+        ("no-such-host.invalid:9911", 0, "process 0 waits for an address of no-such-host.invalid:9911"),
+        ("127.0.0.1:FREE", 0, "process 0 waits at 127.0.0.1:FREE for processes 1, 2"),
+    ],
+)
+def test_a_process_says_for_whom_it_waits(where, index, line, monkeypatch, capsys):
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.0)
+    port = str(free_port())
+    where, line = (text.replace("FREE", port) for text in (where, line))
+    with pytest.raises(UsageError, match=rf"\A{re.escape(line)}, in vain[^\n]*check the address\Z"):
+        rendezvous.meet(where, 3, index, 0.2)
+    assert capsys.readouterr().err.startswith(f"{line}, for up to")
+
+
+def test_an_address_of_another_machine_is_refused(monkeypatch):
+    with pytest.raises(UsageError, match=r"\A[^\n]*cannot listen there[^\n]*JAX_COORDINATOR_BIND_ADDRESS[^\n]*\Z"):
+        rendezvous.meet("192.0.2.1:9911", 2, 0, 60)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"0.0.0.0:{free_port()}")
+    assert rendezvous.meet("192.0.2.1:9911", 1, 0, 60) == os.environ["JAX_COORDINATOR_BIND_ADDRESS"]
 
 
 # --- devices
@@ -196,12 +301,16 @@ RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", 
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
+def commands_of_two(folder, *words):
+    """Returns the run's commands for two processes, on a free port."""
+    command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
+    where = ["--distributed", f"localhost:{free_port()}", "--processes", "2", "--process"]
+    return [[*command, *where, str(i)] for i in range(2)]
+
+
 def together(folder, *words):
     """Starts the run in two processes."""
-    port = free_port()
-    command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
-    where = ["--distributed", f"localhost:{port}", "--processes", "2", "--process"]
-    return started_together([[*command, *where, str(i)] for i in range(2)], folder)
+    return started_together(commands_of_two(folder, *words), folder)
 
 
 def history_of(folder):
@@ -257,6 +366,18 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_round(tmp_pa
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())
         assert summary["stopped_by"] == number.name and summary["rounds"] < 100
     with together(tmp_path, "--resume", "auto") as started:
+        assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
+    assert history_of(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_run_is_not_disturbed_by_a_second_one_on_its_port(tmp_path, uninterrupted):
+    commands = commands_of_two(tmp_path)
+    with started_together(commands, tmp_path) as started:
+        wait_for_rounds(tmp_path, 5, started)
+        for command, message in zip(commands, ["the port is in use", "all its processes"], strict=True):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1) and message in done.stderr
         assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
     assert history_of(tmp_path) == uninterrupted
 

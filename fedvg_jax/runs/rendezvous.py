@@ -1,0 +1,182 @@
+"""The processes of a run find each other at the address of process 0, before jax connects them there.
+
+Process 0 listens at that address only and accepts one connection from each other process. When all are there it answers
+them and closes, and jax listens at the same address. jax alone would listen on all interfaces, share the port with
+another run, and let a second process with a number replace the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from fedvg_jax.core.types import UsageError
+
+_T = TypeVar("_T")
+
+PATIENCE = 5.0
+"""Seconds after which a process says for whom it waits."""
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_GREETING = re.compile(rb"fedvg_jax process ([0-9]{1,5}) of ([0-9]{1,5})")
+_WELCOME, _REFUSAL = b"fedvg_jax welcome", b"fedvg_jax refuses: "
+
+
+def split_address(text: str) -> tuple[str, int] | None:
+    """Returns host and port of HOST:PORT, None if it is malformed. An IPv6 address needs brackets.
+
+    >>> split_address("node-0.lab:9911"), split_address("[::1]:9911"), split_address("::1:9911")
+    (('node-0.lab', 9911), ('::1', 9911), None)
+    """
+    match = _ADDRESS.fullmatch(text)
+    is_valid = match is not None and 0 < int(match[2]) < 2**16
+    return (match[1].strip("[]"), int(match[2])) if is_valid else None
+
+
+def meet(where: str, count: int, index: int, seconds: float) -> str | None:
+    """Waits for the other processes of a run.
+
+    Args:
+        where: HOST:PORT of process 0.
+        count: number of processes.
+        index: number of this process.
+        seconds: to wait.
+
+    Returns:
+        The numeric address at which jax has to listen in process 0; None in the others.
+
+    Raises:
+        UsageError: the port is in use, the number is taken, or a process is missing after these seconds.
+    """
+    if index == 0:
+        return _collect(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or where, count, seconds)
+    waiting = f"process {index} waits for process 0 at {where}"
+    _wait_for(lambda: _ask(where, count, index, seconds), lambda: waiting, seconds)
+    return None
+
+
+def _collect(where: str, count: int, seconds: float) -> str:
+    """Accepts the other processes in process 0; returns the numeric address."""
+    server = _wait_for(lambda: _listen(where), lambda: f"process 0 waits for an address of {where}", seconds)
+    host, port = server.getsockname()[:2]
+    numeric = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    joined: dict[int, socket.socket] = {}
+
+    def waiting() -> str:
+        missing = [str(number) for number in range(1, count) if number not in joined]
+        at = where if numeric == where else f"{where} ({host})"  # a machine's own name may be a loopback address
+        return f"process 0 waits at {at} for process{'es' * (len(missing) > 1)} {', '.join(missing)}"
+
+    with contextlib.ExitStack() as stack:
+        with server:
+            _wait_for(lambda: _accept(server, joined, count, stack), waiting, seconds)
+        for connection in joined.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(_WELCOME)
+    return numeric
+
+
+def _listen(where: str) -> socket.socket | None:
+    """Returns a socket that listens at an address; None while its name is unknown, as that of a new pod may be."""
+    address = split_address(where)
+    if address is None:
+        raise UsageError(f"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, got {where}")
+    try:
+        family, _, _, _, numeric = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        server = socket.create_server(numeric[:2], family=family)
+    except (socket.gaierror, UnicodeError):
+        return None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"distributed {where}: the port is in use, maybe by another run; choose another") from None
+        raise UsageError(
+            f"distributed {where}: process 0 cannot listen there ({os.strerror(error.errno or 0)}); give an address of"
+            " its own machine, or that in JAX_COORDINATOR_BIND_ADDRESS"
+        ) from None
+    server.settimeout(0.5)
+    return server
+
+
+def _accept(
+    server: socket.socket, joined: dict[int, socket.socket], count: int, stack: contextlib.ExitStack
+) -> bool | None:
+    """Adds the next process to those that have joined; returns True when all are there, else None."""
+    for number in [number for number, connection in joined.items() if _is_closed(connection)]:
+        del joined[number]
+    if len(joined) == count - 1:
+        return True
+    with contextlib.suppress(OSError):
+        connection = stack.enter_context(server.accept()[0])
+        connection.settimeout(2.0)
+        greeting = _GREETING.fullmatch(connection.recv(64))
+        number, its_count = (int(greeting[1]), int(greeting[2])) if greeting else (0, 0)  # (0, 0): another program
+        reason = ""
+        if its_count != count:
+            reason = f"process 0 has --processes {count}, this process {its_count}; start all with the same number"
+        elif number in joined or not 0 < number < count:
+            reason = f"process {number} is there already; give every process its own --process"
+        if reason:
+            connection.sendall(_REFUSAL + reason.encode())
+            connection.close()
+        else:
+            joined[number] = connection
+    return None
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Returns whether a process that waits for an answer has ended."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _ask(where: str, count: int, index: int, seconds: float) -> bool | None:
+    """Reports to process 0 as another process; returns True when all are there, None if it does not answer."""
+    address = split_address(where)
+    assert address is not None, "launch.parse refuses it"
+    answer = b""
+    with contextlib.suppress(OSError, UnicodeError), socket.create_connection(address, timeout=2.0) as connection:
+        connection.sendall(b"fedvg_jax process %d of %d" % (index, count))
+        connection.settimeout(seconds)
+        answer = connection.recv(512)
+    if answer.startswith(_REFUSAL):
+        raise UsageError(f"distributed {where}: {answer.removeprefix(_REFUSAL).decode(errors='replace')}")
+    if answer not in (_WELCOME, b""):
+        raise UsageError(
+            f"distributed {where}: a run that has all its processes, or another program, uses the port; choose another"
+        )
+    return True if answer else None
+
+
+def _wait_for(attempt: Callable[[], _T | None], waiting: Callable[[], str], seconds: float) -> _T:
+    """Returns the first result of an attempt that is not None.
+
+    Args:
+        attempt: called again and again.
+        waiting: returns the line to print after `PATIENCE`.
+        seconds: to wait.
+
+    Raises:
+        UsageError: there is none after these seconds.
+    """
+    start, is_printed = time.monotonic(), False
+    while (result := attempt()) is None:
+        waited = time.monotonic() - start
+        if waited > PATIENCE and not is_printed:
+            print(f"{waiting()}, for up to {seconds:.0f} s", file=sys.stderr, flush=True)
+            is_printed = True
+        if waited > seconds:
+            raise UsageError(f"{waiting()}, in vain for {seconds:.0f} s; start all processes, and check the address")
+        time.sleep(0.05)
+    return result

@@ -5,24 +5,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, Tree, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, memory_copies
+from fedvg_jax.runs import checkpoint, client_memories, executables, memory_copies, provenance
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
 """Settings that may differ between the processes of a run."""
+
+JAX_SETTINGS = (
+    *executables.SETTINGS,
+    "jax_allow_f16_reductions",
+    "jax_disable_most_optimizations",
+    "jax_high_dynamic_range_gumbel",
+    "jax_optimization_level",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_gpu_kernel_lowering",
+    "jax_use_direct_linearize",
+)
+"""Settings of jax that may change values; not every version of jax has all."""
+
+VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+"""Environment variables that may change values."""
 
 
 def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
@@ -33,11 +51,12 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
         choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
 
     Raises:
-        UsageError: the processes have different settings, or none can be chosen.
+        UsageError: the processes have different environments or settings, or none can be chosen.
     """
     if processes.count() == 1:
         return choose(config)
     settings = {name: repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
+    _refuse_different_environments()
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
     _refuse_different(_digest(repr(settings).encode()), "runs with other settings", "start all with the same command")
@@ -130,6 +149,33 @@ def _memories_of_first(fresh: Tree, stored: Tree, restored: SimState, is_restore
         return fresh
     num_rows = jax.tree.leaves(fresh)[0].shape[0]
     return memory_copies.from_first(fresh, stored, client_memories.num_used(restored, num_rows))
+
+
+def environment() -> dict[str, str]:
+    """Returns what changes values beside the settings of a run: versions, code, settings of jax and of XLA."""
+    package = Path(configs.__file__).parents[1]
+    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    jax_settings = {name: getattr(jax.config, name, jax.config.values.get(name)) for name in JAX_SETTINGS}
+    flags = {name: [flag for flag in os.environ.get(name, "").split() if "dump" not in flag] for name in VARIABLES}
+    return {
+        **{f"version of {name}": version for name, version in provenance.versions().items()},
+        "version of jaxlib": jaxlib.__version__,
+        "code of fedvg_jax": _digest(code),
+        **{name: str(value) for name, value in jax_settings.items()},
+        **{name: " ".join(sorted(words)) for name, words in flags.items()},
+    }
+
+
+def _refuse_different_environments() -> None:
+    """Raises UsageError if `environment` differs between the processes; the message names the first difference."""
+    for name, value in environment().items():
+        texts = processes.exchange(f"{value[:400]}\n{_digest(value.encode())}")
+        for number, text in enumerate(texts):
+            if text != texts[0]:
+                other, first = (whole.partition("\n")[0] or "none" for whole in (text, texts[0]))
+                raise UsageError(
+                    f"process {number} has {name} {other}, process 0 {first}; start all in the same environment"
+                )
 
 
 def _refuse_different(digest: str, what: str, remedy: str) -> None:

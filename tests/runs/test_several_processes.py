@@ -27,7 +27,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round
-from fedvg_jax.runs import devices, launch, rendezvous, stop_signals
+from fedvg_jax.runs import devices, launch, provenance, rendezvous, shared_start, stop_signals
 
 # --- the command line
 
@@ -253,6 +253,51 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
     assert stop_signals.agree(stop_signals.Requests(["SIGINT"], []), processes.largest) == (["SIGINT"], [])
 
 
+@contextlib.contextmanager
+def with_variable(name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
+
+
+@contextlib.contextmanager
+def with_version(version):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_version", lambda package: version)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable False, process 0 True"),
+        (lambda: jax.enable_x64(True), "jax_enable_x64 True, process 0 False"),
+        (lambda: jax.default_matmul_precision("bfloat16"), "jax_default_matmul_precision bfloat16, process 0 None"),
+        (lambda: jax.default_prng_impl("rbg"), "jax_default_prng_impl rbg, process 0 threefry2x32"),
+        (lambda: jax.numpy_dtype_promotion("standard"), "jax_numpy_dtype_promotion standard, process 0 strict"),
+        (lambda: with_variable("NVIDIA_TF32_OVERRIDE", "0"), "NVIDIA_TF32_OVERRIDE 0, process 0 none"),
+        (lambda: with_variable("XLA_FLAGS", "--xla_a=" + "x" * 600), "XLA_FLAGS --xla_a=x"),
+        (lambda: with_version("9.9"), "version of fedvg_jax 9.9, process 0 0."),
+    ],
+)
+def test_processes_of_different_environments_are_refused(change, difference, monkeypatch):
+    own, other = [], []
+    for texts, context in ((own, contextlib.nullcontext()), (other, change())):
+        monkeypatch.setattr(processes, "exchange", lambda text, texts=texts: [texts.append(text)])
+        with context:
+            shared_start._refuse_different_environments()
+    pairs = iter(zip(own, other, strict=True))
+    monkeypatch.setattr(processes, "exchange", lambda text: next(pairs))
+    with pytest.raises(UsageError, match=rf"\Aprocess 1 has {re.escape(difference)}[^\n]*\Z"):
+        shared_start._refuse_different_environments()
+
+
+def test_processes_may_write_their_dumps_to_different_folders(monkeypatch):
+    before = shared_start.environment()
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to=/tmp/1")
+    assert shared_start.environment() == before
+
+
 def test_errors_that_say_a_process_is_gone_are_known():
     assert processes.is_loss(ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"))
     assert not processes.is_loss(UsageError("gloo")) and not processes.is_loss(KeyError("socket closed"))
@@ -390,3 +435,12 @@ def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path):
         assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
     first, second = (Path(tmp_path, f"process{i}.log").read_text() for i in range(2))
     assert "error: " in first and "is taken" in first and "error: " not in second
+
+
+@pytest.mark.slow
+def test_a_setting_of_jax_in_one_process_only_is_refused(tmp_path):
+    first, second = commands_of_two(tmp_path)
+    with started_together([first, ["env", "JAX_THREEFRY_PARTITIONABLE=0", *second]], tmp_path) as started:
+        assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
+    message = "error: process 1 has jax_threefry_partitionable False, process 0 True"
+    assert message in (tmp_path / "process0.log").read_text()

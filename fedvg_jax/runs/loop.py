@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import time
@@ -64,7 +65,7 @@ def run_simulation(
     """Runs a simulation to its end, or until a signal stops it.
 
     Args:
-        callbacks: called after every round with (record, state); chunks are then one round long.
+        callbacks: called after every round with (a copy of the record, state); chunks are then one round long.
         on_records: called with the records of every chunk; first with those before a resumed run's checkpoint.
         log: called with one line about a resumed run, about the first round that averages no client, and at the end
             with the number of such rounds.
@@ -219,7 +220,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
     for callback in run.observers.callbacks:
-        callback(recorded[-1], state)
+        callback(copy.deepcopy(recorded[-1]), state)
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
     _warn_of_no_client(run, recorded)

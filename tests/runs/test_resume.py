@@ -139,6 +139,16 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
         assert part in names
 
 
+def test_a_callback_that_changes_its_record_changes_no_result(tiny, whole, tmp_path):
+    def change(record, state):
+        record["clients"].clear()
+        record.clear()
+
+    result = tiny().run(tmp_path / "run", callbacks=[change, at(2, lambda: None)], keep=9)
+    assert_same(tmp_path / "run", whole)
+    assert result.records == history.read(tmp_path / "run")
+
+
 def test_length_of_chunks_changes_no_bit(tiny, whole, tmp_path):
     """Single rounds, as in `whole`; chunks up to evaluations; up to checkpoints; and up to the end."""
     for i, changes in enumerate([{}, {"checkpoint_every": 5}, {"keep": 0}]):

@@ -154,29 +154,6 @@ class Recorder:
                 # takes seconds: beside the rounds after the first chunk, which it would delay
                 self._importing = self._destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
-    def checkpoint(
-        self,
-        state: SimState,
-        last: Record,
-        seconds: tuple[float, float],
-        is_last: bool = False,
-        is_requested: bool = False,
-    ) -> None:
-        """Starts writing a checkpoint if one is due or requested.
-
-        Args:
-            state: after the round of `last`.
-            last: the newest record.
-            seconds: of compiling and of running, over all parts.
-            is_last: whether the run ends with this round.
-            is_requested: whether a signal requests a checkpoint.
-
-        Raises:
-            UsageError: the previous checkpoint could not be written.
-        """
-        if self.is_checkpoint_due(last["round"], is_last, is_requested):
-            self.write_checkpoint(client_memories.stored_form(state, self._config.clients), last, seconds)
-
     def is_checkpoint_due(self, number: int, is_last: bool = False, is_requested: bool = False) -> bool:
         """Returns whether a checkpoint is due or requested; if so, the previous one is written.
 

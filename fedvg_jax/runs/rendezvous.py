@@ -8,25 +8,24 @@ another run, and let a second process with a number replace the first.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
+import select
 import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-
-_T = TypeVar("_T")
 
 PATIENCE = 5.0
 """Seconds after which a process says for whom it waits."""
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-_GREETING = re.compile(rb"fedvg_jax process ([0-9]{1,5}) of ([0-9]{1,5})")
 _WELCOME, _REFUSAL = b"fedvg_jax welcome", b"fedvg_jax refuses: "
+_T = TypeVar("_T")
 
 
 def split_address(text: str) -> tuple[str, int] | None:
@@ -36,8 +35,7 @@ def split_address(text: str) -> tuple[str, int] | None:
     (('node-0.lab', 9911), ('::1', 9911), None)
     """
     match = _ADDRESS.fullmatch(text)
-    is_valid = match is not None and 0 < int(match[2]) < 2**16
-    return (match[1].strip("[]"), int(match[2])) if is_valid else None
+    return (match[1].strip("[]"), int(match[2])) if match and 0 < int(match[2]) < 2**16 else None
 
 
 def meet(where: str, count: int, index: int, seconds: float) -> str | None:
@@ -57,9 +55,13 @@ def meet(where: str, count: int, index: int, seconds: float) -> str | None:
     """
     if index == 0:
         return _collect(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or where, count, seconds)
-    waiting = f"process {index} waits for process 0 at {where}"
-    _wait_for(lambda: _ask(where, count, index, seconds), lambda: waiting, seconds)
+    greeting, waiting = _greeting(index, count), f"process {index} waits for process 0 at {where}"
+    _wait_for(lambda: _ask(where, greeting, seconds), lambda: waiting, seconds)
     return None
+
+
+def _greeting(index: int, count: int) -> bytes:
+    return b"fedvg_jax process %d of %d" % (index, count)
 
 
 def _collect(where: str, count: int, seconds: float) -> str:
@@ -67,11 +69,11 @@ def _collect(where: str, count: int, seconds: float) -> str:
     server = _wait_for(lambda: _listen(where), lambda: f"process 0 waits for an address of {where}", seconds)
     host, port = server.getsockname()[:2]
     numeric = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    joined: dict[int, socket.socket] = {}
+    at = where if numeric == where else f"{where} ({host})"  # a machine's own name may be a loopback address
+    joined: dict[bytes, socket.socket] = {}
 
     def waiting() -> str:
-        missing = [str(number) for number in range(1, count) if number not in joined]
-        at = where if numeric == where else f"{where} ({host})"  # a machine's own name may be a loopback address
+        missing = [str(index) for index in range(1, count) if _greeting(index, count) not in joined]
         return f"process 0 waits at {at} for process{'es' * (len(missing) > 1)} {', '.join(missing)}"
 
     with contextlib.ExitStack() as stack:
@@ -94,60 +96,43 @@ def _listen(where: str) -> socket.socket | None:
     except (socket.gaierror, UnicodeError):
         return None
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"distributed {where}: the port is in use, maybe by another run; choose another") from None
         raise UsageError(
-            f"distributed {where}: process 0 cannot listen there ({os.strerror(error.errno or 0)}); give an address of"
-            " its own machine, or that in JAX_COORDINATOR_BIND_ADDRESS"
+            f"distributed {where}: process 0 cannot listen there ({files.reason(error)}); choose a free port of its own"
+            " machine"
         ) from None
     server.settimeout(0.5)
     return server
 
 
 def _accept(
-    server: socket.socket, joined: dict[int, socket.socket], count: int, stack: contextlib.ExitStack
+    server: socket.socket, joined: dict[bytes, socket.socket], count: int, stack: contextlib.ExitStack
 ) -> bool | None:
-    """Adds the next process to those that have joined; returns True when all are there, else None."""
-    for number in [number for number, connection in joined.items() if _is_closed(connection)]:
-        del joined[number]
+    """Adds the next process to those that have joined, by greeting; returns True when all are there, else None."""
+    for greeting, connection in list(joined.items()):
+        if select.select([connection], [], [], 0)[0]:  # it sends nothing more, so it has ended
+            del joined[greeting]
     if len(joined) == count - 1:
         return True
     with contextlib.suppress(OSError):
         connection = stack.enter_context(server.accept()[0])
         connection.settimeout(2.0)
-        greeting = _GREETING.fullmatch(connection.recv(64))
-        number, its_count = (int(greeting[1]), int(greeting[2])) if greeting else (0, 0)  # (0, 0): another program
-        reason = ""
-        if its_count != count:
-            reason = f"process 0 has --processes {count}, this process {its_count}; start all with the same number"
-        elif number in joined or not 0 < number < count:
-            reason = f"process {number} is there already; give every process its own --process"
-        if reason:
+        greeting = connection.recv(64)
+        if greeting in [_greeting(index, count) for index in range(1, count)] and greeting not in joined:
+            joined[greeting] = connection
+        else:
+            reason = f"process 0 has --processes {count}, or this number is taken; give each process its own --process"
             connection.sendall(_REFUSAL + reason.encode())
             connection.close()
-        else:
-            joined[number] = connection
     return None
 
 
-def _is_closed(connection: socket.socket) -> bool:
-    """Returns whether a process that waits for an answer has ended."""
-    connection.setblocking(False)
-    try:
-        return not connection.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _ask(where: str, count: int, index: int, seconds: float) -> bool | None:
+def _ask(where: str, greeting: bytes, seconds: float) -> bool | None:
     """Reports to process 0 as another process; returns True when all are there, None if it does not answer."""
     address = split_address(where)
     assert address is not None, "launch.parse refuses it"
     answer = b""
     with contextlib.suppress(OSError, UnicodeError), socket.create_connection(address, timeout=2.0) as connection:
-        connection.sendall(b"fedvg_jax process %d of %d" % (index, count))
+        connection.sendall(greeting)
         connection.settimeout(seconds)
         answer = connection.recv(512)
     if answer.startswith(_REFUSAL):

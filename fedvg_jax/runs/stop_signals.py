@@ -81,8 +81,8 @@ def catch_signals() -> Iterator[Requests]:
 
     def handle(number: int, frame) -> None:
         name = signal.Signals(number).name
-        if number in endings:
-            endings[number].answered[number] = time.monotonic()
+        if ending := endings.get(signal.Signals(number)):
+            ending.answered[number] = time.monotonic()
         if is_duplicate(number):
             return
         if number in SAVING:

@@ -24,7 +24,7 @@ PATIENCE = 5.0
 """Seconds after which a process says for whom it waits."""
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-_WELCOME, _REFUSAL = b"fedvg_jax welcome", b"fedvg_jax refuses: "
+_WELCOME, _REFUSAL = b"fedvg_jax welcome", b"fedvg_jax refusal"
 _T = TypeVar("_T")
 
 
@@ -53,10 +53,20 @@ def meet(where: str, count: int, index: int, seconds: float) -> str | None:
     Raises:
         UsageError: the port is in use, the number is taken, or a process is missing after these seconds.
     """
+    where = (index == 0 and os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")) or where
+    address, greeting = split_address(where), _greeting(index, count)
+    if address is None:
+        raise UsageError(f"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, got {where}")
     if index == 0:
-        return _collect(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or where, count, seconds)
-    greeting, waiting = _greeting(index, count), f"process {index} waits for process 0 at {where}"
-    _wait_for(lambda: _ask(where, greeting, seconds), lambda: waiting, seconds)
+        return _collect(where, address, count, seconds)
+    waiting = f"process {index} waits for process 0 at {where}"
+    answer = _wait_for(lambda: _ask(address, greeting, seconds), lambda: waiting, seconds)
+    if answer != _WELCOME:
+        taken = "is taken, or process 0 has another --processes"
+        late = "is one too many: the run on this port is complete"
+        reason = taken if answer == _REFUSAL else late
+        remedy = "give every process its own --process, or choose another port"
+        raise UsageError(f"distributed {where}: process {index} of {count} {reason}; {remedy}")
     return None
 
 
@@ -64,9 +74,9 @@ def _greeting(index: int, count: int) -> bytes:
     return b"fedvg_jax process %d of %d" % (index, count)
 
 
-def _collect(where: str, count: int, seconds: float) -> str:
+def _collect(where: str, address: tuple[str, int], count: int, seconds: float) -> str:
     """Accepts the other processes in process 0; returns the numeric address."""
-    server = _wait_for(lambda: _listen(where), lambda: f"process 0 waits for an address of {where}", seconds)
+    server = _wait_for(lambda: _listen(address), lambda: f"process 0 waits for an address of {where}", seconds)
     host, port = server.getsockname()[:2]
     numeric = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     at = where if numeric == where else f"{where} ({host})"  # a machine's own name may be a loopback address
@@ -85,21 +95,16 @@ def _collect(where: str, count: int, seconds: float) -> str:
     return numeric
 
 
-def _listen(where: str) -> socket.socket | None:
+def _listen(address: tuple[str, int]) -> socket.socket | None:
     """Returns a socket that listens at an address; None while its name is unknown, as that of a new pod may be."""
-    address = split_address(where)
-    if address is None:
-        raise UsageError(f"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, got {where}")
     try:
         family, _, _, _, numeric = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         server = socket.create_server(numeric[:2], family=family)
     except (socket.gaierror, UnicodeError):
         return None
     except OSError as error:
-        raise UsageError(
-            f"distributed {where}: process 0 cannot listen there ({files.reason(error)}); choose a free port of its own"
-            " machine"
-        ) from None
+        at, reason = "{}:{}".format(*address), files.reason(error)
+        raise UsageError(f"distributed {at}: {reason}; choose a free port of process 0's own machine") from None
     server.settimeout(0.5)
     return server
 
@@ -120,28 +125,18 @@ def _accept(
         if greeting in [_greeting(index, count) for index in range(1, count)] and greeting not in joined:
             joined[greeting] = connection
         else:
-            reason = f"process 0 has --processes {count}, or this number is taken; give each process its own --process"
-            connection.sendall(_REFUSAL + reason.encode())
+            connection.sendall(_REFUSAL)
             connection.close()
     return None
 
 
-def _ask(where: str, greeting: bytes, seconds: float) -> bool | None:
-    """Reports to process 0 as another process; returns True when all are there, None if it does not answer."""
-    address = split_address(where)
-    assert address is not None, "launch.parse refuses it"
-    answer = b""
+def _ask(address: tuple[str, int], greeting: bytes, seconds: float) -> bytes | None:
+    """Returns the answer of process 0 to another process, when all are there; None if there is none."""
     with contextlib.suppress(OSError, UnicodeError), socket.create_connection(address, timeout=2.0) as connection:
         connection.sendall(greeting)
         connection.settimeout(seconds)
-        answer = connection.recv(512)
-    if answer.startswith(_REFUSAL):
-        raise UsageError(f"distributed {where}: {answer.removeprefix(_REFUSAL).decode(errors='replace')}")
-    if answer not in (_WELCOME, b""):
-        raise UsageError(
-            f"distributed {where}: a run that has all its processes, or another program, uses the port; choose another"
-        )
-    return True if answer else None
+        return connection.recv(64) or None
+    return None
 
 
 def _wait_for(attempt: Callable[[], _T | None], waiting: Callable[[], str], seconds: float) -> _T:

@@ -82,10 +82,10 @@ def run(
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        callbacks: called after every round with (record, state); chunks are then one round long. The model and the
-            server's memory in `state` may be kept; the clients' memories are valid during the call only. In a large
-            population `state.clients` has rows for sampled clients only; `state.memory_clients` are their numbers.
-            Several devices divide the rows among them, and the last rows may be padding.
+        callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
+            The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
+            only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are
+            their numbers. Several devices divide the rows among them, and the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--pool host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
@@ -110,6 +110,8 @@ def run(
     _check_flags(settings, task)
     config = shared_start.choose_folder(settings, resume.resolve)
     tracking.require(config, config.out is not None)
+    if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
+        raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
     functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
         raise UsageError("callbacks and metrics must be functions; see the arguments of run")

@@ -221,9 +221,11 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
         ({"callbacks": 3}, "must be functions"),
         ({"metrics": {"mine": 3}}, "must be functions"),
+        ({"metrics": {1: lambda model, data: 0.0}}, "metrics must be a dict, name -> function, with strings as names"),
+        ({"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
     ],
-    ids=["task", "algorithm", "weighting", "callbacks", "metric", "metric's value"],
+    ids=["task", "algorithm", "weighting", "callbacks", "metric", "metric's name", "metrics", "metric's value"],
 )
 def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):

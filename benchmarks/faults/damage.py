@@ -54,6 +54,8 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
     """Writes six rounds as the loop does, and returns the state and the record of each."""
     import jax
 
+    from fedvg_jax.runs import client_memories
+
     truth = []
     with opened(settings, state, []) as recorder:
         for number in range(1, 7):
@@ -62,7 +64,8 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
                 (state, {"round": number, "val_accuracy": 1 / number, "test_accuracy": 1 / number, "test_loss": 1.0})
             )
             recorder.add([truth[-1][1]], state)
-            recorder.checkpoint(state, truth[-1][1], (0.0, float(number)))
+            stored = client_memories.stored_form(state, settings.clients)
+            recorder.write_checkpoint(stored, truth[-1][1], (0.0, float(number)))
             recorder.wait()
     return truth
 

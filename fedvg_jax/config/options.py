@@ -325,7 +325,8 @@ class Config:
     resume: str | None = None
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = 0
-    """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
+    """Rounds between two checkpoints; 0: about one a minute, and each round of over 5 s. The last round and every stop
+    are saved in any case."""
     keep: int = 2
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
     select)."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import hardware
 from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.runs import rendezvous
 
 HEARTBEAT = 30
 """Seconds without a heartbeat after which a process counts as lost."""
@@ -41,8 +42,9 @@ HELP = """Several processes:
   --distributed HOST:PORT|auto
                         Run in several processes, which share the clients of
                         every round. Start each with the same command.
-                        HOST:PORT is an address of process 0; auto detects
-                        Slurm, Open MPI or Kubernetes.
+                        HOST:PORT is an address of process 0, which listens
+                        there: use a trusted network only. auto detects Slurm,
+                        Open MPI or Kubernetes.
   --processes INT       Number of processes. Default: $JAX_NUM_PROCESSES.
   --process INT         Number of this process, from 0. Default:
                         $JAX_PROCESS_ID."""
@@ -93,8 +95,7 @@ def parse(values: dict[str, str]) -> Launch | None:
             raise UsageError(f"--{min(values)} needs --distributed HOST:PORT; add it, or leave this out")
         return None
     where = values["distributed"]
-    host, _, port = where.rpartition(":")
-    if where != "auto" and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+    if where != "auto" and rendezvous.split_address(where) is None:
         raise UsageError(f"distributed must be auto or HOST:PORT of process 0, got {where}")
     count = _number("processes", values.get("processes") or os.environ.get("JAX_NUM_PROCESSES"), 1)
     index = _number("process", values.get("process") or os.environ.get("JAX_PROCESS_ID"), 0)
@@ -124,7 +125,8 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
         lost_message: returns the line to print when another process was lost.
 
     Raises:
-        UsageError: the processes do not find each other, or have different numbers of devices.
+        UsageError: the processes do not find each other, the port is in use, the number of this process is taken, or
+            they have different numbers of devices.
     """
     flag = f"--xla_cpu_collective_call_terminate_timeout_seconds={COLLECTIVE}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -132,7 +134,10 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would replace the handler of SIGTERM
-    is_auto = launch.coordinator == "auto"
+    is_auto, bound = launch.coordinator == "auto", None
+    if not is_auto:
+        assert launch.count is not None and launch.index is not None, "parse refuses it"
+        bound = rendezvous.meet(launch.coordinator, launch.count, launch.index, CONNECTING)
     _catch_abort(lambda: _end(lost_message(), LOST))
     try:
         jax.distributed.initialize(
@@ -142,6 +147,7 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
             cluster_detection_method=None if is_auto else "deactivate",
             initialization_timeout=CONNECTING,
             heartbeat_timeout_seconds=HEARTBEAT,
+            coordinator_bind_address=bound,
         )
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(launch, error)) from None

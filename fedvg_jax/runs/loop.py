@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import time
@@ -65,7 +66,7 @@ def run_simulation(
     """Runs a simulation to its end, or until a signal stops it.
 
     Args:
-        callbacks: called after every round with (record, state); chunks are then one round long.
+        callbacks: called after every round with (a copy of the record, state); chunks are then one round long.
         on_records: called with the records of every chunk; first with those before a resumed run's checkpoint.
         log: called with one line about a resumed run, about the first round that averages no client, and at the end
             with the number of such rounds.
@@ -184,7 +185,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
         traced = config.profile if processes.is_first() else None
-        with stop_signals.watch(observers.exit_message), _traced(traced) as stop_tracing:
+        watching = stop_signals.watch(observers.exit_message, is_saved=lambda: recorder.is_saved)
+        with watching, _traced(traced) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
@@ -221,7 +223,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
     for callback in run.observers.callbacks:
-        callback(recorded[-1], state)
+        callback(copy.deepcopy(recorded[-1]), state)
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
     _warn_of_no_client(run, recorded)

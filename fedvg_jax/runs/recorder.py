@@ -23,12 +23,15 @@ import numpy as np
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.runs import checkpoint, client_memories, history, provenance, resume, seals
+from fedvg_jax.runs import checkpoint, client_memories, history, provenance, resume, seals, stop_signals
 from fedvg_jax.runs.history import Record
 from fedvg_jax.runs.seals import HistorySeal
 
 SECONDS = 60.0
 """Seconds between checkpoints where `checkpoint_every` is 0."""
+
+SLOW = stop_signals.GRACE / 2
+"""Seconds of a chunk after which it is saved where `checkpoint_every` is 0: a stop signal may not wait for another."""
 
 Log = Callable[[str], None]
 """Takes a line for the user."""
@@ -124,15 +127,23 @@ class Recorder:
         """Begins at another start."""
         self.start, self.best, self._history = start, start.best, start.history
         self._evaluated = [r["round"] for r in start.records if "test_loss" in r]
-        self._saved_round, self._saved_at = len(start.records), time.perf_counter()
+        self._round = self._saved_round = len(start.records)
+        self._saved_at = self._chunk_start = time.perf_counter()
 
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether the run writes checkpoints."""
         return self._destination is not None and self._config.keep > 0
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a checkpoint of the newest round is written, or none can be."""
+        is_idle = self._pending is None or self._pending.done()
+        return not self.keeps_checkpoints or (self._round == self._saved_round and is_idle)
+
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
+        self._round = records[-1]["round"]
         self.best = update_best(self.best, records[-1], state.variables)
         self._evaluated += [r["round"] for r in records if "test_loss" in r]
         if self._destination:
@@ -143,31 +154,10 @@ class Recorder:
                 # takes seconds: beside the rounds after the first chunk, which it would delay
                 self._importing = self._destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
-    def checkpoint(
-        self,
-        state: SimState,
-        last: Record,
-        seconds: tuple[float, float],
-        is_last: bool = False,
-        is_requested: bool = False,
-    ) -> None:
-        """Starts writing a checkpoint if one is due or requested.
-
-        Args:
-            state: after the round of `last`.
-            last: the newest record.
-            seconds: of compiling and of running, over all parts.
-            is_last: whether the run ends with this round.
-            is_requested: whether a signal requests a checkpoint.
-
-        Raises:
-            UsageError: the previous checkpoint could not be written.
-        """
-        if self.is_checkpoint_due(last["round"], is_last, is_requested):
-            self.write_checkpoint(client_memories.stored_form(state, self._config.clients), last, seconds)
-
     def is_checkpoint_due(self, number: int, is_last: bool = False, is_requested: bool = False) -> bool:
         """Returns whether a checkpoint is due or requested; if so, the previous one is written.
+
+        Call it once after each chunk.
 
         Args:
             number: rounds done.
@@ -184,6 +174,7 @@ class Recorder:
         is_due = self._is_due(number, is_last) or (is_requested and number > self._saved_round)
         if is_due:
             self.wait()
+        self._chunk_start = time.perf_counter()
         return is_due
 
     def write_checkpoint(self, stored: SimState, last: Record, seconds: tuple[float, float]) -> None:
@@ -220,7 +211,8 @@ class Recorder:
         if self._config.checkpoint_every:
             return number % self._config.checkpoint_every == 0
         is_idle = self._pending is None or self._pending.done()
-        return is_idle and time.perf_counter() - self._saved_at > SECONDS
+        now = time.perf_counter()
+        return is_idle and (now - self._saved_at > SECONDS or now - self._chunk_start > SLOW)
 
     def _seal_entries(self, seconds: tuple[float, float]) -> checkpoint.SealEntries:
         return {

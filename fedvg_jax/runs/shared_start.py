@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
+import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +20,18 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, Tree, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, memory_copies
+from fedvg_jax.runs import checkpoint, client_memories, memory_copies, provenance
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
 """Settings that may differ between the processes of a run."""
+
+_JAX_SETTINGS = re.compile("prng|threefry|random|gumbel|x64|dtype|precision|promotion|f16|softmax|optimi|linearize")
+"""In the names of those settings of jax that may change values."""
+
+_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+"""Environment variables that may change values."""
 
 
 def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
@@ -33,14 +42,15 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
         choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
 
     Raises:
-        UsageError: the processes have different settings, or none can be chosen.
+        UsageError: the processes have different environments or settings, or none can be chosen.
     """
     if processes.count() == 1:
         return choose(config)
-    settings = {name: repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
+    settings = {f"setting {name}": repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
+    refuse_different(environment(), "start all in the same environment")
+    refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
-    _refuse_different(_digest(repr(settings).encode()), "runs with other settings", "start all with the same command")
     out, resume = json.loads(processes.text_from_first(json.dumps([chosen.out and str(chosen.out), chosen.resume])))
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
@@ -50,11 +60,10 @@ def refuse_different_data(sim: Simulation) -> None:
     if processes.count() > 1:
         rows = [client_rows for part in sim.partition for client_rows in part]
         digests = (_digest(np.ascontiguousarray(a).view(np.uint8)) for a in (sim.arrays.x, sim.arrays.y, *rows))
-        _refuse_different(_digest(" ".join(digests).encode()), "has other data", "give all the same files")
-        where = "host" if sim.host_pool else "device"
-        _refuse_different(where, "keeps the rows elsewhere", "start all with the same --pool host or --pool device")
-        where, remedy = "host" if sim.host_memories else "device", "start all with the same --memories host or device"
-        _refuse_different(where, "keeps the clients' memories elsewhere", remedy)
+        places = {"pool": sim.host_pool, "memories": sim.host_memories}
+        values = {name: "host" if on_host else "device" for name, on_host in places.items()}
+        values["data"] = _digest(" ".join(digests).encode())
+        refuse_different(values, "give all the same files, --pool and --memories")
 
 
 @contextlib.contextmanager
@@ -132,11 +141,35 @@ def _memories_of_first(fresh: Tree, stored: Tree, restored: SimState, is_restore
     return memory_copies.from_first(fresh, stored, client_memories.num_used(restored, num_rows))
 
 
-def _refuse_different(digest: str, what: str, remedy: str) -> None:
-    digests = processes.exchange(digest)
-    for number, other in enumerate(digests):
-        if other != digests[0]:
-            raise UsageError(f"process {number} {what} than process 0; {remedy}")
+def environment() -> dict[str, str]:
+    """Returns what changes values beside the settings of a run: versions, code, settings of jax and of XLA."""
+    package = Path(configs.__file__).parents[1]
+    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    jax_settings = {
+        name: getattr(jax.config, name, value)  # a context manager may have set another
+        for name, value in sorted(jax.config.values.items())
+        if _JAX_SETTINGS.search(name)
+    }
+    flags = {name: [flag for flag in os.environ.get(name, "").split() if "dump" not in flag] for name in _VARIABLES}
+    return {
+        **{f"version of {name}": version for name, version in provenance.versions().items()},
+        "version of jaxlib": importlib.metadata.version("jaxlib"),
+        "code of fedvg_jax": _digest(code),
+        **{name: str(value) for name, value in jax_settings.items()},
+        **{name: " ".join(sorted(words)) for name, words in flags.items()},
+    }
+
+
+def refuse_different(values: Mapping[str, str], remedy: str) -> None:
+    """Raises UsageError if values differ between the processes; the message names the first of them and the remedy."""
+    if len(set(processes.exchange(_digest(repr(values).encode())))) == 1:
+        return
+    for name, value in values.items():
+        texts = processes.exchange(f"{value[:400]}\n{_digest(value.encode())}")
+        for number, text in enumerate(texts):
+            if text != texts[0]:
+                other, first = (whole.partition("\n")[0] or "none" for whole in (text, texts[0]))
+                raise UsageError(f"process {number} has {name} {other}, process 0 {first}; {remedy}")
 
 
 def _digest(content: Any) -> str:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 GRACE = 10.0
-"""Seconds that a chunk has to end after a stop signal; schedulers commonly kill 30 seconds after SIGTERM."""
+"""Seconds that a chunk has to end after a stop signal if all finished rounds are saved; schedulers commonly kill 30
+seconds after SIGTERM."""
 
 
 def _existing(*names: str) -> tuple[signal.Signals, ...]:
@@ -37,9 +38,14 @@ REPEATED = _existing("SIGHUP")
 """Shells and the kernel both send it when a terminal closes, so a second one is not a request to stop at once."""
 
 
-MERGED = 0.02
+MERGED = 0.1
 """Seconds within which equal signals count once. GNU timeout and some schedulers send a signal to the process and to
-its group, microseconds apart; a person needs longer for a second Ctrl-C."""
+its group, microseconds apart, and a busy process sees them up to 40 ms apart. A person needs longer for a second one.
+"""
+
+
+POLL_SECONDS = 0.1
+"""Seconds between two looks whether all finished rounds are saved."""
 
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -62,9 +68,8 @@ def exit_code(name: str) -> int:
 def catch_signals() -> Iterator[Requests]:
     """Collects signals in place of their usual effect.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt. A SIGHUP that comes again is ignored, also afterwards, if
-    `end_at_once` would end the process at it. No-op outside the main thread, where Python cannot install signal
-    handlers.
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. `end_at_once` learns which signals were answered here. No-op
+    outside the main thread, where Python cannot install signal handlers.
     """
     requests = Requests([], [])
     if threading.current_thread() is not threading.main_thread():
@@ -72,15 +77,14 @@ def catch_signals() -> Iterator[Requests]:
         return
 
     is_duplicate = _duplicate_filter()
-    endings = [handler for number in REPEATED if isinstance(handler := signal.getsignal(number), _Ending)]
+    endings = {number: h for number in STOPPING if isinstance(h := signal.getsignal(number), _Ending)}
 
     def handle(number: int, frame) -> None:
         name = signal.Signals(number).name
+        if ending := endings.get(signal.Signals(number)):
+            ending.answered[number] = time.monotonic()
         if is_duplicate(number):
             return
-        if number in REPEATED:
-            for ending in endings:
-                ending.answered.add(number)
         if number in SAVING:
             requests.save.append(name)
             return
@@ -125,11 +129,14 @@ class _Ending(NamedTuple):
 
     exit_message: Callable[[], str]
     first: threading.Lock
-    answered: set[int]
-    """signals that the run has stopped for already, and that shells and the kernel send again"""
+    answered: dict[int, float]
+    """signal that the run has stopped for already -> when it came last"""
 
     def __call__(self, number: int, frame=None) -> None:
-        if number not in self.answered and self.first.acquire(blocking=False):
+        now = time.monotonic()
+        if number in self.answered and (number in REPEATED or now - self.answered[number] < MERGED):
+            self.answered[number] = now
+        elif self.first.acquire(blocking=False):
             _end_process(number, self.exit_message)
 
 
@@ -138,15 +145,15 @@ def end_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     """Ends the process at the first stop signal, with one line and the exit code of the signal.
 
     For the process of a command line only: a library's process belongs to the caller. Signals that `catch_signals`
-    collects within are left to it. Afterwards stop signals end the process silently, because little but the
-    interpreter's own end is left of it.
+    collects within are left to it. Afterwards little but the interpreter's own end is left of the process: one that was
+    answered is ignored, so that it changes no exit code, and others end the process silently.
 
     Args:
         exit_message: returns the line to print to stderr.
     """
     for number in filter(_has_default_handler, STOPPING):
         signal.signal(number, signal.SIG_DFL)
-    handler = _Ending(exit_message, threading.Lock(), set())
+    handler = _Ending(exit_message, threading.Lock(), {})
     try:
         with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
             yield
@@ -254,13 +261,16 @@ def _is_second_request(stops: Sequence[signal.Signals]) -> bool:
 
 
 @contextlib.contextmanager
-def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Iterator[None]:
+def watch(
+    exit_message: Callable[[], str] | None, grace: float = GRACE, is_saved: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Ends the process at a second stop signal, or when the first has had no effect after `grace` seconds.
 
     Args:
         exit_message: returns the line to print to stderr before the process ends. None: nothing is watched, because the
             process belongs to the caller.
         grace: seconds.
+        is_saved: returns whether no finished round would be lost; until then the first signal does not end the process.
     """
     if exit_message is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -271,7 +281,12 @@ def watch(exit_message: Callable[[], str] | None, grace: float = GRACE) -> Itera
         if not is_over.is_set():
             _end_process(number, exit_message)
 
-    with _following(functools.partial(_follow, end=end, grace=grace)):
+    def end_when_saved(number: int) -> None:
+        while not is_saved() and not is_over.wait(POLL_SECONDS):
+            pass
+        end(number)
+
+    with _following(functools.partial(_follow, end=end, end_late=end_when_saved, grace=grace)):
         try:
             yield
         finally:
@@ -296,7 +311,7 @@ def _following(follow: Callable[[int], None]) -> Iterator[None]:
         os.close(reading)
 
 
-def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
+def _follow(reading: int, end: Callable[[int], None], end_late: Callable[[int], None], grace: float) -> None:
     """Reads the numbers of signals from a pipe until it is closed, and ends the process as `watch` describes."""
     stops, timer, is_duplicate = [], None, _duplicate_filter()
     while number := _next_stop(reading):
@@ -306,7 +321,7 @@ def _follow(reading: int, end: Callable[[int], None], grace: float) -> None:
         if _is_second_request(stops):
             end(number)
         if timer is None:
-            timer = threading.Timer(grace, end, [number])
+            timer = threading.Timer(grace, end_late, [number])
             timer.daemon = True
             timer.start()
     if timer is not None:

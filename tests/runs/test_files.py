@@ -219,6 +219,47 @@ def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
         assert process.stderr.read() == "bye\n"
 
 
+ANSWERED = """
+import atexit, functools, signal
+from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.runs import stop_signals
+
+stop_signals.MERGED, again = {merged}, functools.partial(signal.raise_signal, signal.SIGTERM)
+
+def command():
+    with stop_signals.catch_signals():
+        again()
+    print("stopped", flush=True)
+    again()
+    atexit.register(again)
+    return 143
+
+run_and_exit(command)
+"""
+
+
+@pytest.mark.parametrize(("merged", "line"), [(60.0, ""), (0.0, "stopped at once\n")])
+def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, line):
+    """One that comes later, while results are printed, ends the process at once."""
+    with started([sys.executable, "-c", ANSWERED.format(merged=merged)]) as process:
+        assert process.communicate(timeout=60) == ("stopped\n", line) and process.returncode == 143
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_watch_waits_for_unsaved_rounds(is_saved):
+    script = f"""
+import time
+from fedvg_jax.runs import stop_signals
+with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", 0.1, lambda: {is_saved}):
+    print("ready", flush=True)
+    time.sleep(1.5)
+"""
+    with started([sys.executable, "-c", script]) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == (143 if is_saved else 0)
+
+
 # --- JSON from files
 
 

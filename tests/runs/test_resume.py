@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import worlds
 from cases import naming
-from processes import default_signals
+from processes import default_signals, started
 from test_files import disk_of
 
 import fedvg_jax
@@ -137,6 +137,16 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
     names = " ".join(seal(straight)["leaves"])
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):
         assert part in names
+
+
+def test_a_callback_that_changes_its_record_changes_no_result(tiny, whole, tmp_path):
+    def change(record, state):
+        record["clients"].clear()
+        record.clear()
+
+    result = tiny().run(tmp_path / "run", callbacks=[change, at(2, lambda: None)], keep=9)
+    assert_same(tmp_path / "run", whole)
+    assert result.records == history.read(tmp_path / "run")
 
 
 def test_length_of_chunks_changes_no_bit(tiny, whole, tmp_path):
@@ -647,6 +657,13 @@ Tiny(cache).run(out, callbacks=[kill], checkpoint_every=2)
 """
 
 
+def tiny_process(script, *arguments):
+    """Starts a script that imports this file."""
+    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))
+    environment = {**os.environ, "PYTHONPATH": f"{folders}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return started([sys.executable, "-c", script, *map(str, arguments)], env=environment)
+
+
 @pytest.fixture
 def killed(tmp_path):
     """The arguments of a run of eight rounds, of which a process of its own was killed at round 5."""
@@ -665,14 +682,51 @@ def straight(tmp_path, args):
     return folder
 
 
+TINY_IN_LONG_ROUNDS = """
+import functools, sys, time
+from pathlib import Path
+from test_resume import Tiny
+from fedvg_jax.runs import loop, recorder, stop_signals
+recorder.SLOW = 0.4
+watch = stop_signals.watch
+stop_signals.watch = lambda *args, **options: watch(*args, grace=0.5, **options)
+loop.run_simulation = functools.partial(loop.run_simulation, exit_message=lambda: "ended")
+cache, out, every = *map(Path, sys.argv[1:3]), int(sys.argv[3])
+tiny = Tiny(cache)
+seconds = iter([0.5, 0.5, 3.0 if every else 1000.0])
+def compute(*args, chunk=tiny.programs.chunk):
+    wait = next(seconds)
+    if wait > 1:
+        print("ready", flush=True)
+    time.sleep(wait)
+    return chunk(*args)
+tiny.programs = tiny.programs._replace(chunk=compute)
+result = tiny.run(out, callbacks=[lambda record, state: None], checkpoint_every=every)
+sys.exit(100 + result.summary["rounds"])
+"""
+
+
+@pytest.mark.parametrize(("every", "code", "saved"), [(0, 130, 2), (5, 103, 3)])
+def test_a_finished_round_survives_a_signal_in_a_long_round(tiny, whole, tmp_path, every, code, saved):
+    """Saved after each slow round, so that the process can end before the next one does; or else after that one."""
+    out = tmp_path / "run"
+    with tiny_process(TINY_IN_LONG_ROUNDS, tmp_path / "cache", out, every) as process:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == code
+        assert process.stderr.read() == ("" if every else "ended\n")
+    assert seals.newest_round(out) == saved
+    result = tiny().run(out, resume=str(out), log=lambda line: None)
+    assert_same(out, whole)
+    assert result.summary["resumed_from"] == saved
+
+
 def test_killed_process_resumes_to_the_history_of_an_undisturbed_one(tiny, whole, tmp_path):
     """The process compiles nothing: it has the program of this one, from the compilation cache."""
     out = tmp_path / "run"
-    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))
-    environment = {**os.environ, "PYTHONPATH": f"{folders}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", TINY_KILLED_AT_ROUND_5, tmp_path / "cache", out]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (-9, "")
+    with tiny_process(TINY_KILLED_AT_ROUND_5, tmp_path / "cache", out) as process:
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (-9, "")
     result = tiny().run(out, resume=str(out), checkpoint_every=2, log=lambda line: None)
     assert_same(out, whole)
     assert result.summary["parts"] == 2

@@ -1,12 +1,17 @@
 """Several devices and processes give the history of one; a lost process ends the run, which then resumes."""
 
+import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +27,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round
-from fedvg_jax.runs import devices, launch, stop_signals
+from fedvg_jax.runs import devices, launch, provenance, rendezvous, shared_start, stop_signals
 
 # --- the command line
 
@@ -46,6 +51,106 @@ def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert launch.parse({"distributed": "localhost:9911"}) == launch.Launch("localhost:9911", 4, 3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["a:\u0669\u0669", "h\u00f6st:99", "localhost:+99", "localhost: 99", "::1:9911", "http://a:99", ":99", "a:0"],
+)
+def test_an_address_is_parsed_strictly(address):
+    with pytest.raises(UsageError, match="auto or HOST:PORT"):
+        launch.parse({"distributed": address, "processes": "2", "process": "0"})
+
+
+# --- how processes find each other
+
+
+@contextlib.contextmanager
+def waiting_first(port, count, seconds=60.0):
+    """Yields the result of process 0, which waits in a thread for the others."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        yield pool.submit(rendezvous.meet, f"localhost:{port}", count, 0, seconds)
+
+
+def greeting(port, text):
+    """Returns a connection that has sent a text to process 0, which may not listen yet."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            connection = socket.create_connection(("localhost", port), timeout=60)
+            connection.sendall(text)
+            return connection
+        time.sleep(0.01)
+
+
+def test_processes_meet_at_the_named_address_only():
+    port = free_port()
+    with waiting_first(port, 2) as first:
+        greeting(port, b"GET / HTTP/1.1").close()  # of another program
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
+        assert rendezvous.meet(f"localhost:{port}", 2, 1, 60) is None
+        assert first.result() in (f"127.0.0.1:{port}", f"[::1]:{port}")
+
+
+def test_a_taken_number_and_another_count_are_refused():
+    port = free_port()
+    with waiting_first(port, 3) as first, greeting(port, b"fedvg_jax process 1 of 3"):
+        for index, count in [(1, 3), (2, 2)]:
+            with pytest.raises(UsageError, match=rf"\A[^\n]*process {index} of {count} is taken, or[^\n]*\Z"):
+                rendezvous.meet(f"localhost:{port}", count, index, 60)
+        rendezvous.meet(f"localhost:{port}", 3, 2, 60)
+        first.result()
+
+
+def test_the_number_of_a_process_that_has_ended_is_free():
+    port = free_port()
+    with waiting_first(port, 3) as first:
+        greeting(port, b"fedvg_jax process 1 of 3").close()
+        others = [threading.Thread(target=rendezvous.meet, args=(f"localhost:{port}", 3, i, 60)) for i in (1, 2)]
+        for other in others:
+            other.start()
+        first.result()
+        for other in others:
+            other.join()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="no sockets share a port here")
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_port_in_use_is_refused(is_shared):
+    """Also one that another run shares, as jax does."""
+    with socket.create_server(("localhost", 0), reuse_port=is_shared) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"\Adistributed localhost:{port}: [^\n]*in use[^\n]*\Z"):
+            rendezvous.meet(f"localhost:{port}", 2, 0, 60)
+        thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/2"))
+        thread.start()
+        with pytest.raises(UsageError, match=r"\A[^\n]*process 1 of 2 is one too many[^\n]*\Z"):
+            rendezvous.meet(f"localhost:{port}", 2, 1, 60)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("where", "index", "line"),
+    [
+        ("no-such-host.invalid:9911", 1, "process 1 waits for process 0 at no-such-host.invalid:9911"),
+        ("no-such-host.invalid:9911", 0, "process 0 waits for an address of no-such-host.invalid:9911"),
+        ("127.0.0.1:FREE", 0, "process 0 waits at 127.0.0.1:FREE for processes 1, 2"),
+    ],
+)
+def test_a_process_says_for_whom_it_waits(where, index, line, monkeypatch, capsys):
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.0)
+    port = str(free_port())
+    where, line = (text.replace("FREE", port) for text in (where, line))
+    with pytest.raises(UsageError, match=rf"\A{re.escape(line)}, in vain[^\n]*check the address\Z"):
+        rendezvous.meet(where, 3, index, 0.2)
+    assert capsys.readouterr().err.startswith(f"{line}, for up to")
+
+
+def test_an_address_of_another_machine_is_refused(monkeypatch):
+    with pytest.raises(UsageError, match=r"\Adistributed 192.0.2.1:9911: [^\n]*; choose[^\n]*own machine\Z"):
+        rendezvous.meet("192.0.2.1:9911", 2, 0, 60)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"0.0.0.0:{free_port()}")
+    assert rendezvous.meet("192.0.2.1:9911", 1, 0, 60) == os.environ["JAX_COORDINATOR_BIND_ADDRESS"]
 
 
 # --- devices
@@ -146,6 +251,54 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
     assert stop_signals.agree(stop_signals.Requests(["SIGINT"], []), processes.largest) == (["SIGINT"], [])
 
 
+@contextlib.contextmanager
+def with_variable(name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
+
+
+@contextlib.contextmanager
+def with_version(version):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_version", lambda package: version)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable False, process 0 True"),
+        (lambda: jax.enable_x64(True), "jax_enable_x64 True, process 0 False"),
+        (lambda: jax.default_matmul_precision("bfloat16"), "jax_default_matmul_precision bfloat16, process 0 None"),
+        (lambda: jax.default_prng_impl("rbg"), "jax_default_prng_impl rbg, process 0 threefry2x32"),
+        (lambda: jax.numpy_dtype_promotion("standard"), "jax_numpy_dtype_promotion standard, process 0 strict"),
+        (lambda: with_variable("NVIDIA_TF32_OVERRIDE", "0"), "NVIDIA_TF32_OVERRIDE 0, process 0 none"),
+        (lambda: with_variable("XLA_FLAGS", "--xla_a=" + "x" * 600), "XLA_FLAGS --xla_a=x"),
+        (lambda: with_version("9.9"), "version of fedvg_jax 9.9, process 0 0."),
+    ],
+)
+def test_processes_of_different_environments_are_refused(change, difference, monkeypatch):
+    own = shared_start.environment()
+    with change():
+        other = shared_start.environment()
+    sent = []
+    monkeypatch.setattr(
+        processes, "exchange", lambda text: sent.append(text) or [text, *["another"] * (len(sent) == 1)]
+    )
+    shared_start.refuse_different(other, "")  # of process 1, which sends all if the first digests differ
+    received = iter([*sent])
+    monkeypatch.setattr(processes, "exchange", lambda text: [text, next(received)])
+    with pytest.raises(UsageError, match=rf"\Aprocess 1 has {re.escape(difference)}[^\n]*; remedy\Z"):
+        shared_start.refuse_different(own, "remedy")
+
+
+def test_processes_may_write_their_dumps_to_different_folders(monkeypatch):
+    before = shared_start.environment()
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to=/tmp/1")
+    assert shared_start.environment() == before
+
+
 def test_errors_that_say_a_process_is_gone_are_known():
     assert processes.is_loss(ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"))
     assert not processes.is_loss(UsageError("gloo")) and not processes.is_loss(KeyError("socket closed"))
@@ -194,12 +347,16 @@ RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", 
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
+def commands_of_two(folder, *words):
+    """Returns the run's commands for two processes, on a free port."""
+    command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
+    where = ["--distributed", f"localhost:{free_port()}", "--processes", "2", "--process"]
+    return [[*command, *where, str(i)] for i in range(2)]
+
+
 def together(folder, *words):
     """Starts the run in two processes."""
-    port = free_port()
-    command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
-    where = ["--distributed", f"localhost:{port}", "--processes", "2", "--process"]
-    return started_together([[*command, *where, str(i)] for i in range(2)], folder)
+    return started_together(commands_of_two(folder, *words), folder)
 
 
 def history_of(folder):
@@ -260,6 +417,18 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_round(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_run_is_not_disturbed_by_a_second_one_on_its_port(tmp_path, uninterrupted):
+    commands = commands_of_two(tmp_path)
+    with started_together(commands, tmp_path) as started:
+        wait_for_rounds(tmp_path, 5, started)
+        for command, message in zip(commands, ["in use", "is one too many"], strict=True):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1) and message in done.stderr
+        assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
+    assert history_of(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
 def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "note.txt").write_text("taken")
@@ -267,3 +436,12 @@ def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path):
         assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
     first, second = (Path(tmp_path, f"process{i}.log").read_text() for i in range(2))
     assert "error: " in first and "is taken" in first and "error: " not in second
+
+
+@pytest.mark.slow
+def test_a_setting_of_jax_in_one_process_only_is_refused(tmp_path):
+    first, second = commands_of_two(tmp_path)
+    with started_together([first, ["env", "JAX_THREEFRY_PARTITIONABLE=0", *second]], tmp_path) as started:
+        assert [process.wait(300) for process in started] == [2, 2], logs(tmp_path)
+    message = "error: process 1 has jax_threefry_partitionable False, process 0 True"
+    assert message in (tmp_path / "process0.log").read_text()

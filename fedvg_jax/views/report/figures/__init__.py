@@ -47,7 +47,7 @@ CAPTIONS: dict[str, str] = {
     "alphas": "Means over runs, with one standard deviation.",
     "bars": "Means over runs at the smallest alpha, with one standard deviation.",
     "pairs": "A method under its own weights and under FedVG's: means over runs, with bands of one standard deviation.",
-    "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than an equal share.",
+    "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
     "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
     "partitions": "The area of a point is the number of training rows of a client and a class.",
     "validation_classes": "Rows of each class in the validation set.",

@@ -8,15 +8,18 @@ points/NAME/.claim     locked by the process that computes the point
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, sweep_points
+from fedvg_jax.config import Config, presets, shorthands, sweep_points
+from fedvg_jax.config.axes import FOLLOW
 from fedvg_jax.config.sweep_points import Point, Points, Sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -89,6 +92,52 @@ def read_document(out: Path) -> dict[str, Any]:
     if not isinstance(named, list) or not all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in named):
         raise UsageError(f"{path} is damaged: it lists no points")
     return content
+
+
+def contradiction(folder: Path, config: Config) -> str:
+    """Returns what shows that a run is not the point of a sweep whose folder it is in; "" where nothing does.
+
+    Args:
+        folder: of the run.
+        config: the settings in it.
+    """
+    path = Path(os.path.abspath(folder))
+    document = path.parent.parent / DOCUMENT
+    if path.parent.name != POINTS or not document.is_file():
+        return ""
+    content = _stored_document(document, document.stat().st_mtime_ns)
+    values = next((point.get("values", {}) for point in content["points"] if point["name"] == path.name), {})
+    tuned = (content.get("tuning") or {}).get("settings", {})
+    stored, base = configs.flatten(config), content.get("base", {})
+    for name, value in _settings_of(values, config).items():
+        if name not in tuned and sweep_points.plain(stored.get(name)) not in (value, base.get(name, value)):
+            return f"config.json is of another run: {name} is {stored.get(name)}, and {value} for the point {path.name}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _stored_document(path: Path, changed: int) -> dict[str, Any]:
+    """Returns the content of sweep.json, which is read once for all points; no points if it is damaged.
+
+    Args:
+        path: of the file.
+        changed: time of its last change, in nanoseconds.
+    """
+    try:
+        return read_document(path.parent)
+    except UsageError:
+        return {"points": []}
+
+
+def _settings_of(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Returns the settings that the values of a point stand for, by dotted name."""
+    own = {name: value for name, value in values.items() if name in configs.flatten(config)}
+    if "method" in values and own.get("weighting") == "native":
+        del own["weighting"]  # the method's own
+    if own.get("partition_seed") == FOLLOW:
+        own["partition_seed"] = config.seed
+    known = {name: values[name] for name, table in presets.SHORTHANDS.items() if values.get(name) in table}
+    return {**shorthands.meaning(known), **own}
 
 
 def refuse_taken(out: Path) -> None:

@@ -167,7 +167,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[bool]:
+def claimed(path: Path, waits: bool = False) -> Iterator[bool]:
     """Locks a file if no other process holds its lock; yields whether this process now holds it.
 
     The operating system releases the lock when the process ends, however it ends. The file stays. Where files cannot be
@@ -175,6 +175,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
     Args:
         path: the file, which is made if it is missing; its folder exists.
+        waits: whether to wait for a process that holds the lock.
     """
     try:
         import fcntl
@@ -183,7 +184,7 @@ def claimed(path: Path) -> Iterator[bool]:
         return
     with path.open("a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return

@@ -200,10 +200,12 @@ class Recorder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json, with digests of the files that it was computed from."""
         if self._destination:
-            sources = self._destination.sources.as_json()
-            with as_usage_error(self._destination.folder):
-                entries = {**summary, "seal": {**self._history.as_json(), **sources}}
-                history.write_json(self._destination.folder / "summary.json", seals.with_digest(entries))
+            folder, _, sources = self._destination
+            with as_usage_error(folder):
+                seal = {**self._history.as_json(), **sources.as_json()}
+                config = (folder / "config.json").read_text(encoding="utf-8")
+                seal["documents"] |= {"config.json": seals.text_digest(config)}  # of `--keep 0` there is no other seal
+                history.write_json(folder / "summary.json", seals.with_digest({**summary, "seal": seal}))
 
     def _is_due(self, number: int, is_last: bool) -> bool:
         if is_last:

@@ -8,15 +8,18 @@ points/NAME/.claim     locked by the process that computes the point
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, sweep_points
+from fedvg_jax.config import Config, presets, shorthands, sweep_points
+from fedvg_jax.config.axes import FOLLOW
 from fedvg_jax.config.sweep_points import Point, Points, Sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -27,6 +30,9 @@ DOCUMENT = "sweep.json"
 POINTS = "points"
 FAILURE = "failure.json"
 CLAIM = ".claim"
+OPENING = ".opening"
+"""Locked by the process that makes or checks the folder of a sweep."""
+
 VERSION = 1
 
 INSIDE = ("tuning", "submitit")
@@ -34,6 +40,14 @@ INSIDE = ("tuning", "submitit")
 
 RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
 """Files of a point that is started anew."""
+
+
+OF_DATA = ("dataset", "image_size", "splits", "max_rows", "image_column", "label_column")
+OF_PARTITION = ("partition", "partition_file", "partition_seed", "split", "test_ratio", "val_ratio", "clients", "alpha")
+OF_PARTITION += ("min_samples", "min_samples_rule", "shards_per_client", "classes_per_client")
+
+Sources = dict[tuple, tuple[str, Path]]
+""""data" or "partition" and the settings that decide it -> its digest, and the folder of a point that has it."""
 
 
 class Failure(NamedTuple):
@@ -91,10 +105,57 @@ def read_document(out: Path) -> dict[str, Any]:
     return content
 
 
+def contradiction(folder: Path, config: Config) -> str:
+    """Returns what shows that a run is not the point of a sweep whose folder it is in; "" where nothing does.
+
+    Args:
+        folder: of the run.
+        config: the settings in it.
+    """
+    path = Path(os.path.abspath(folder))
+    document = path.parent.parent / DOCUMENT
+    if path.parent.name != POINTS or not document.is_file():
+        return ""
+    content = _stored_document(document, document.stat().st_mtime_ns)
+    values = next((point.get("values", {}) for point in content["points"] if point["name"] == path.name), {})
+    tuned = (content.get("tuning") or {}).get("settings", {})
+    stored, base = configs.flatten(config), content.get("base", {})
+    for name, value in _settings_of(values, config).items():
+        if name not in tuned and sweep_points.plain(stored.get(name)) not in (value, base.get(name, value)):
+            return f"config.json is of another run: {name} is {stored.get(name)}, and {value} for the point {path.name}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _stored_document(path: Path, changed: int) -> dict[str, Any]:
+    """Returns the content of sweep.json, which is read once for all points; no points if it is damaged.
+
+    Args:
+        path: of the file.
+        changed: time of its last change, in nanoseconds.
+    """
+    try:
+        return read_document(path.parent)
+    except UsageError:
+        return {"points": []}
+
+
+def _settings_of(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Returns the settings that the values of a point stand for, by dotted name."""
+    own = {name: value for name, value in values.items() if name in configs.flatten(config)}
+    if "method" in values and own.get("weighting") == "native":
+        del own["weighting"]  # the method's own
+    if own.get("partition_seed") == FOLLOW:
+        own["partition_seed"] = config.seed
+    known = {name: values[name] for name, table in presets.SHORTHANDS.items() if values.get(name) in table}
+    return {**shorthands.meaning(known), **own}
+
+
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
-    others = (path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE) if out.is_dir() else []
-    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or any(others)):
+    # listed first: another process writes sweep.json before the others
+    others = [path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE] if out.is_dir() else []
+    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 
 
@@ -104,22 +165,69 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
     A sweep may gain points; it may not lose or change any.
 
     Raises:
-        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings;
-            or it cannot be written.
+        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings,
+            or of several data; or it cannot be written.
     """
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
-        is_old = (out / DOCUMENT).exists()
-        if is_old:
-            _refuse_other_points(out, points)
-            _refuse_other_objects(out, content.get("given", {}))
-            for point in points:
-                _refuse_damaged(point_folder(out, point.name), point.config)
-                _refuse_other_settings(point_folder(out, point.name), point.config)
-        (out / POINTS).mkdir(parents=True, exist_ok=True)
-        text = json.dumps(content, indent=1) + "\n"
-        if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
-            files.replace_bytes(out / DOCUMENT, [text.encode()])
+        out.mkdir(parents=True, exist_ok=True)
+        with files.claimed(out / OPENING, waits=True):
+            is_old = (out / DOCUMENT).exists()
+            if is_old:
+                _refuse_other_points(out, points)
+                _refuse_other_objects(out, content.get("given", {}))
+                for point in points:
+                    _refuse_damaged(point_folder(out, point.name), point.config)
+                    _refuse_other_settings(point_folder(out, point.name), point.config)
+                read_sources(out)
+            text = json.dumps(content, indent=1) + "\n"
+            if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
+                files.replace_bytes(out / DOCUMENT, [text.encode()])
+            (out / POINTS).mkdir(exist_ok=True)
+
+
+def read_sources(out: Path) -> Sources:
+    """Returns the digests of data and partitions of all points that have results or a checkpoint.
+
+    Raises:
+        UsageError: points with the same settings of the data, or of the partition, have different digests.
+    """
+    sources: Sources = {}
+    for point in read_document(out)["points"]:
+        folder = point_folder(out, point["name"])
+        manifest = folder / "manifest.json"
+        if manifest.exists() and (has_checkpoint(folder) or (folder / "summary.json").exists()):
+            add_sources(
+                sources, folder, history.read_config(folder), point.get("values", {}), files.read_object(manifest)
+            )
+    return sources
+
+
+def add_sources(
+    sources: Sources, folder: Path, config: Config, values: Mapping[str, Any], digests: Mapping[str, Any]
+) -> None:
+    """Adds the digests of a point's data and partition.
+
+    Args:
+        sources: of other points; gains those of this one.
+        folder: of the point.
+        config: its settings.
+        values: of the axes. A folder of data among them names the data.
+        digests: of data and partition, by these names.
+
+    Raises:
+        UsageError: another point with the same settings of them has other digests.
+    """
+    settings = configs.flatten(config)
+    data = [settings[name] for name in OF_DATA] + [values.get(name) for name in sweep_points.PLACES]
+    for name, own in (("data", ()), ("partition", OF_PARTITION)):
+        key, digest = (name, *data, *(settings[n] for n in own)), str(digests.get(name, ""))
+        stored, other = sources.setdefault(key, (digest, folder)) if digest else ("", folder)
+        if stored != digest:
+            raise UsageError(
+                f"mixed {name}: {stored[:12]} in {other}, {digest[:12]} in {folder}, for the same settings; give the"
+                " files that the other points ran on, or name another folder with --out"
+            )
 
 
 def check_sources(points: Sequence[Point]) -> None:

@@ -15,7 +15,7 @@ from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, loop, simulation, sweep_folder, sweep_objects
+from fedvg_jax.runs import checkpoint, loop, provenance, simulation, sweep_folder, sweep_objects
 from fedvg_jax.runs.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
@@ -70,6 +70,8 @@ class Work(NamedTuple):
     replacements: Mapping[str, Any]
     """arguments of `simulation.simulation`"""
     data: DataStore
+    sources: sweep_folder.Sources
+    """digests of data and partitions of all points in the folder; grows"""
     results: dict[str, History | Failure]
     """of the points that are computed; grows"""
     stops: list[str]
@@ -144,14 +146,22 @@ def store_result(work: Work, point: Point, result: History | Failure) -> None:
 
 
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
-    """Returns the simulation of a point, in its folder."""
-    config = _config_in(work.folder(point), point.config)
+    """Returns the simulation of a point, in its folder.
+
+    Raises:
+        UsageError: its data or its partition are not those of another point with the same settings; or as `simulation`.
+    """
+    folder = work.folder(point)
+    config = _config_in(folder, point.config)
     arguments = sweep_objects.for_point(point, work.replacements)
-    if arguments.get("data") is not None:
-        return simulation.simulation(config, **arguments)
-    arguments["data"] = work.data.read(config)
+    is_given = arguments.get("data") is not None
+    if not is_given:
+        arguments["data"] = work.data.read(config)
     sim = simulation.simulation(config, **arguments)
-    return sim._replace(given=sim.given - {"data"})  # it is the data set that the settings name
+    if folder:
+        digests = provenance.sources(sim.arrays, sim.partition)
+        sweep_folder.add_sources(work.sources, folder, config, point.values, digests)
+    return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:

@@ -75,7 +75,8 @@ def compute(
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    work = Work(out, observers, replacements, DataStore({}), {}, [])
+    sources = sweep_folder.read_sources(out) if out else {}
+    work = Work(out, observers, replacements, DataStore({}), sources, {}, [])
     pending = list(points)
     while pending:
         busy = compute_points(work, pending)

@@ -1,8 +1,8 @@
 """Checks that the files of a run folder are as its run wrote them.
 
 Recomputes the results of summary.json from history.jsonl, and compares the files of the folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json. It detects accidents and careless edits, not a forger
-who also rewrites every digest: no key is involved.
+seals of its checkpoints, in manifest.json and in summary.json, and its settings with the point of a sweep that it is
+in. It detects accidents and careless edits, not a forger who also rewrites every digest: no key is involved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history, resume, seals
+from fedvg_jax.runs import history, resume, seals, sweep_folder
 from fedvg_jax.runs.history import Record
 
 COMMAND = "python -m fedvg_jax.verify"
@@ -53,34 +53,38 @@ class _Folder(NamedTuple):
     summary: dict[str, Any] | None
 
 
-def check(path: Path, *, with_checkpoints: bool = True) -> Report:
+def is_run(path: Path) -> bool:
+    """Returns whether a folder has files of a run."""
+    return any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
+
+
+def check(path: Path, *, with_arrays: bool = True) -> Report:
     """Returns the report of comparing the files of a run folder with one another.
 
     Args:
         path: of the run folder.
-        with_checkpoints: whether to read the checkpoints, whose arrays take most of the time.
+        with_arrays: whether to read the arrays of the checkpoints, which take most of the time.
 
     Raises:
         UsageError: `path` is not a run folder.
     """
     try:
-        is_run = any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
+        if not is_run(path):
+            history.refuse_sweep(path)
+            raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
-    if not is_run:
-        history.refuse_sweep(path)
-        raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     report = Report([], [])
-    folder = _read(path, report, seals.checkpoint_folders(path) if with_checkpoints else [])
+    folder = _read(path, report, with_arrays)
     for part in (_check_history, _check_config, _check_manifest, _check_documents, _check_best, _check_summary):
         part(folder, report)
     return report
 
 
-def _read(path: Path, report: Report, checkpoints: Sequence[Path]) -> _Folder:
+def _read(path: Path, report: Report, with_arrays: bool) -> _Folder:
     """Returns the content of the folder, and reports files that cannot be read."""
     entries = {}
-    for checkpoint in checkpoints:
+    for checkpoint in seals.checkpoint_folders(path):
         name = f"{seals.FOLDER}/{checkpoint.name}"
         try:
             seal = seals.read_seal(checkpoint)
@@ -90,22 +94,21 @@ def _read(path: Path, report: Report, checkpoints: Sequence[Path]) -> _Folder:
             continue
         if seal["round"] != int(checkpoint.name):
             report.misfits.append(f"{name} is of round {seal['round']}")
-        report.misfits.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, seal["files"]))
+        if with_arrays:
+            report.misfits.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, seal["files"]))
         entries[name] = seal
+    manifest, summary = (_object(path / name, report) for name in ("manifest.json", "summary.json"))
     is_digested = any("chain" in seal for seal in entries.values())
-    manifest = _object(path / "manifest.json", report, is_digested)
-    if manifest is None and entries:
-        report.misfits.append("manifest.json is missing; the digests of data and partition in the checkpoints are used")
-    summary = _object(path / "summary.json", report, is_digested)
+    is_digested |= any(seals.DIGEST in value for value in (manifest, summary) if value)
+    _check_own_digest("manifest.json", manifest, is_digested, report)
+    _check_own_digest("summary.json", summary, is_digested, report)
+    if (entries or summary is not None) and not (manifest or {}).keys() >= {"data", "partition"}:
+        report.misfits.append("manifest.json is missing, or holds no digests of data and partition")
     return _Folder(path, *_history(path, report), entries, manifest or {}, summary)
 
 
-def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | None:
-    """Returns a JSON object; None if the file is missing, or damaged, which is reported.
-
-    Args:
-        is_digested: whether the run is of a version that writes digests, so that the file must have one.
-    """
+def _object(path: Path, report: Report) -> dict[str, Any] | None:
+    """Returns a JSON object; None if the file is missing, or damaged, which is reported."""
     try:
         value = json.loads(files.read_regular(path).decode("utf-8"))
     except FileNotFoundError:
@@ -116,11 +119,24 @@ def _object(path: Path, report: Report, is_digested: bool) -> dict[str, Any] | N
     if not isinstance(value, dict):
         report.misfits.append(f"{path.name} is damaged: it is not a JSON object")
         return None
-    if not seals.has_own_digest(value) or (is_digested and seals.DIGEST not in value):
-        report.misfits.append(f"{path.name} is not as it was written: its digest differs")
-    elif seals.DIGEST not in value:
-        report.notes.append(f"{path.name} has no digest of its own: an earlier version wrote it")
     return value
+
+
+def _check_own_digest(name: str, value: Mapping[str, Any] | None, is_digested: bool, report: Report) -> None:
+    """Checks the digest that a file has of itself.
+
+    Args:
+        name: of the file.
+        value: its content; None if there is none.
+        is_digested: whether the run is of a version that writes digests, so that the file must have one.
+        report: of the run folder.
+    """
+    if value is None:
+        return
+    if not seals.has_own_digest(value) or (is_digested and seals.DIGEST not in value):
+        report.misfits.append(f"{name} is not as it was written: its digest differs")
+    elif seals.DIGEST not in value:
+        report.notes.append(f"{name} has no digest of its own: an earlier version wrote it")
 
 
 def _history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
@@ -172,13 +188,15 @@ def _changed_lines(seal: Mapping[str, Any], folder: _Folder, lost: Sequence[int]
 
 
 def _check_config(folder: _Folder, report: Report) -> None:
-    """Checks that config.json has the settings of the checkpoints."""
+    """Checks that config.json has the settings of the checkpoints, and of the point of a sweep."""
     try:
         config = history.read_config(folder.path)
         stored = files.read_object(folder.path / "config.json")
     except UsageError as error:
         report.misfits.append(f"config.json: {error}")
         return
+    if contradiction := sweep_folder.contradiction(folder.path, config):
+        report.misfits.append(contradiction)
     for name, seal in folder.seals.items():
         try:
             changed = resume.differences(history.config_from_json(seal["config"], name), config)
@@ -209,7 +227,7 @@ def _check_manifest(folder: _Folder, report: Report) -> None:
 
 
 def _check_documents(folder: _Folder, report: Report) -> None:
-    """Checks that layers.json and partition.json have the sealed digests."""
+    """Checks that layers.json, partition.json and config.json have the sealed digests."""
     sealed = _entries(folder, "documents")
     if isinstance(folder.manifest.get("documents"), dict):
         sealed["manifest.json"] = folder.manifest["documents"]

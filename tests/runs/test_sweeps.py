@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from small_sweeps import base_config, histories, timeless
 
@@ -311,6 +316,97 @@ def test_finished_point_without_its_files_is_refused_and_computed_once_it_is_del
     point.touch()
     with pytest.raises(UsageError, match=rf"{point} is a file in the place of a point's folder; remove it"):
         fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
+
+
+@pytest.fixture
+def on_file(base, tmp_path):
+    """(settings of runs on data in a file and on a partition from a file, function that writes both files)"""
+    data, partition = tmp_path / "data.npz", tmp_path / "partition.json"
+
+    def write(seed=0, num_first=120):
+        rng = np.random.default_rng(seed)
+        images, labels = rng.integers(0, 255, (240, 4, 4), np.uint8), np.arange(240) % 3
+        np.savez(data, x=images, y=labels)
+        partition.write_text(json.dumps([list(range(num_first)), list(range(num_first, 240))]))
+
+    write()
+    settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
+    return dataclasses.replace(base, model="mlp", clients=2, join_ratio=1.0, **settings), write
+
+
+@pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
+@pytest.mark.parametrize("vectorize", ["off", "2"])
+def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed, vectorize):
+    config, write = on_file
+    out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
+    first = fedvg_jax.run_sweep(config, few, out)
+    write(**changed)
+    more = fedvg_jax.run_sweep(config, many, out, vectorize=vectorize)
+    assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
+    for result in more[2:]:
+        assert isinstance(result.result, Failure) and result.result.round == 0
+        assert re.fullmatch(
+            rf"mixed {name}: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/{result.name}, .*",
+            result.result.reason,
+        )
+    write()
+    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
+
+
+def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
+    config, write = on_file
+    out = tmp_path / "out"
+    for folder, seed in ((out, 0), (tmp_path / "other", 1)):
+        write(seed)
+        fedvg_jax.run_sweep(config, {"seed": [0, 1]}, folder)
+    shutil.copytree(tmp_path / "other" / "points" / "seed=1", out / "points" / "seed=1", dirs_exist_ok=True)
+    line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
+    with pytest.raises(UsageError, match=line):
+        fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
+
+
+def test_an_axis_of_folders_has_data_of_their_own(on_file, tmp_path):
+    config, write = on_file
+    shutil.copy(config.data_dir, tmp_path / "second.npz")
+    write(seed=1)
+    swept = {"data_dir": [str(config.data_dir), str(tmp_path / "second.npz")]}
+    results = fedvg_jax.run_sweep(config, swept, tmp_path / "out")
+    assert not any(isinstance(result.result, Failure) for result in results)
+
+
+def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):
+    def kill(*arguments):
+        raise Killed
+
+    monkeypatch.setattr(files, "replace_bytes", kill)
+    with pytest.raises(Killed):
+        open_sweep(base, tmp_path / "out")
+    monkeypatch.undo()
+    open_sweep(base, tmp_path / "out")
+    assert (tmp_path / "out" / "points").is_dir()
+
+
+@pytest.mark.parametrize("swept", [AXES, {"seed": [7]}], ids=["the same", "another"])
+def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(base, tmp_path, monkeypatch, swept):
+    """The second one finds the folder in the state just before sweep.json is written."""
+    replace, is_writing = files.replace_bytes, threading.Event()
+
+    def slow_replace(*arguments):
+        is_writing.set()
+        time.sleep(0.2)
+        replace(*arguments)
+
+    monkeypatch.setattr(files, "replace_bytes", slow_replace)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(open_sweep, base, tmp_path / "out")
+        is_writing.wait()
+        if swept is AXES:
+            open_sweep(base, tmp_path / "out", swept)
+        else:
+            with pytest.raises(UsageError, match="holds a sweep with other points"):
+                open_sweep(base, tmp_path / "out", swept)
+        assert first.result()
+    assert len(sweep_folder.read_document(tmp_path / "out")["points"]) == 2
 
 
 def test_missing_data_are_refused_before_the_first_point(base, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from run_folders import write_json, write_run, write_summary, write_sweep
 import fedvg_jax as fv
 from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history
+from fedvg_jax.runs import history, verification
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.study import CHOICES, results
@@ -219,11 +220,33 @@ def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
     assert study.scenarios == ((),) and sorted(study.cell("fedvg", ()).runs) == [(0, 0), (1, 1)]
 
 
-def test_paired_runs_of_different_data_are_refused(tmp_path):
-    write_run(tmp_path / "a", method="fedavg")
-    write_json(write_run(tmp_path / "v", method="fedvg") / "manifest.json", {"data": "another", "runs": []})
-    with pytest.raises(UsageError, match="mixed data: v has another data than the runs it is paired with"):
-        collect([tmp_path])
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(("name", "digest"), [("data", "digits"), ("partition", r"0\.05-42")])
+@pytest.mark.parametrize("others", [{"method": "fedvg"}, {"seed": 1}, {}], ids=str)
+def test_no_mean_is_made_of_runs_of_different_data(tmp_path, name, digest, others, partial):
+    """Not over seeds, not over methods, and not of equal settings."""
+    a, b = write_run(tmp_path / "a", method="fedavg"), write_run(tmp_path / "b", **{"method": "fedavg", **others})
+    edit(b / "manifest.json", **{name: "another"})
+    with pytest.raises(UsageError, match=f"mixed {name}: {digest} in {a}, another in {b}"):
+        collect([tmp_path], partial)
+
+
+def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
+    folders = ["one", "two"]
+    sweep = write_sweep(tmp_path / "s", {"data_dir": folders, "seed": [0, 1]}, lambda v: (0.5,), dataset="npz")
+    for folder in (sweep / "points").iterdir():
+        edit(folder / "manifest.json", data=folder.name.partition(",")[0])
+    study = collect([sweep])
+    assert study.scenarios == tuple((("data_dir", folder),) for folder in folders)
+    assert all(len(cell.runs) == 2 for cell in study.cells.values())
+
+
+def test_given_partitions_may_differ_between_seeds(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / f"{seed}", seed=seed)
+        give(folder, partition=f"{seed}")
+        edit(folder / "manifest.json", partition=f"{seed}")
+    assert len(collect([tmp_path]).runs) == 2
 
 
 def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
@@ -287,6 +310,97 @@ def test_record_that_was_changed_after_its_run_is_refused(tmp_path):
     path.write_text(json.dumps(record | {"scores": [round(score, 2) for score in record["scores"]]}) + "\n")
     with pytest.raises(UsageError, match=r"a: history\.jsonl is not the one that summary\.json was sealed with"):
         collect([tmp_path])
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["without checkpoints", "with a checkpoint"])
+def sealed(request, tmp_path_factory):
+    """A real run, whose files have digests."""
+    folder = tmp_path_factory.mktemp("sealed") / "a"
+    fv.run(fv.Config(rounds=1, clients=6, local_epochs=1, weighting="fedvg", out=folder, keep=request.param))
+    return folder
+
+
+def copy_of(folder, target):
+    return Path(shutil.copytree(folder, target / folder.name))
+
+
+def edit(path, **changes):
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+def test_a_copied_run_with_an_edited_seed_is_no_replicate(sealed, tmp_path):
+    copy_of(sealed, tmp_path)
+    edit(shutil.copytree(sealed, tmp_path / "b") / "config.json", seed=7)
+    with pytest.raises(UsageError, match=r"b: config\.json is not"):
+        collect([tmp_path])
+    study = collect([tmp_path], partial=True)
+    assert [run.folder.name for run in study.runs] == ["a"]
+
+
+def test_digests_that_are_removed_from_the_summary_hide_no_edit(sealed, tmp_path):
+    folder = copy_of(sealed, tmp_path)
+    record = json.loads((folder / "history.jsonl").read_text())
+    (folder / "history.jsonl").write_text(json.dumps(record | {"weights": record["weights"][::-1]}) + "\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    write_json(folder / "summary.json", {n: v for n, v in summary.items() if n not in ("seal", "sha256")})
+    with pytest.raises(UsageError, match=r"a: summary\.json is not as it was written"):
+        collect([tmp_path])
+    assert verification.check(folder).misfits == verification.check(folder, with_arrays=False).misfits
+
+
+@pytest.mark.parametrize("content", [None, {}, {"runs": []}], ids=str)
+def test_a_run_without_digests_of_its_data_is_named(tmp_path, content):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", seed=seed)
+    (tmp_path / "1" / "manifest.json").unlink()
+    if content is not None:
+        write_json(tmp_path / "1" / "manifest.json", content)
+    with pytest.raises(UsageError, match=r"1: manifest\.json is missing, or holds no digests"):
+        collect([tmp_path])
+    assert verification.check(tmp_path / "1").misfits
+
+
+def test_a_run_in_the_folder_of_another_point_counts_for_neither(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0, 1]}, accuracies)
+    copied = sweep / "points" / "method=fedavg,seed=0"
+    shutil.rmtree(copied)
+    shutil.copytree(sweep / "points" / "method=fedvg,seed=0", copied)
+    line = "config.json is of another run: weighting is fedvg, and native for the point method=fedavg,seed=0"
+    for folder in (sweep, sweep / "points", copied):
+        with pytest.raises(UsageError, match=line):
+            collect([folder])
+    assert verification.check(copied).misfits == [line]
+    study = collect([sweep], partial=True)
+    assert [len(study.cell(method, ()).runs) for method in study.methods] == [1, 2]
+
+
+def test_points_that_name_tuned_and_followed_settings_are_those_of_their_folders(tmp_path):
+    axes = {
+        "method": ["fedavg", "fedprox"],
+        "weighting": ["native", "fedvg"],
+        "partition_seed": ["follow"],
+        "seed": [3],
+    }
+    sweep = write_sweep(tmp_path / "s", axes, accuracies)
+    edit(sweep / "sweep.json", tuning={"settings": {"fedprox.mu": [0.1]}, "chosen": {}})
+    for folder in (sweep / "points").glob("method=fedprox*"):
+        config = json.loads((folder / "config.json").read_text())
+        edit(folder / "config.json", fedprox=config["fedprox"] | {"mu": 0.1})
+    assert len(collect([sweep]).runs) == 4
+
+
+def test_a_folder_without_its_settings_is_named(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"{seed}", seed=seed)
+    sweep = write_sweep(tmp_path / "s", {"seed": [0, 1]}, lambda v: (0.5,))
+    for folder in (tmp_path / "runs" / "1", sweep / "points" / "seed=1"):
+        (folder / "config.json").unlink()
+        for named in {folder, folder.parent}:
+            with pytest.raises(UsageError, match=f"{folder.name}: config.json is missing"):
+                collect([named])
+    assert "1: config.json is missing" in collect([tmp_path / "runs"], partial=True).notes
+    with pytest.raises(UsageError, match=r"seed=1: config\.json is missing"):
+        collect([sweep])
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"axes": 3, "points": []}', '{"axes": [], "points": [1]}'])

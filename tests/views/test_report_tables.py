@@ -334,7 +334,7 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper_and_no_image
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
     folder = write_run(tmp_path / "a", **settings)
     assert tables.against_paper(collect([tmp_path]))
-    write_json(folder / "manifest.json", {"data": "cifar10", "given": {"weighting": "mine"}, "runs": []})
+    write_json(folder / "manifest.json", {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
     study = collect([tmp_path])
     assert tables.against_paper(study) is None and costs.image_gradients(study.runs[0]) is None
 

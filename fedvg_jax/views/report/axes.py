@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.passed import PASSED, with_passed
+from fedvg_jax.config.sweep_points import PLACES
 from fedvg_jax.config.uses import unused
 from fedvg_jax.runs.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
 NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
-"""Settings that name a place or an implementation: runs that differ in them are compared."""
+"""Settings that name a place or an implementation: runs that differ in them are compared. A folder of data that is an
+axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
 METHOD_GROUPS = ("fedvg", "fedavgm", "fedopt", "fedprox", "scaffold", "feddyn", "elastic", "robust", "tuning")
@@ -55,7 +57,8 @@ def used_settings(point: Point) -> Mapping[str, Any]:
     """Returns the settings of a point that affect its results, by dotted name; {} without a config."""
     if point.config is None:
         return {}
-    declared = {name: value for name, value in point.values.items() if name.startswith("hyper.")}
+    values = point.values.items()
+    declared = {name: value for name, value in values if name.startswith("hyper.") or name in PLACES}
     given = passed_objects(point)
     return {**with_passed(_used(point.config), given), **declared} if declared or given else _used(point.config)
 
@@ -136,8 +139,11 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
             base = str(point.values["method"])
             details = [str(point.values.get("weighting", "native"))] * weighted + details
         result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
-    whole = {tuple(name for name, _ in place.scenario) for place, p in zip(result, points, strict=True) if p.config}
-    return [p if tuple(name for name, _ in p.scenario) in whole else Place("", (), None) for p in result]
+    columns = [tuple(name for name, _ in place.scenario) for place in result]
+    whole = {names for names, point in zip(columns, points, strict=True) if point.config}
+    is_named = [bool(point.config or point.values or point.base) for point in points]
+    rows = zip(result, columns, is_named, strict=True)
+    return [place if named and names in whole else Place("", (), None) for place, names, named in rows]
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:

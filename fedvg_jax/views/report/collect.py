@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import divergence, verification
+from fedvg_jax.runs import divergence, sweep_folder, verification
 from fedvg_jax.runs.history import History, Record, is_lost, round_ranges
 from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
@@ -64,8 +64,8 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             part of the scenario.
 
     Raises:
-        UsageError: there is no run, two runs are the same, or, unless `partial`, settings are mixed or runs are
-            missing. The message lists them.
+        UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
+            runs are missing. The message lists them.
     """
     run_folders, sweeps = _read_all([Path(folder) for folder in folders])
     if not any(folder.run for folder in run_folders):
@@ -78,9 +78,14 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells, notes = _cells(run_folders, placed)
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
     cells = cells if is_one_sweep else _with_unpaired(cells, placed)
-    missing = [line for cell in cells.values() for line in cell.missing]
-    missing += [folder.missing for folder, place in zip(run_folders, placed, strict=True) if not place.method]
-    different = _different_data(cells) + _different_objects(cells) + _repeated(cells)
+    unplaced = [f.missing for f, place in zip(run_folders, placed, strict=True) if f.missing and not place.method]
+    missing = [line for cell in cells.values() for line in cell.missing] + unplaced
+    if sources := _mixed_sources(cells):
+        raise UsageError(
+            f"the runs are of different data or partitions, of which no mean is made: {_listed(sources)}; report them"
+            " apart, or sweep over dataset or data_dir"
+        )
+    different = _different_objects(cells) + _repeated(cells)
     problems = mixed + missing + different
     if problems and not partial:
         raise UsageError(
@@ -100,7 +105,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=axes.shared_settings(runs),
-        notes=tuple(_tuned(sweeps) + notes + mixed + different + _lost(cells)),
+        notes=tuple(_tuned(sweeps) + notes + mixed + unplaced + different + _lost(cells)),
     )
 
 
@@ -168,7 +173,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
             tuned = {name for chosen in sweep.tuned.values() for name in chosen}
             points = [(path, Point(path.name, None, values, sweep.base, tuned)) for path, values in sweep.points]
             run_folders += [_read_run(path, point) for path, point in points]
-        elif (folder / "config.json").exists():
+        elif verification.is_run(folder):
             run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
             inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
@@ -185,7 +190,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
 
 def _is_of_runs(folder: Path) -> bool:
     """Returns whether a folder is a run or a sweep."""
-    return (folder / "config.json").exists() or (folder / "sweep.json").exists()
+    return verification.is_run(folder) or (folder / "sweep.json").exists()
 
 
 def _read_sweep(folder: Path) -> _Sweep:
@@ -217,7 +222,8 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
     """
     name = empty.name
     if not (folder / "config.json").exists():
-        return _Folder(empty, None, f"{name}: no run folder yet")
+        lacking = "config.json is missing" if verification.is_run(folder) else "no run folder yet"
+        return _Folder(empty, None, f"{name}: {lacking}")
     try:
         history = History.load(folder)
         documents = {key: _document(folder / f"{key}.json") for key in ("partition", "manifest", "layers", "failure")}
@@ -228,11 +234,14 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
         return _Folder(point, None, f"{name}: {damaged}")
     given = (documents["manifest"] or {}).get("given", {})
     point = point._replace(base={**point.base, **{f"given.{key}": True for key in given}})
+    assert history.config is not None
+    if contradiction := sweep_folder.contradiction(folder, history.config):
+        return _Folder(empty, None, f"{name}: {contradiction}")
     if failure := _failure(history, documents["failure"]):
         return _Folder(point, None, failure=f"{name}: {failure}")
     if problem := _unfinished(history):
         return _Folder(point, None, f"{name}: {problem}")
-    if misfits := verification.check(folder, with_checkpoints=False).misfits:
+    if misfits := verification.check(folder, with_arrays=False).misfits:
         return _Folder(point, None, f"{name}: {misfits[0]}")
     layers = documents.pop("layers")
     run = Run(
@@ -307,8 +316,10 @@ def _twin(first: Run, second: Run) -> str:
     """Returns a note that of two equal runs the first is used.
 
     Raises:
-        UsageError: their results differ.
+        UsageError: their data or their results differ.
     """
+    if mixed := _mixed("data", first, second) or _mixed("partition", first, second):
+        raise UsageError(f"{mixed}, with the same settings and seeds; name only one")
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
         raise UsageError(
@@ -348,18 +359,24 @@ def _runs(cells: Mapping[tuple[str, Scenario], Cell], method: str, scenario: Sce
     return cell.runs if cell else {}
 
 
-def _different_data(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns a line for every scenario and replicate of which runs have different data or partitions."""
-    lines = []
-    digests: dict[tuple[Scenario, Replicate], dict[str, str]] = {}
+def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
+    lines: dict[tuple[str, Scenario], str] = {}
+    first: dict[tuple, Run] = {}
     for (_, scenario), cell in cells.items():
         for replicate, run in cell.runs.items():
-            stored = digests.setdefault((scenario, replicate), {})
-            for name in ("data", "partition"):
-                digest = run.manifest.get(name)
-                if digest and stored.setdefault(name, digest) != digest:
-                    lines.append(f"mixed {name}: {run.folder.name} has another {name} than the runs it is paired with")
-    return lines
+            partition = replicate if "partition" in run.given else replicate[1:]
+            for name, key in (("data", ()), ("partition", partition)):
+                if line := _mixed(name, first.setdefault((name, scenario, key), run), run):
+                    lines.setdefault((name, scenario), line)
+    return list(lines.values())
+
+
+def _mixed(name: str, first: Run, second: Run) -> str:
+    """Returns a line with the digests of the data, or of the partitions, of two runs; "" if they are equal."""
+    digests = [str(run.manifest[name])[:12] for run in (first, second)]
+    is_equal = first.manifest[name] == second.manifest[name]
+    return "" if is_equal else f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
 
 
 def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
@@ -385,8 +402,6 @@ def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
         first: dict[tuple, Run] = {}
         for run in cell.runs.values():
             digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
-            if not all(digests[:2]):
-                continue
             measured = [[record.get(name) for name in MEASURED] for record in run.records]
             other = first.setdefault((run.config.seed, *digests, str(measured)), run)
             if other is not run:

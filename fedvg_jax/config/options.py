@@ -214,7 +214,7 @@ class Config:
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     batch_size: int = 32
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = 0.2
+    lr: float = 0.1
     """Learning rate of the clients."""
     optimiser: str = "sgd"
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""

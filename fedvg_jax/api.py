@@ -17,7 +17,7 @@ import optax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.axes import parse_axes, refuse_set
+from fedvg_jax.config.axes import FOLLOW, parse_axes, refuse_set
 from fedvg_jax.core import checks, hardware, processes
 from fedvg_jax.core.types import (
     Algorithm,
@@ -210,8 +210,9 @@ def run_sweep(
     Args:
         config: settings that all runs share; defaults to the digits demonstration.
         axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
-            settings -> tuples of their values. Seeds may be a range "0:5"; `partition_seed` may be "follow", which is
-            the seed of the run. "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
+            settings -> tuples of their values. Seeds may be a range "0:5". The seed of a run is that of its partition,
+            too, unless `partition_seed` is an axis, such as [42], or the config has another one than the default.
+            "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
@@ -238,7 +239,9 @@ def run_sweep(
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     refuse_set(start)
     settings, own = sweep_objects.split_hyper(axes)
-    plan = sweep_points.Sweep(parse_axes(settings), start=start)
+    follows = start.partition_seed == Config.partition_seed
+    layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
+    plan = sweep_points.Sweep(parse_axes(settings), layers, start)
     made = sweep_points.make_points(plan)
     made = made._replace(points=sweep_objects.with_hyper(made.points, own))
     plan = plan._replace(axes=(*plan.axes, *own))

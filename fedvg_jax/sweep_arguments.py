@@ -142,7 +142,7 @@ def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -
         if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
             raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
     layers = (
-        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1}, "sweep"),
+        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, "partition_seed": axes.FOLLOW}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
         Layer(settings, "command line"),
     )

@@ -36,7 +36,7 @@ def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
     study = collect([sweep])
     assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
     assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})
-    assert study.settings["rounds"] == 2 and "alpha" not in study.settings and not study.notes
+    assert study.settings["rounds"] == 2 and "alpha" not in study.settings
 
 
 def test_folders_of_runs_without_a_sweep_give_the_same_cells(sweep):
@@ -217,6 +217,32 @@ def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
             write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=seed)
     study = collect([tmp_path])
     assert study.scenarios == ((),) and sorted(study.cell("fedvg", ()).runs) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("partitions", [(42, 42), (0, 1)], ids=["shared", "own"])
+def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partitions):
+    for method in ("fedavg", "fedvg"):
+        for seed, partition in enumerate(partitions):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=partition)
+    write_run(tmp_path / "twin", method="fedavg", seed=0, partition_seed=partitions[0])
+    notes = collect([tmp_path]).notes
+    assert ["all seeds share one partition" in note for note in notes] == (
+        [True, False] if 42 in partitions else [False]
+    )
+
+
+def test_runs_of_one_seed_are_no_seeds_that_share_a_partition(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        write_run(tmp_path / method, method=method, seed=3)
+    assert not collect([tmp_path]).notes
+
+
+def test_points_of_a_partition_that_follows_are_placed_by_their_seeds_without_a_folder(tmp_path):
+    methods = {"method": ["fedavg", "fedvg"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", methods, lambda v: (0.5,) if v["seed"] == 0 else None, partition_seed="follow")
+    write_run(tmp_path / "more", (0.5,), method="fedprox", seed=1, partition_seed=1)
+    study = collect([sweep, tmp_path / "more"], partial=True)
+    assert [len(study.cell(m, ()).missing) for m in ("fedavg", "fedvg", "fedprox")] == [1, 1, 1]
 
 
 def test_paired_runs_of_different_data_are_refused(tmp_path):

@@ -98,7 +98,8 @@ def run(
     Raises:
         UsageError: settings or files cannot work, before anything is computed; or a model or a weighting breaks its
             contract, with the leaf and the expected shape.
-        DivergedError: a UsageError with the `history` so far; a client diverged, and `nonfinite` is "raise".
+        DivergedError: a UsageError with the `history` so far; a client or the loss diverged, and `nonfinite` is
+            "raise".
         KeyboardInterrupt: Ctrl-C was pressed; with a run folder, after a checkpoint.
 
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
@@ -210,7 +211,7 @@ def run_sweep(
     Args:
         config: settings that all runs share; defaults to the digits demonstration.
         axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
-            settings -> tuples of their values. Seeds may be a range "0:5". The seed of a run is that of its partition,
+            settings -> tuples of their values. Seeds may be a range "0:5". A seed on an axis is that of the partition,
             too, unless `partition_seed` is an axis, such as [42], or the config has another one than the default.
             "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
@@ -239,9 +240,10 @@ def run_sweep(
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     refuse_set(start)
     settings, own = sweep_objects.split_hyper(axes)
-    follows = start.partition_seed == Config.partition_seed
+    parsed = parse_axes(settings)
+    follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
     layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
-    plan = sweep_points.Sweep(parse_axes(settings), layers, start)
+    plan = sweep_points.Sweep(parsed, layers, start)
     made = sweep_points.make_points(plan)
     made = made._replace(points=sweep_objects.with_hyper(made.points, own))
     plan = plan._replace(axes=(*plan.axes, *own))

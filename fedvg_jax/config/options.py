@@ -238,8 +238,8 @@ class Config:
     """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
     undefined; skipped: skipped for every model (the published code)."""
     nonfinite: str = "raise"
-    """Reaction to a client whose model or loss is not finite. raise stops the run; skip leaves the client out of the
-    round."""
+    """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
+    is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
     seed: int = 0
     """Seed of the model, the cohorts and the minibatches."""
     partition: str = "dirichlet"

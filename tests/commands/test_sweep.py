@@ -85,6 +85,8 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
         return {p.name: (p.config.seed, p.config.partition_seed) for p in read(*words).points.points}
 
     assert seeds("--seed", "3:5") == {"seed=3": (3, 3), "seed=4": (4, 4)}
+    assert seeds("--seed", "3") == {"point": (3, 3)}
+    assert seeds("--lr", "0.1") == {"point": (0, 42)}  # the same as the run
     assert seeds("--seed", "3:5", "--partition-seed", "42") == {"seed=3": (3, 42), "seed=4": (4, 42)}
     assert set(seeds("--seed", "3:5", "--partition-seed", "0:2").values()) == {(3, 0), (3, 1), (4, 0), (4, 1)}
     file = tmp_path / "s.toml"

@@ -61,7 +61,8 @@ def base(tmp_path_factory):
 
 def open_sweep(base, out=None, rows=ROWS):
     """The points of a sweep, in a folder made for them."""
-    sweep = sweep_points.Sweep(axes.parse_axes({NAMES: rows}), start=base)
+    layer = sweep_points.Layer({"partition_seed": "follow"}, "sweep")
+    sweep = sweep_points.Sweep(axes.parse_axes({NAMES: rows}), (layer,), base)
     points = sweep_points.make_points(sweep)
     if out:
         sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)

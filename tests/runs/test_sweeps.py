@@ -78,10 +78,11 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
     assert seeds == [(0, 0), (1, 1)]
     short = dataclasses.replace(base, rounds=1)
-    given = (dataclasses.replace(short, partition_seed=7), {}), (short, {"partition_seed": [42]})
-    for config, axis in given:
-        results = fedvg_jax.run_sweep(config, {"seed": [1], **axis})
-        assert [r.result.config.partition_seed for r in results] == ([42] if axis else [7])
+    kept = dataclasses.replace(short, partition_seed=7)
+    for config, axis in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [7]}), (kept, {"lr": [0.1]})):
+        assert [r.result.config.partition_seed for r in fedvg_jax.run_sweep(config, axis)] == [7]
+    (alone,) = fedvg_jax.run_sweep(short, {"lr": [short.lr]})
+    assert alone.result.config.partition_seed == short.partition_seed
 
 
 def test_points_that_differ_in_values_only_have_one_program(base):

@@ -276,6 +276,16 @@ def test_marks_and_footnotes_name_what_is_missing(tmp_path):
     assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
 
 
+def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
+    table = tables.accuracy(collect([sweep], partial=True))
+    marked = {method: [entry.mark for entry in row(table, method)[1:]] for method in BASE}
+    assert marked == {"fedvg": ["", ""], "fedavg": ["best", "best"], "fedprox": ["second", "second"]}
+    assert table.notes[0].endswith("second best of the cells that have all their runs.")
+
+
 def test_files_of_numbers_name_a_method_alike_whatever_its_footnotes(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
     study = collect([sweep], partial=True)
@@ -354,7 +364,7 @@ def test_scale_names_every_setting_that_can_change_results(tmp_path):
     (note,) = (note for note in tables.against_paper(collect([tmp_path / "a"])).notes if "other scale" in note)
     assert note == (
         "cifar10: other scale than the paper's: augment crop (paper none), clients 4 (paper 100), dropout 0.5 (paper"
-        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.2 (paper 0.01), max_rows 500 (paper 0), norm"
+        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.1 (paper 0.01), max_rows 500 (paper 0), norm"
         " group (paper batch), optimiser adam (paper sgd), pretrained w.safetensors (paper none), rounds 3 (paper 200)."
     )
 

@@ -151,12 +151,15 @@ def choice_name(study: Study, choice: Choice) -> str:
 
 
 def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Entry]:
-    """Returns the entries of all methods in a scenario, the best two marked."""
+    """Returns the entries of all methods in a scenario, the best two of those that have all their runs marked."""
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     cells = [study.cell(method, scenario) for method in study.methods]
     entries = [_spread_of(study, cell, choice) for cell in cells]
-    return rank(entries, study.more_is_better) if len(cells) > 1 else entries
+    if len(cells) == 1:
+        return entries
+    whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
+    return [entry if entry.footnotes else next(whole) for entry in entries]
 
 
 def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
@@ -184,7 +187,9 @@ def _counts(study: Study, choice: Choice) -> str:
     """Returns a line with the number of runs with a result per cell."""
     counts = sorted({len(results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"n = {text} runs per cell. Bold is the best, underlined the second best."
+    lost = any(marks(cell) for cell in study.cells.values())
+    ranked = " of the cells that have all their runs" if lost else ""
+    return f"n = {text} runs per cell. Bold is the best, underlined the second best{ranked}."
 
 
 def footnotes(study: Study) -> list[str]:

@@ -354,7 +354,8 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     corrupt: Corrupt = field(default_factory=Corrupt)
     method: InitVar[str | None] = None
-    """One of the paper's methods: algorithm, weighting and hyperparameters."""
+    """ALGORITHM with its own weighting, WEIGHTING under FedAvg, or ALGORITHM+WEIGHTING, with the hyperparameters of the
+    paper. fedavg+fedvg is the paper's FedAvg + FedVG, the mean of both weights."""
     fidelity: InitVar[str | None] = None
     """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
     code."""

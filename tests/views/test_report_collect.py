@@ -114,9 +114,9 @@ def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"rounds": 4}, "rounds is 3 for fedavg; 4 for fedvg"),
-        ({"model": "tinycnn"}, "model is mlp for fedavg; tinycnn"),
-        ({"pretrained": "w.safetensors"}, r"pretrained is .* for fedavg; w\.safetensors for fedvg"),
+        ({"rounds": 4}, "rounds is 3 for 'fedavg'; 4 for 'fedvg'"),
+        ({"model": "tinycnn"}, "model is mlp for 'fedavg'; tinycnn"),
+        ({"pretrained": "w.safetensors"}, r"pretrained is .* for 'fedavg'; w\.safetensors for 'fedvg'"),
     ],
 )
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, changes, text):
@@ -142,7 +142,7 @@ def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
     for name in ("fedavg", "fedvg"):
         path = sweep / "points" / f"method={name},seed=0" / "config.json"
         write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg"):
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
         collect([sweep])
 
 
@@ -157,7 +157,9 @@ def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
     assert study.scenarios == ((),) and "lr" not in study.settings
     assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg; 0\.2 for fedprox"):
+    with pytest.raises(
+        UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'; 0\.2 for 'fedprox'"
+    ):
         collect([sweep, tmp_path / "untuned"])
 
 
@@ -168,7 +170,7 @@ def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
         document = json.loads((sweep / "sweep.json").read_text())
         write_json(sweep / "sweep.json", document | {"tuning": {"chosen": chosen}})
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for fedavg; 0\.3 for fedavg"):
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
         collect([tmp_path / "s0", tmp_path / "s1"])
     assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
 
@@ -208,7 +210,7 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
 def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):
     axes = {"method": ["fedavg", "fedprox"], "weighting": ["native", "uniform"], "seed": [0]}
     study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
-    assert study.methods == ("fedavg, native", "fedavg, uniform", "fedprox, native", "fedprox, uniform")
+    assert study.methods == ("fedavg", "uniform", "fedprox", "fedprox+uniform")
 
 
 def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
@@ -359,7 +361,7 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
     study = collect([sweep], partial=True)
-    assert study.methods == ("fedvg", "fedavg, samples", "fedavg, uniform")
+    assert study.methods == ("fedvg", "fedavg", "uniform")
     assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
 
 
@@ -372,7 +374,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     assert run.manifest["given"]["weighting"]
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
-    assert set(study.methods) == {"fedvg", "fedavg, own weighting"}
+    assert set(study.methods) == {"fedvg", "own weighting"}
 
 
 def give(folder, **functions):
@@ -447,7 +449,7 @@ def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     document = json.loads((sweep / "sweep.json").read_text())
     write_json(sweep / "sweep.json", document | {"given": {"weighting": "mine.tempered"}})
     study = collect([sweep])
-    assert study.methods == ("fedavg, own weighting, T 0.5", "fedavg, own weighting, T 2")
+    assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
     assert all(len(cell.runs) == 2 for cell in study.cells.values())
 
 

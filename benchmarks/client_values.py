@@ -39,6 +39,9 @@ from fedvg_jax.runs.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "client_values.json"
 ALPHA = 0.05
+LR = 0.2
+"""Learning rate of the committed results, unless the options give one."""
+
 RECORD = "client_accuracy,client_val_loss,client_drift"
 
 MEASUREMENTS = {
@@ -268,7 +271,7 @@ def parse_command(argv: Sequence[str] | None, name: str, description: str | None
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")
     args = parser.parse_args(argv)
     options = [word for word in args.options if word != "--"]
-    config = replace(simulator.parse([f"--alpha={ALPHA}", *options]), weighting="fedvg", devices="1")
+    config = replace(simulator.parse([f"--alpha={ALPHA}", f"--lr={LR}", *options]), weighting="fedvg", devices="1")
     command = ["python", "-m", f"benchmarks.{name}", f"--seeds={args.seeds}", *(["--", *options] if options else [])]
     return Command(config, args.seeds, args.out, machine.describe(command))
 

@@ -136,7 +136,8 @@ def by_certainty(task: Task) -> Weighting:
 
 # %%
 def run(task: Task, rule: str, num_rounds: int):
-    config = fv.Config(rounds=num_rounds, alpha=0.05, weighting="fedvg" if rule == "certainty" else rule, eval_every=2)
+    named = "fedvg" if rule == "certainty" else rule
+    config = fv.Config(rounds=num_rounds, alpha=0.05, lr=0.2, weighting=named, eval_every=2)
 
     def confidence(model, data):
         rows = data.test.reshape(-1)

@@ -17,7 +17,7 @@ import optax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.axes import parse_axes, refuse_set
+from fedvg_jax.config.axes import FOLLOW, parse_axes, refuse_set
 from fedvg_jax.core import checks, hardware, processes
 from fedvg_jax.core.types import (
     Algorithm,
@@ -98,7 +98,8 @@ def run(
     Raises:
         UsageError: settings or files cannot work, before anything is computed; or a model or a weighting breaks its
             contract, with the leaf and the expected shape.
-        DivergedError: a UsageError with the `history` so far; a client diverged, and `nonfinite` is "raise".
+        DivergedError: a UsageError with the `history` so far; a client or the loss diverged, and `nonfinite` is
+            "raise".
         KeyboardInterrupt: Ctrl-C was pressed; with a run folder, after a checkpoint.
 
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
@@ -210,8 +211,9 @@ def run_sweep(
     Args:
         config: settings that all runs share; defaults to the digits demonstration.
         axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
-            settings -> tuples of their values. Seeds may be a range "0:5"; `partition_seed` may be "follow", which is
-            the seed of the run. "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
+            settings -> tuples of their values. Seeds may be a range "0:5". A seed on an axis is that of the partition,
+            too, unless `partition_seed` is an axis, such as [42], or the config has another one than the default.
+            "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
         data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
@@ -236,7 +238,10 @@ def run_sweep(
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     refuse_set(start)
     settings, own = sweep_objects.split_hyper(axes)
-    plan = sweep_points.Sweep(parse_axes(settings), start=start)
+    parsed = parse_axes(settings)
+    follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
+    layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
+    plan = sweep_points.Sweep(parsed, layers, start)
     made = sweep_points.make_points(plan)
     made = made._replace(points=sweep_objects.with_hyper(made.points, own))
     plan = plan._replace(axes=(*plan.axes, *own))

@@ -17,6 +17,7 @@ from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import help as help_texts
 from fedvg_jax.config import tuning_grid
+from fedvg_jax.config.axes import RANGED
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
@@ -46,8 +47,8 @@ several values it is an axis, and all axes are crossed:
   --weighting NAME...    beside a method, native is the method's own
   --alpha FLOAT...       Dirichlet concentrations
   --seed A:B | INT...    seeds A to B-1, or seeds one by one
-  --partition-seed follow
-                         the partition is drawn with the seed of the run
+  --partition-seed INT   one partition for all seeds; by default, or with the
+                         value follow, every seed draws its own
 
 Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
@@ -119,6 +120,9 @@ def opening_lines(command: CommandLine) -> list[str]:
         repeated, kept = next(iter(merged.items()))
         lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
         lines.append(f"  {repeated} = {kept}")
+    seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
+    if len(seeds) > 1 and len(partitions) == 1:
+        lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if command.grid:
         lines += tuning_lines(command)
     return lines

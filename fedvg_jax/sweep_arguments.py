@@ -138,8 +138,10 @@ def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -
     for axis in all_axes:
         if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
             raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
+    has_seeds = "seed" in given.union(file.settings, *(axis.names for axis in file.axes))
+    follows = {"partition_seed": axes.FOLLOW} if has_seeds else {}
     layers = (
-        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1}, "sweep"),
+        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, **follows}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
         Layer(settings, "command line"),
     )

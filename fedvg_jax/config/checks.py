@@ -22,7 +22,7 @@ from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_names, tracker_names
 from fedvg_jax.config.presets import OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.config.weighting_grammar import STREAMED, check_weighting, streams
+from fedvg_jax.config.weighting_grammar import NO_PATTERN, STREAMED, parse_multipliers, parse_weighting, streams
 from fedvg_jax.core.types import UsageError
 
 
@@ -35,7 +35,7 @@ def check(config: Config) -> Config:
     config = typed(config)
     _check_names(config)
     _check_text_and_size(config)
-    check_weighting(config)
+    _check_weighting(config)
     epochs_range(config)
     _check_ranges(config)
     _check_ratios(config)
@@ -50,6 +50,22 @@ def check(config: Config) -> Config:
     _check_hold(config)
     population_checks.check_population(config)
     return config
+
+
+def _check_weighting(config: Config) -> None:
+    """Raises UsageError for a weighting or an option of FedVG that makes no sense with any model."""
+    parse_weighting(config.weighting)
+    options = config.fedvg
+    if options.norm == "delta" and options.signal == "fisher":
+        raise UsageError(
+            "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
+        )
+    parse_multipliers(options.multipliers)
+    try:
+        re.compile(options.include)
+    except NO_PATTERN as error:
+        shown = options.include[:100]
+        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {shown}") from None
 
 
 def epochs_range(config: Config) -> tuple[int, int]:

@@ -94,7 +94,7 @@ VALUE_WORDS = {
 OPEN_CHOICES = {
     "dataset": (*DATASETS, *presets.OUTSIDE.values()),
     "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
-    "method": (*(name for name in presets.METHODS if "+" not in name), "NAME+fedvg"),
+    "method": (*(name for name in presets.METHODS if "+" not in name), "uniform", "ALGORITHM+WEIGHTING"),
     "fidelity": tuple(presets.FIDELITY),
 }
 """Option -> its allowed names, where these are not all in `NAMES`."""

@@ -214,7 +214,7 @@ class Config:
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     batch_size: int = 32
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = 0.2
+    lr: float = 0.1
     """Learning rate of the clients."""
     optimiser: str = "sgd"
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
@@ -238,8 +238,8 @@ class Config:
     """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
     undefined; skipped: skipped for every model (the published code)."""
     nonfinite: str = "raise"
-    """Reaction to a client whose model or loss is not finite. raise stops the run; skip leaves the client out of the
-    round."""
+    """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
+    is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
     seed: int = 0
     """Seed of the model, the cohorts and the minibatches."""
     partition: str = "dirichlet"
@@ -352,7 +352,8 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     corrupt: Corrupt = field(default_factory=Corrupt)
     method: InitVar[str | None] = None
-    """One of the paper's methods: algorithm, weighting and hyperparameters."""
+    """ALGORITHM with its own weighting, WEIGHTING under FedAvg, or ALGORITHM+WEIGHTING, with the hyperparameters of the
+    paper. fedavg+fedvg is the paper's FedAvg + FedVG, the mean of both weights."""
     fidelity: InitVar[str | None] = None
     """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
     code."""

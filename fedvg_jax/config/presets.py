@@ -31,9 +31,9 @@ _TEXT: dict = {
 
 DATASETS: dict[str, dict] = {
     "digits": {},
-    "breast_cancer": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50},
-    "wine": {"clients": 5, "rounds": 50, "alpha": 0.5},
-    "iris": {"clients": 5, "rounds": 50, "alpha": 0.5},
+    "breast_cancer": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.2},
+    "wine": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
+    "iris": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
     "literature": _TEXT,
     "cifar10": _PAPER | {"model": "resnet18"},
     "cifar100": _PAPER | {"model": "resnet18"},

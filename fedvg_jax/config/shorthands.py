@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fedvg_jax.config import presets
+from fedvg_jax.config.allowed import ALGORITHMS
 from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.config.weighting_grammar import WEIGHTINGS, parse_weighting
 from fedvg_jax.core.types import UsageError
 
 T = TypeVar("T")
@@ -22,15 +24,33 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> meaning({"method": "fedprox"})
     {'algorithm': 'fedprox', 'weighting': 'native', 'fedprox.mu': 0.01}
+    >>> meaning({"method": "uniform"}), meaning({"method": "fednova+val_loss"})
+    ({'algorithm': 'fedavg', 'weighting': 'uniform'}, {'algorithm': 'fednova', 'weighting': 'val_loss'})
     """
     settings = {}
     for name, table in presets.SHORTHANDS.items():
         if name in shorthands:
             value = shorthands[name]
-            if not isinstance(value, str) or value not in table:
-                raise UsageError(f"unknown {name} {value!r}{suggestion(str(value), table)}")
-            settings |= table[value]
+            meant = table.get(value, _composed(value) if name == "method" else None) if isinstance(value, str) else None
+            if meant is None:
+                composed = (*ALGORITHMS, *WEIGHTINGS, "ALGORITHM+WEIGHTING") if name == "method" else ()
+                raise UsageError(
+                    f"unknown {name} {value!r}{suggestion(str(value), dict.fromkeys((*table, *composed)))}"
+                )
+            settings |= meant
     return settings
+
+
+def _composed(method: str) -> dict[str, Any] | None:
+    """Returns the settings of an algorithm, of a weighting under FedAvg, or of both; None for another text."""
+    algorithm, plus, weighting = method.partition("+")
+    if algorithm not in ALGORITHMS:
+        algorithm, plus, weighting = "fedavg", "+", method
+    try:
+        parse_weighting(weighting if plus else "native")
+    except UsageError:
+        return None
+    return {**presets.METHODS.get(algorithm, {}), "algorithm": algorithm, "weighting": weighting or "native"}
 
 
 def accept_shorthands(config_class: type[T]) -> type[T]:

@@ -7,7 +7,6 @@ import math
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.options import Config
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
@@ -134,19 +133,3 @@ def parse_multipliers(text: str) -> list[tuple[str, float]]:
             raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part[:100]}")
         pairs.append((pattern, factor))
     return pairs
-
-
-def check_weighting(config: Config) -> None:
-    """Raises UsageError for a weighting or an option of FedVG that makes no sense with any model."""
-    parse_weighting(config.weighting)
-    options = config.fedvg
-    if options.norm == "delta" and options.signal == "fisher":
-        raise UsageError(
-            "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-        )
-    parse_multipliers(options.multipliers)
-    try:
-        re.compile(options.include)
-    except NO_PATTERN as error:
-        shown = options.include[:100]
-        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {shown}") from None

@@ -1,8 +1,9 @@
-"""Messages about rounds in which clients diverged or no client was averaged."""
+"""Messages about rounds in which clients or the loss diverged, or no client was averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,29 +16,69 @@ ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took
 """entry of a record -> words for its clients"""
 
 
-def until_first(records: Sequence[Record]) -> list[Record]:
-    """Returns the records up to the first round in which a client diverged, and that one.
+EXPLOSION = 1000.0
+"""A larger cross-entropy has exploded: it gives the right class a probability of e^-1000. On digits, runs of Scaffold
+that learn stay below 10, and those that explode pass 10^16 on their way to infinity, or to a model that is constant."""
+
+
+def loss_limit(records: Iterable[Record], is_own_task: bool) -> float:
+    """Returns the largest training loss that has not exploded: `EXPLOSION`.
+
+    The loss of a caller's own task may have any unit: there it is so many times that of the first round, if that is
+    over 1.
+
+    Args:
+        records: of a run, from its first round on.
+        is_own_task: whether the task is the caller's.
+
+    >>> records = [{"train_loss": 2.5}, {"train_loss": 9.0}]
+    >>> loss_limit(records, False), loss_limit(records, True), loss_limit([{"train_loss": 1e-6}], True)
+    (1000.0, 2500.0, 1000.0)
+    """
+    losses = (record["train_loss"] for record in records)
+    first = next((abs(loss) for loss in losses if loss is not None), math.inf)
+    return EXPLOSION * max(1.0, first) if is_own_task else EXPLOSION
+
+
+def until_first(records: Sequence[Record], limit: float = math.inf) -> list[Record]:
+    """Returns the records up to the first round in which a client or the loss diverged, and that one.
+
+    Args:
+        records: of consecutive rounds.
+        limit: see `loss_limit`.
 
     >>> until_first([{"round": 1}, {"round": 2, "diverged": [0]}, {"round": 3}])
     [{'round': 1}, {'round': 2, 'diverged': [0]}]
     """
-    first = next((i for i, record in enumerate(records) if "diverged" in record), len(records))
+    is_last = ("diverged" in record or bool(_explosion(record, limit)) for record in records)
+    first = next((i for i, found in enumerate(is_last) if found), len(records))
     return list(records[: first + 1])
 
 
-def error(records: Sequence[Record], data: Data, variables: Variables | None = None) -> str:
-    """Returns the error message for the first round in which a client diverged, "" if none did.
+def _explosion(record: Record, limit: float) -> str:
+    """Returns how the loss of a round diverged; "" if it did not."""
+    if record.get("train_loss") is not None and record["train_loss"] > limit:
+        return f"the training loss {record['train_loss']:.3g} is over {limit:.4g}"
+    is_evaluated = "test_loss" in record and not record.get("lost")
+    is_finite = is_evaluated and any(record[name] is not None for name in ("val_loss", "test_loss"))
+    return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
+
+
+def error(records: Sequence[Record], data: Data, variables: Variables | None = None, limit: float = math.inf) -> str:
+    """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
         records: of the last rounds.
         data: the pool and the tables of rows.
         variables: the global model after these rounds. Before the first of them in which a client diverged it was the
             same if that round and all later ones averaged no client.
+        limit: see `loss_limit`.
     """
-    earlier = len(until_first(records)) - 1
+    earlier = len(until_first(records, limit)) - 1
     record = records[earlier] if records else {}
     if "diverged" not in record:
-        return ""
+        problem = _explosion(record, limit)
+        return f"round {record['round']}: {problem}; use a smaller --lr, or --nonfinite skip" if problem else ""
     number, clients = record["round"], record["diverged"]
     is_unchanged = all(map(averaged_no_client, records[earlier:]))
     if variables is not None and is_unchanged and not is_finite(variables):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,7 @@ def run_simulation(
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
 
     Raises:
-        DivergedError: a client diverged, and `nonfinite` is "raise".
+        DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
         MisfitError: the folder belongs to a finished run, and its files were changed since.
         UsageError: the run folder cannot be used.
     """
@@ -209,16 +210,18 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
 def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """Records a chunk of rounds, and calls the callbacks.
 
-    Where `nonfinite` is "raise", rounds after the first in which a client diverged are not recorded: how many there are
-    depends on the length of the chunk.
+    Where `nonfinite` is "raise", rounds after the first in which a client or the loss diverged are not recorded: how
+    many there are depends on the length of the chunk.
 
     Raises:
-        DivergedError: a client diverged, and `nonfinite` is "raise".
+        DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     if "weighting" in run.sim.given:
         contracts.check_recorded_weights(new)
-    error = divergence.error(new, run.sim.data, state.variables) if run.sim.config.nonfinite == "raise" else ""
-    recorded = divergence.until_first(new) if error else new
+    sim = run.sim
+    limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
+    error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
+    recorded = divergence.until_first(new, limit) if error else new
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)

@@ -19,6 +19,7 @@ from fedvg_jax.runs import sweeps
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweeps import Observers, SweepResult
+from fedvg_jax.views.labels import method_label
 
 SEEDS = ("seed", "partition_seed")
 """Settings whose values are repetitions: the table has means over them."""
@@ -191,7 +192,7 @@ def result_table(results: Sequence[SweepResult], points: Sequence[Point], title:
     by_name = {result.name: result.result for result in results}
     cells: dict[tuple, dict[Any, list]] = {}
     for point in points:
-        row = tuple(_text(point.values.get(name)) for name in rows)
+        row = tuple(_text(point.values.get(name), name) for name in rows)
         column = point.values.get("alpha") if alphas != [None] else None
         cells.setdefault(row, {}).setdefault(column, []).append(by_name.get(point.name))
     names = {final_metric(r)[0] for r in by_name.values() if isinstance(r, History)} or {"accuracy"}
@@ -232,7 +233,8 @@ def _varies(points: Sequence[Point], name: str) -> bool:
     return len({repr(point.values.get(name)) for point in points}) > 1
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str) -> str:
     if value is None:
         return ""
+    value = method_label(value) if name == "method" else value
     return f"{value:g}" if isinstance(value, float) else escape(str(value))

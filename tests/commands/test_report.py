@@ -57,7 +57,7 @@ def test_report_is_written_into_the_sweep_and_read_past(sweep):
     [
         ([], "arguments are required: DIR"),
         (["nowhere"], "nowhere is not a folder"),
-        (["SWEEP", "--baseline", "fedsgd"], "no method fedsgd"),
+        (["SWEEP", "--baseline", "fedsgd"], "no method 'fedsgd'"),
         (["SWEEP", "--target", "76"], "--target must be"),
         (["SWEEP", "--target", "high"], "must be an accuracy in (0, 1], such as 0.9; got 'high'"),
         (["SWEEP", "--client", "99"], "client 99 took part in no run; clients that did: 0 to 3"),

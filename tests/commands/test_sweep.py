@@ -80,6 +80,42 @@ def test_partition_seed_follows_and_ranges_join_numbers():
     assert [(p.config.seed, p.config.partition_seed) for p in points] == [(0, 0), (1, 1), (7, 7)]
 
 
+def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(tmp_path):
+    def seeds(*words):
+        return {p.name: (p.config.seed, p.config.partition_seed) for p in read(*words).points.points}
+
+    assert seeds("--seed", "3:5") == {"seed=3": (3, 3), "seed=4": (4, 4)}
+    assert seeds("--seed", "3") == {"point": (3, 3)}
+    assert seeds("--lr", "0.1") == {"point": (0, 42)}  # the same as the run
+    assert seeds("--seed", "3:5", "--partition-seed", "42") == {"seed=3": (3, 42), "seed=4": (4, 42)}
+    assert set(seeds("--seed", "3:5", "--partition-seed", "0:2").values()) == {(3, 0), (3, 1), (4, 0), (4, 1)}
+    file = tmp_path / "s.toml"
+    file.write_text("partition_seed = 42\n[axes]\nseed = '3:5'\n")
+    assert set(seeds("--config", str(file)).values()) == {(3, 42), (4, 42)}
+    assert set(seeds("--config", str(file), "--partition-seed", "follow").values()) == {(3, 3), (4, 4)}
+
+
+def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
+    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").grid
+    assert {(p.config.seed, p.config.partition_seed) for p in grid.points.points} == {(1000, 1000), (1001, 1001)}
+    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").grid
+    assert {p.config.partition_seed for p in grid.points.points} == {42}
+
+
+def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
+    line = "all seeds share one partition (--partition-seed 42)"
+    assert line in sweep.opening_lines(read("--seed", "0:2", "--partition-seed", "42"))[1]
+    for words in (["--seed", "0:2"], ["--seed", "0"], ["--seed", "0:2", "--partition-seed", "0:2"]):
+        assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
+
+
+def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_do_not(run, tmp_path):
+    assert run("--seed", "0:2", "--partition-seed", "42", "--rounds", "1")[0] == 0
+    code, _, err = run("--seed", "0:3", "--rounds", "1")
+    assert code == 2 and err.count("\n") == 1 and "ran with other settings: partition_seed 42 -> 0" in err
+    assert run("--seed", "0:3", "--partition-seed", "42", "--rounds", "1")[0] == 0
+
+
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
@@ -341,6 +377,7 @@ def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_pa
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
     words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
+    words += ["--partition-seed", "42"]
     code, out, err = run(*words, "--select", "val")
     assert (code, err) == (0, "")
     assert "tuning lr first: 4 points with 1 seed" in out and "alpha=5: lr 0.2 (validation accuracy" in out

@@ -42,6 +42,15 @@ def test_there_is_a_line_here_for_every_file():
     assert {path.stem for path in PAPER.glob("*.toml")} == set(RUNS)
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_seeds_of_the_papers_figures_share_the_published_partition(name):
+    for scale in ("full", "tiny"):
+        assert {p.config.partition_seed for p in points_of(name, scale).points} == {42}
+    assert {p.config.partition_seed for p in points_of(name, "tiny", "--partition-seed", "follow").points} == {
+        p.config.seed for p in points_of(name, "tiny").points
+    }
+
+
 @pytest.mark.parametrize("name", ["external_validation", "norms"])
 def test_full_size_has_five_seeds(name):
     seeds = [p.config.seed for p in points_of(name, "full").points]

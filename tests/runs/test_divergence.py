@@ -1,10 +1,15 @@
 """Messages about rounds in which clients diverged name the cause."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from small_sweeps import base_config
 
+import fedvg_jax
 from fedvg_jax.core.types import Data, Variables
 from fedvg_jax.runs import divergence
+from fedvg_jax.runs.history import History
 
 DATA = Data((), *[np.zeros((1, 1), np.int32)] * 3)
 
@@ -28,3 +33,47 @@ def test_a_model_that_later_rounds_changed_is_not_blamed(weights):
     records = [{"round": r, "diverged": [1], "scores": [None, 1.0], "weights": w} for r, w in enumerate(weights, 2)]
     error = divergence.error(records, DATA, Variables({"w": np.array([np.nan])}, {}))
     assert error.startswith("round 2: clients [1] diverged")
+
+
+def losses(*values, **last):
+    """Records of consecutive rounds with these training losses, the last one with further entries."""
+    records = [{"round": i, "train_loss": value} for i, value in enumerate(values, 1)]
+    return [*records[:-1], records[-1] | last]
+
+
+@pytest.mark.parametrize(
+    ("records", "is_own_task", "message"),
+    [
+        (losses(2.0, 1001.0), False, "round 2: the training loss 1e+03 is over 1000; use a smaller --lr"),
+        (losses(2.0, 999.0), False, ""),
+        (losses(4e9, 8.0), False, "round 1: the training loss 4e+09"),
+        (losses(2.0, 2001.0), True, "round 2: the training loss 2e+03 is over 2000; use a smaller --lr"),
+        (losses(2.0, 1999.0), True, ""),
+        (losses(0.001, 999.0), True, ""),  # a warm start
+        (losses(None, 1e6, 1e8), True, ""),  # a task whose loss has large units, whose first round averaged no client
+        (losses(2.0, 2.0, val_loss=None, test_loss=None), False, "round 2: the loss of the global model is not finite"),
+        (losses(2.0, 2.0, val_loss=1.0, test_loss=None), False, ""),  # of the test rows alone
+        (losses(2.0, None, val_loss=None, test_loss=None, lost=True), False, ""),
+    ],
+)
+def test_a_loss_that_explodes_is_named_with_its_round(records, is_own_task, message):
+    limit = divergence.loss_limit(records, is_own_task)
+    found = divergence.error(records, DATA, limit=limit)
+    assert found.startswith(message) if message else not found
+
+
+def test_records_end_with_the_round_in_which_the_loss_explodes():
+    assert [r["round"] for r in divergence.until_first(losses(2.0, 1e4, 3.0), 1000.0)] == [1, 2]
+
+
+def test_a_run_whose_loss_explodes_is_marked_as_diverged(tmp_path):
+    """At this rate the model ends constant, after a first round with a loss of 4e9; everything stays finite."""
+    config = dataclasses.replace(base_config(tmp_path / "cache"), rounds=6, lr=30.0, eval_every=6)
+    whole = fedvg_jax.run(dataclasses.replace(config, nonfinite="skip"))
+    assert not any("diverged" in record for record in whole.records) and whole.records[-1]["train_loss"] < 100
+    with pytest.raises(fedvg_jax.DivergedError, match="round 1: the training loss") as caught:
+        fedvg_jax.run(dataclasses.replace(config, out=tmp_path / "run"))
+    assert len(caught.value.history.records) == 1
+    assert History.load(tmp_path / "run").summary["stopped_by"] == "diverged"
+    results = fedvg_jax.run_sweep(config, {"seed": [0, 1]})
+    assert [r.result[:2] for r in results] == [("diverged", 1)] * 2

@@ -32,8 +32,9 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         ("hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
         ("hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
     ]
+    config = dataclasses.replace(CONFIG, partition_seed=0)
     for result in results:
-        alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
+        alone = fv.run(config, weighting=tempered, hyper={"T": result.values["hyper.T"]})
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
 

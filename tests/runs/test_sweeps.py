@@ -25,6 +25,7 @@ from fedvg_jax.views import report
 from fedvg_jax.views.report import costs, page
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
+FOLLOWING = (sweep_points.Layer({"partition_seed": "follow"}, "sweep"),)
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,12 @@ def base(tmp_path_factory):
 
 
 def points_of(base, **changed):
-    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), start=base))
+    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), FOLLOWING, base))
 
 
 def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(axes.parse_axes(swept), start=base)
+    sweep = sweep_points.Sweep(axes.parse_axes(swept), FOLLOWING, base)
     points = sweep_points.make_points(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
     return points.points
@@ -76,6 +77,17 @@ def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
     assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
     for result in results:
         assert not verification.check(out / "points" / result.name).misfits
+
+
+def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(base, whole):
+    seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
+    assert seeds == [(0, 0), (1, 1)]
+    short = dataclasses.replace(base, rounds=1)
+    kept = dataclasses.replace(short, partition_seed=7)
+    for config, axis in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [7]}), (kept, {"lr": [0.1]})):
+        assert [r.result.config.partition_seed for r in fedvg_jax.run_sweep(config, axis)] == [7]
+    (alone,) = fedvg_jax.run_sweep(short, {"lr": [short.lr]})
+    assert alone.result.config.partition_seed == short.partition_seed
 
 
 def test_points_that_differ_in_values_only_have_one_program(base):
@@ -296,8 +308,8 @@ def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
     with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
         fedvg_jax.run_sweep(base, {"alpha": [0.1, 0.2]}, out)
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
-    with pytest.raises(UsageError, match=r"ran with other settings: lr 0.2 -> 0.1"):
-        fedvg_jax.run_sweep(base, {**more, "lr": 0.1}, out)
+    with pytest.raises(UsageError, match=r"ran with other settings: lr 0.1 -> 0.3"):
+        fedvg_jax.run_sweep(base, {**more, "lr": 0.3}, out)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):
         fedvg_jax.run_sweep(base, AXES, tmp_path)
@@ -335,13 +347,12 @@ def on_file(base, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
-@pytest.mark.parametrize("vectorize", ["off", "2"])
-def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed, vectorize):
+def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed):
     config, write = on_file
     out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
     first = fedvg_jax.run_sweep(config, few, out)
     write(**changed)
-    more = fedvg_jax.run_sweep(config, many, out, vectorize=vectorize)
+    more = fedvg_jax.run_sweep(config, many, out)
     assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
     for result in more[2:]:
         assert isinstance(result.result, Failure) and result.result.round == 0

@@ -37,7 +37,7 @@ def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
     study = collect([sweep])
     assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
     assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})
-    assert study.settings["rounds"] == 2 and "alpha" not in study.settings and not study.notes
+    assert study.settings["rounds"] == 2 and "alpha" not in study.settings
 
 
 def test_folders_of_runs_without_a_sweep_give_the_same_cells(sweep):
@@ -115,9 +115,9 @@ def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"rounds": 4}, "rounds is 3 for fedavg; 4 for fedvg"),
-        ({"model": "tinycnn"}, "model is mlp for fedavg; tinycnn"),
-        ({"pretrained": "w.safetensors"}, r"pretrained is .* for fedavg; w\.safetensors for fedvg"),
+        ({"rounds": 4}, "rounds is 3 for 'fedavg'; 4 for 'fedvg'"),
+        ({"model": "tinycnn"}, "model is mlp for 'fedavg'; tinycnn"),
+        ({"pretrained": "w.safetensors"}, r"pretrained is .* for 'fedavg'; w\.safetensors for 'fedvg'"),
     ],
 )
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, changes, text):
@@ -143,7 +143,7 @@ def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
     for name in ("fedavg", "fedvg"):
         path = sweep / "points" / f"method={name},seed=0" / "config.json"
         write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg"):
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
         collect([sweep])
 
 
@@ -158,7 +158,9 @@ def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
     assert study.scenarios == ((),) and "lr" not in study.settings
     assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for fedavg; 0\.1 for fedvg; 0\.2 for fedprox"):
+    with pytest.raises(
+        UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'; 0\.2 for 'fedprox'"
+    ):
         collect([sweep, tmp_path / "untuned"])
 
 
@@ -169,7 +171,7 @@ def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
         document = json.loads((sweep / "sweep.json").read_text())
         write_json(sweep / "sweep.json", document | {"tuning": {"chosen": chosen}})
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for fedavg; 0\.3 for fedavg"):
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
         collect([tmp_path / "s0", tmp_path / "s1"])
     assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
 
@@ -209,7 +211,7 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
 def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):
     axes = {"method": ["fedavg", "fedprox"], "weighting": ["native", "uniform"], "seed": [0]}
     study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
-    assert study.methods == ("fedavg, native", "fedavg, uniform", "fedprox, native", "fedprox, uniform")
+    assert study.methods == ("fedavg", "uniform", "fedprox", "fedprox+uniform")
 
 
 def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
@@ -247,6 +249,32 @@ def test_given_partitions_may_differ_between_seeds(tmp_path):
         give(folder, partition=f"{seed}")
         edit(folder / "manifest.json", partition=f"{seed}")
     assert len(collect([tmp_path]).runs) == 2
+
+
+@pytest.mark.parametrize("partitions", [(42, 42), (0, 1)], ids=["shared", "own"])
+def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partitions):
+    for method in ("fedavg", "fedvg"):
+        for seed, partition in enumerate(partitions):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=partition)
+    write_run(tmp_path / "twin", method="fedavg", seed=0, partition_seed=partitions[0])
+    notes = collect([tmp_path]).notes
+    assert ["all seeds share one partition" in note for note in notes] == (
+        [True, False] if 42 in partitions else [False]
+    )
+
+
+def test_runs_of_one_seed_are_no_seeds_that_share_a_partition(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        write_run(tmp_path / method, method=method, seed=3)
+    assert not collect([tmp_path]).notes
+
+
+def test_points_of_a_partition_that_follows_are_placed_by_their_seeds_without_a_folder(tmp_path):
+    methods = {"method": ["fedavg", "fedvg"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", methods, lambda v: (0.5,) if v["seed"] == 0 else None, partition_seed="follow")
+    write_run(tmp_path / "more", (0.5,), method="fedprox", seed=1, partition_seed=1)
+    study = collect([sweep, tmp_path / "more"], partial=True)
+    assert [len(study.cell(m, ()).missing) for m in ("fedavg", "fedvg", "fedprox")] == [1, 1, 1]
 
 
 def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
@@ -447,7 +475,7 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
     study = collect([sweep], partial=True)
-    assert study.methods == ("fedvg", "fedavg, samples", "fedavg, uniform")
+    assert study.methods == ("fedvg", "fedavg", "uniform")
     assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
 
 
@@ -460,7 +488,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     assert run.manifest["given"]["weighting"]
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
-    assert set(study.methods) == {"fedvg", "fedavg, own weighting"}
+    assert set(study.methods) == {"fedvg", "own weighting"}
 
 
 def give(folder, **functions):
@@ -535,7 +563,7 @@ def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     document = json.loads((sweep / "sweep.json").read_text())
     write_json(sweep / "sweep.json", document | {"given": {"weighting": "mine.tempered"}})
     study = collect([sweep])
-    assert study.methods == ("fedavg, own weighting, T 0.5", "fedavg, own weighting, T 2")
+    assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
     assert all(len(cell.runs) == 2 for cell in study.cells.values())
 
 

@@ -123,10 +123,10 @@ def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
 
 
 def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_path):
-    for weighting in ("samples", "uniform"):
-        write_run(tmp_path / weighting, weighting=weighting, seed=0)
+    for norm in ("l1", "l2"):
+        write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm}, seed=0)
     study = collect([tmp_path])
-    assert "(fedavg, samples; fedavg, uniform)" in page.summary(study)
+    assert "(fedvg, norm l1; fedvg, norm l2)" in page.summary(study)
 
 
 def test_curves_stand_once_and_every_figure_has_a_caption(sweep, monkeypatch):

@@ -40,7 +40,7 @@ def study(tmp_path_factory):
 
 
 def row(table, *lead):
-    return next(r for r in table.rows if tuple(e.text for e in r[: len(lead)]) == lead)
+    return next(r for r in table.rows if tuple(e.key or e.text for e in r[: len(lead)]) == lead)
 
 
 def csv_rows(table):
@@ -62,7 +62,7 @@ def test_largest_class_is_the_mean_over_runs(tmp_path):
         fields = {3: {"test_majority_accuracy": share}}
         write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, fields=fields)
     study = collect([tmp_path])
-    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"fedavg": "40.00", "fedvg": "80.00"}
+    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"FedAvg": "40.00", "FedVG": "80.00"}
     assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
 
 
@@ -83,7 +83,7 @@ def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(s
 
 def test_effects_are_paired_and_corrected_over_the_table(study):
     table = tables.effects(study, tables.options(study))
-    assert [r[1].text for r in table.rows] == ["fedprox", "fedvg"] * 2
+    assert [r[1].text for r in table.rows] == ["FedProx", "FedVG"] * 2
     values = csv_rows(table)[1]
     assert values["n"] == "3" and float(values["difference"]) == pytest.approx(10)
     assert float(values["wilcoxon_p"]) == 0.25 and float(values["wilcoxon_p_greater"]) == 0.125
@@ -196,8 +196,33 @@ def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
     assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
 
 
+@pytest.mark.parametrize("text", ["fedavg", "FedAvg", "samples", "fedavg+samples", "fedavg, native"])
+def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(study, text):
+    if ", " in text:  # settings stand behind a comma, and no method has this one
+        with pytest.raises(UsageError, match="no method 'fedavg, native'"):
+            tables.options(study, text)
+    else:
+        assert tables.options(study, text).baseline == "fedavg"
+
+
+def test_tables_print_names_as_a_paper_does_and_files_of_numbers_as_they_are_typed(tmp_path):
+    methods = ["fedavg", "uniform", "fedprox+fedvg", "permuted(fedvg)", "scaffold+uniform"]
+    for method in methods:
+        write_run(tmp_path / method, method=method)
+    study = collect([tmp_path])
+    assert set(study.methods) == set(methods)
+    printed = {"FedAvg", "uniform", "FedProx + FedVG", "permuted(FedVG)", "Scaffold + uniform"}
+    chosen = tables.options(study, "Scaffold + uniform")
+    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, chosen)):
+        assert {r[0].text for r in table.rows} - {"always the largest class"} == printed
+        assert {r["method"] for r in csv_rows(table)} - {"always the largest class"} == set(methods)
+    assert "Scaffold + uniform" in tables.effects(study, chosen).title
+
+
 def test_unknown_baseline_is_refused_with_the_methods(study):
-    with pytest.raises(UsageError, match="no method fedsgd to compare with; the runs have fedavg, fedprox, fedvg"):
+    with pytest.raises(
+        UsageError, match="no method 'fedsgd' to compare with; the runs have 'fedavg', 'fedprox', 'fedvg'"
+    ):
         tables.options(study, "fedsgd")
 
 
@@ -271,9 +296,19 @@ def test_marks_and_footnotes_name_what_is_missing(tmp_path):
     study = collect([sweep], partial=True)
     table = tables.accuracy(study)
     assert row(table, "fedavg")[1].footnotes == " ‡" and row(table, "fedvg")[2].footnotes == " †"
-    assert "62.00 ± 2.83 ‡" in markup.markdown(table) and "fedavg ‡" in markup.markdown(tables.choices(study))
+    assert "62.00 ± 2.83 ‡" in markup.markdown(table) and "FedAvg ‡" in markup.markdown(tables.choices(study))
     assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
     assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
+
+
+def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
+    table = tables.accuracy(collect([sweep], partial=True))
+    marked = {method: [entry.mark for entry in row(table, method)[1:]] for method in BASE}
+    assert marked == {"fedvg": ["", ""], "fedavg": ["best", "best"], "fedprox": ["second", "second"]}
+    assert table.notes[0].endswith("second best of the cells that have all their runs.")
 
 
 def test_files_of_numbers_name_a_method_alike_whatever_its_footnotes(tmp_path):
@@ -354,7 +389,7 @@ def test_scale_names_every_setting_that_can_change_results(tmp_path):
     (note,) = (note for note in tables.against_paper(collect([tmp_path / "a"])).notes if "other scale" in note)
     assert note == (
         "cifar10: other scale than the paper's: augment crop (paper none), clients 4 (paper 100), dropout 0.5 (paper"
-        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.2 (paper 0.01), max_rows 500 (paper 0), norm"
+        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.1 (paper 0.01), max_rows 500 (paper 0), norm"
         " group (paper batch), optimiser adam (paper sgd), pretrained w.safetensors (paper none), rounds 3 (paper 200)."
     )
 
@@ -397,7 +432,7 @@ def test_worst_decile_is_marked_where_a_run_has_not_recorded_it(tmp_path):
     for method, seed, fields in (("fedavg", 0, {2: {"worst_decile": 0.25}}), ("fedavg", 1, {}), ("fedvg", 0, {})):
         write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
     table = tables.choices(collect([tmp_path], partial=True))
-    assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"fedavg": "25.00 §", "fedvg": "– §"}
+    assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"FedAvg": "25.00 §", "FedVG": "– §"}
     assert any(note.startswith("§") and "--record accuracy_by_client" in note for note in table.notes)
 
 

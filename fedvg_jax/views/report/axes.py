@@ -7,7 +7,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config import Config, flatten, presets, shorthands
 from fedvg_jax.config.passed import PASSED, with_passed
 from fedvg_jax.config.sweep_points import PLACES
 from fedvg_jax.config.uses import unused
@@ -121,7 +121,6 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
     has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
     names = _scenario_settings(points, differing, has_fidelity)
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
-    weighted = len({point.values.get("weighting") for point in points} - {None}) > 1
     result = []
     for point in points:
         listed = with_passed(_settings_of_values({**point.base, **point.values}), passed_objects(point))
@@ -135,9 +134,6 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
             for name in of_method
             if name in settings and not _goes_without_saying(name, settings[name], base)
         ]
-        if "method" in point.values:
-            base = str(point.values["method"])
-            details = [str(point.values.get("weighting", "native"))] * weighted + details
         result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
     columns = [tuple(name for name, _ in place.scenario) for place in result]
     whole = {names for names, point in zip(columns, points, strict=True) if point.config}
@@ -174,25 +170,30 @@ def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
 
 def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a point without a folder that place it: its method, and what the sweep names."""
-    preset = presets.METHODS.get(str(values.get("method")), {})
+    method = shorthands.meaning({"method": values["method"]}) if "method" in values else {}
     named: dict[str, Any] = {"algorithm": Config.algorithm, "weighting": Config.weighting}
-    named |= {name: value for name, value in preset.items() if "." not in name}
-    named |= {name: value for name, value in values.items() if name not in presets.SHORTHANDS}
+    named |= {name: value for name, value in method.items() if "." not in name}
+    is_own = method and values.get("weighting") == "native"
+    named |= {n: v for n, v in values.items() if n not in presets.SHORTHANDS and not (is_own and n == "weighting")}
     if named.get("partition_seed") == "follow":
         named["partition_seed"] = named.get("seed", Config.seed)
     return named
 
 
 def base_name(algorithm: str, weighting: str) -> str:
-    """Returns the name of the paper's method with this algorithm and weighting, or both names.
+    """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
 
-    >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform")
-    ('fedavg+fedvg', 'fedavg, uniform')
+    >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform"), base_name("fedprox", "uniform")
+    ('fedavg+fedvg', 'uniform', 'fedprox+uniform')
+    >>> base_name("fedavg", "samples"), base_name("fedavg", "native")
+    ('fedavg', 'fedavg')
     """
+    if (algorithm, weighting) == ("fedavg", "samples"):
+        return "fedavg"
     for name, preset in presets.METHODS.items():
         if (preset["algorithm"], preset["weighting"]) == (algorithm, weighting):
             return name
-    return f"{algorithm}, {weighting}" if algorithm else ""
+    return weighting if algorithm == "fedavg" else f"{algorithm}+{weighting}".removesuffix("+native")
 
 
 def method_order(name: str) -> int:
@@ -258,5 +259,5 @@ def _by_value(by_method: Mapping[str, Sequence[Any]]) -> str:
     methods: dict[str, list[str]] = {}
     for method, values in by_method.items():
         for value in values:
-            methods.setdefault(value_text(value), []).append(method)
+            methods.setdefault(value_text(value), []).append(repr(method))
     return "; ".join(f"{value} for {', '.join(several)}" for value, several in methods.items())

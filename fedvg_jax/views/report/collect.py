@@ -105,8 +105,23 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=axes.shared_settings(runs),
-        notes=tuple(_tuned(sweeps) + notes + mixed + unplaced + different + _lost(cells)),
+        notes=tuple(_shared_partition(cells) + _tuned(sweeps) + notes + mixed + unplaced + different + _lost(cells)),
     )
+
+
+def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line if some scenario has several seeds and one partition; it comes before all other notes."""
+    by_scenario: dict[Scenario, list[Run]] = {}
+    for (_, scenario), cell in cells.items():
+        by_scenario.setdefault(scenario, []).extend(cell.runs.values())
+    for runs in by_scenario.values():
+        partitions = {run.manifest.get("partition", run.config.partition_seed) for run in runs}
+        if len({run.config.seed for run in runs}) > 1 and len(partitions) == 1:
+            return [
+                "all seeds share one partition, so that differences and intervals hold for that partition only; a sweep"
+                " without --partition-seed draws one for every seed"
+            ]
+    return []
 
 
 def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:

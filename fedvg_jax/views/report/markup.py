@@ -32,6 +32,8 @@ class Entry(NamedTuple):
     mark: Mark = ""
     footnotes: str = ""
     """Symbols of the cell's footnotes, behind the text; the CSV file has none."""
+    key: str = ""
+    """What the CSV file holds in place of the text."""
 
 
 class Table(NamedTuple):
@@ -144,7 +146,7 @@ def comma_separated(table: Table) -> str:
     for row in table.rows:
         values: list[str] = []
         for column, entry in zip(table.columns, row, strict=True):
-            numbers = entry.numbers or (entry.text,)
+            numbers = entry.numbers or (entry.key or entry.text,)
             padded = [*numbers, *[None] * (len(column.keys) - len(numbers))]
             values += ["" if value is None else _cell_text(value) for value in padded]
         writer.writerow(values)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax import paper
-from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config import Config, flatten, presets, shorthands
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.views import labels
 from fedvg_jax.views.report import costs, statistics
 from fedvg_jax.views.report.axes import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
 from fedvg_jax.views.report.markup import Column, Entry, Table, number, p_value, rank, spread
@@ -56,15 +57,7 @@ OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
 NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", "record", *REPLICATE)
 """Settings that identify a value of the paper, seeds, and entries of the history on which no result depends."""
 
-PAPER_NAMES = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "feddyn": "FedDyn",
-    "elastic": "Elastic",
-    "fedvg": "FedVG",
-}
+PAPER_NAMES = {name: labels.PRINTED[name] for name in presets.METHODS if "+" not in name}
 """Part of a method's name -> the paper's spelling."""
 
 EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}
@@ -89,19 +82,39 @@ def options(
 
     Args:
         study: what is reported.
-        baseline: a method; None for fedavg, or the first method without it.
+        baseline: a method, as `--method` takes it or as the tables print it; None for fedavg, or the first method
+            without it.
         target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
         choice: of the evaluation that stands for a run.
 
     Raises:
         UsageError: the study has no such method, or the target is not an accuracy.
     """
-    if baseline is not None and baseline not in study.methods:
-        raise UsageError(f"no method {baseline[:100]} to compare with; the runs have {', '.join(study.methods)}")
+    if baseline is not None:
+        baseline = _method_named(study, baseline)
     if target is not None and study.metric == "accuracy" and not 0 < target <= 1:
         raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
     default = "fedavg" if "fedavg" in study.methods else study.methods[0]
     return Options(baseline or default, None if target is None else study.unit * target, choice)
+
+
+def _method_named(study: Study, text: str) -> str:
+    """Returns the method of the study that a text names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name, comma, details = text.partition(", ")
+    try:
+        method = shorthands.meaning({"method": name})
+        canonical = f"{base_name(method['algorithm'], method['weighting'])}{comma}{details}"
+    except UsageError:
+        canonical = text
+    for known in study.methods:
+        if known in (text, canonical) or labels.method_label(known).casefold() == text.casefold():
+            return known
+    listed = ", ".join(map(repr, study.methods))
+    raise UsageError(f"no method {text[:100]!r} to compare with; the runs have {listed}")
 
 
 def all_tables(study: Study, chosen: Options) -> list[Table]:
@@ -133,7 +146,8 @@ def accuracy(study: Study, choice: Choice = "final") -> Table:
         by_column = [_ranked(study, by_value.get(value), choice) for value in values]
         lead = [_setting(rest)] if len(groups) > 1 else []
         rows += [
-            (*lead, Entry(method), *(entries[i] for entries in by_column)) for i, method in enumerate(study.methods)
+            (*lead, _method_entry(method), *(entries[i] for entries in by_column))
+            for i, method in enumerate(study.methods)
         ]
         largest = [_majority_entry(study, by_value.get(value)) for value in values]
         if any(entry.numbers[0] is not None for entry in largest):
@@ -151,12 +165,15 @@ def choice_name(study: Study, choice: Choice) -> str:
 
 
 def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Entry]:
-    """Returns the entries of all methods in a scenario, the best two marked."""
+    """Returns the entries of all methods in a scenario, the best two of those that have all their runs marked."""
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     cells = [study.cell(method, scenario) for method in study.methods]
     entries = [_spread_of(study, cell, choice) for cell in cells]
-    return rank(entries, study.more_is_better) if len(cells) > 1 else entries
+    if len(cells) == 1:
+        return entries
+    whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
+    return [entry if entry.footnotes else next(whole) for entry in entries]
 
 
 def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
@@ -184,7 +201,9 @@ def _counts(study: Study, choice: Choice) -> str:
     """Returns a line with the number of runs with a result per cell."""
     counts = sorted({len(results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"n = {text} runs per cell. Bold is the best, underlined the second best."
+    lost = any(marks(cell) for cell in study.cells.values())
+    ranked = " of the cells that have all their runs" if lost else ""
+    return f"n = {text} runs per cell. Bold is the best, underlined the second best{ranked}."
 
 
 def footnotes(study: Study) -> list[str]:
@@ -196,6 +215,11 @@ def footnotes(study: Study) -> list[str]:
 
 
 # --- rows of one scenario and method each
+
+
+def _method_entry(method: str) -> Entry:
+    """Returns the entry of a method: as a paper prints it, and in the CSV file as `--method` takes it."""
+    return Entry(labels.method_label(method), key=method)
 
 
 def _setting(scenario: Scenario) -> Entry:
@@ -221,7 +245,7 @@ def _per_cell(
         for method in study.methods:
             if method != skip:
                 cell = study.cell(method, scenario)
-                first = [_setting(scenario)] * several + [Entry(method, footnotes=marks(cell))]
+                first = [_setting(scenario)] * several + [_method_entry(method)._replace(footnotes=marks(cell))]
                 rows.append((*first, *entries(cell)))
     return (*lead, *columns), tuple(rows)
 
@@ -302,19 +326,20 @@ def effects(study: Study, chosen: Options) -> Table:
         Column("p, Wilcoxon, one-sided", ("wilcoxon_p_greater",)),
         Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
     ]
+    baseline = labels.method_label(chosen.baseline)
     header, rows = _per_cell(study, columns, entries, skip=chosen.baseline)
     counts = sorted({comparison.n for comparison in compared.values() if comparison.n})
     warnings = [text for n in counts if (text := statistics.warning(n, family))]
     notes = (
-        f"Differences are method minus {chosen.baseline}, {choice_name(study, chosen.choice)}, paired by seed and"
-        " partition seed."
+        f"Differences are method minus {baseline}, {choice_name(study, chosen.choice)}, paired by seed and partition"
+        " seed."
         f" Holm corrects over the {family} comparison{'s' * (family != 1)} of this table."
         " One-sided tests whether the method's values are larger than the baseline's.",
         *warnings,
         *footnotes(study),
     )
     unit = "points" if study.metric == "accuracy" else "loss"
-    return Table("effects", f"{study.title}: effect against {chosen.baseline}, {unit}", header, rows, notes)
+    return Table("effects", f"{study.title}: effect against {baseline}, {unit}", header, rows, notes)
 
 
 def _interval(interval: statistics.Interval, digits: int) -> Entry:
@@ -326,13 +351,14 @@ def _interval(interval: statistics.Interval, digits: int) -> Entry:
 
 def cost(study: Study, chosen: Options) -> Table:
     """Returns accuracy beside rounds to the target, seconds and image-gradients."""
+    baseline = labels.method_label(chosen.baseline)
     columns = [
         Column(metric_name(study), ("mean", "std", "n")),
         Column("target", ("target",)),
         Column("rounds to the target", ("rounds_to_target", "reached")),
         Column("seconds", ("seconds",)),
         Column("image-gradients", ("image_gradients",)),
-        Column(f"relative to {chosen.baseline}", ("relative",)),
+        Column(f"relative to {baseline}", ("relative",)),
     ]
     digits = 2 if study.metric == "accuracy" else 4
 
@@ -355,7 +381,7 @@ def cost(study: Study, chosen: Options) -> Table:
         ]
 
     header, rows = _per_cell(study, columns, entries)
-    default = f"the mean final result of {chosen.baseline}; a dash where it has none"
+    default = f"the mean final result of {baseline}; a dash where it has none"
     target = default if chosen.target is None else "the one given"
     notes = (
         f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",

@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
         name, _, value = word.partition("=")
         if name == PLANE:
             directions = value or (words.pop(0) if words and words[0] in DIRECTIONS else DIRECTIONS[0])
-        elif word.startswith("-"):
+        elif word.startswith("-") or not word:
             raise UsageError(f"unknown argument {word[:100]}; usage: {PROG} RUN [RUN ...] [{PLANE}]")
         else:
             folders.append(Path(word))

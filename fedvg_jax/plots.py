@@ -40,7 +40,7 @@ def parse(argv: Sequence[str]) -> list[Path]:
         UsageError: there is no folder, or an option.
     """
     for word in argv:
-        if word.startswith("-"):
+        if word.startswith("-") or not word:
             raise UsageError(f"unknown argument {word[:100]}; usage: {PROG} RUN [RUN ...]")
     if not argv:
         raise UsageError(f"name the folder of a run: {PROG} RUN [RUN ...]")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config.arguments import parse_path
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.report"
@@ -36,8 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=_folder, help="folder of a sweep, of a run, or of runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write; default: report in the first DIR")
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=parse_path, help="folder of a sweep, of a run, or of runs"
+    )
+    parser.add_argument(
+        "--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR"
+    )
     parser.add_argument("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
     parser.add_argument(
         "--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean"
@@ -62,18 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--claims",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help="write the paper's claims with verdicts instead, as Markdown or .csv; each DIR by itself",
     )
     parser.error = _raise_usage_error
     return parser
-
-
-def _folder(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("got an empty path; name a folder, or . for the current one")
-    return Path(text)
 
 
 def _whole_number(text: str) -> int:

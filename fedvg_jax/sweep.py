@@ -6,6 +6,7 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -118,7 +119,9 @@ def opening_lines(command: CommandLine) -> list[str]:
     lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
-        lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
+        count = math.prod(len(axis.values) for axis in command.sweep.axes) - len(points)
+        many = "combinations repeat the settings of other points and are left out, such as"
+        lines.append(f"{count} {many if count > 1 else 'combination repeats the settings of another point:'}")
         lines.append(f"  {repeated} = {kept}")
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:

@@ -267,7 +267,7 @@ def _words(name: str, values: list[str]) -> list[str]:
 def _single(name: str, words: list[str]) -> str:
     """Returns the value of a flag of the sweep."""
     is_switch = name == "dry_run"
-    if len(words) != (0 if is_switch else 1):
+    if len(words) != (0 if is_switch else 1) or "" in words:
         expected = "no value" if is_switch else "one value"
         raise UsageError(f"--{name.replace('_', '-')} takes {expected}; got {' '.join(words)[:100] or 'none'}")
     return "" if is_switch else words[0]

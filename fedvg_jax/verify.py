@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config.arguments import parse_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import verification
 from fedvg_jax.views import output
@@ -47,7 +48,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_path, help="the folder of a run")
     parser.error = _raise_usage_error  # argparse would print two lines, on some versions also with exit_on_error=False
     return parser.parse_args(argv)
 

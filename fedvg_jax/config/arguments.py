@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import types
 import typing
 from collections.abc import Sequence
@@ -61,6 +62,13 @@ def parse(argv: Sequence[str], prog: str) -> dict[str, Any]:
     return values
 
 
+def parse_path(text: str) -> Path:
+    """Returns the path that a word names, for argparse; an empty one, which Python takes for ".", is refused."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; name a file or a folder, or . for the current folder")
+    return Path(text)
+
+
 def _setting(flag: str) -> tuple[str, bool] | None:
     """Returns the setting that a flag names, and whether it switches it on; None for other words."""
     return _settings().get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
@@ -100,6 +108,8 @@ def _value(flag: str, kinds: tuple[type, ...], text: str, prog: str) -> Any:
     """Returns the value of a flag as the first of the types that it can be."""
     if types.NoneType in kinds and text == "None":
         return None
+    if types.NoneType in kinds and not text:
+        raise UsageError(f"{flag} must not be empty; leave it out, or name . for the current folder")
     for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
         try:
             return kind(text)

@@ -141,6 +141,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if not isinstance(value, allowed):
         value = _scalar(value)
+    if value == "" and types.NoneType in allowed:
+        raise UsageError(f"{where} must not be empty; leave it out, or name . for the current folder")
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return value
     if float in allowed and type(value) is int and abs(value) < 2**1000:

@@ -171,6 +171,8 @@ REFUSED = {
     "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
     "the seed of the points": (["--tune", "lr", "0.1", "--tune-seeds", "0:2"], "seed 0 is a seed of the tuning runs"),
     "words for jobs": (["--jobs", "many"], "--jobs must be auto or a number >= 1; got many"),
+    "no folder": (["--out="], "--out takes one value; got none"),
+    "no cache": (["--cache-dir="], "--cache-dir must not be empty"),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }
 
@@ -178,9 +180,19 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, capsys, tmp_path):
     words, message = REFUSED[case]
-    assert sweep.main([*words, "--out", str(tmp_path / "out")]) == 2
+    out = [] if "--out=" in words else ["--out", str(tmp_path / "out")]
+    assert sweep.main([*words, *out]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_combinations_that_repeat_a_point_are_counted_one_by_one():
+    lines = [
+        sweep.opening_lines(sweep_arguments.read_command_line(["--seed", *seeds]))[1]
+        for seeds in (["0", "1", "0"], ["0", "1", "0", "0"])
+    ]
+    assert lines[0] == "1 combination repeats the settings of another point:"
+    assert lines[1] == "2 combinations repeat the settings of other points and are left out, such as"
 
 
 def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):

@@ -50,6 +50,16 @@ def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign()
         assert "--out needs a value" in refusal(*words)
 
 
+@pytest.mark.parametrize("flag", ["--out", "--resume", "--cache-dir", "--data-dir", "--validation.data-dir"])
+def test_an_empty_path_is_not_the_current_folder(flag, tmp_path):
+    for words in ([f"{flag}="], [flag, ""]):
+        assert refusal(*words) == f"{flag} must not be empty; leave it out, or name . for the current folder"
+    file, setting = tmp_path / "c.toml", flag[2:].replace("-", "_")
+    file.write_text(f'{setting} = ""\n')
+    with pytest.raises(UsageError, match=f"{setting} must not be empty"):
+        config.apply(Config(), config.read_toml(file), "c.toml")
+
+
 def test_values_are_those_of_python_s_types():
     assert parse("--rounds", "1_0") == {"rounds": 10} and parse("--lr", "nan").keys() == {"lr"}
     assert parse("--local-epochs", "2") == {"local_epochs": 2}

@@ -393,7 +393,7 @@ def same_json(one, other):
         return False
 
 
-@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"]])
+@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"], [""]])
 def test_verify_without_a_run_is_one_line(capfd, args):
     assert verify.main(args) == 2
     shown = capfd.readouterr()

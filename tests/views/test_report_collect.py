@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shlex
 import shutil
 from pathlib import Path
@@ -305,6 +306,11 @@ def test_damaged_run_is_one_line(tmp_path, name):
         ("history.jsonl", {"clients": "all"}, "clients of round 1"),
         ("history.jsonl", {"scores": None}, "scores of round 1"),
         ("history.jsonl", {"test_accuracy": "high"}, "test_accuracy of round 1"),
+        ("history.jsonl", {"test_accuracy": math.nan}, "test_accuracy of round 1"),
+        ("history.jsonl", {"val_loss": -math.inf}, "val_loss of round 1"),
+        ("history.jsonl", {"train_loss": 1e308}, "train_loss of round 1"),
+        ("history.jsonl", {"weights": [1e308, 0, 0]}, "weights of round 1"),
+        ("history.jsonl", {"num_samples": [10**400, 1, 1]}, "num_samples of round 1"),
         ("history.jsonl", {"layer_shares": [[1.0]]}, "layer_shares of round 1"),
         ("history.jsonl", {"test_confusion": [[1, 2]]}, "test_confusion of round 1"),
         ("history.jsonl", {"client_accuracy": [[1.0]] * 3}, "client_accuracy of round 1"),

@@ -15,6 +15,9 @@ BY_CLIENT = "accuracy_by_client"
 NUM_COLUMNS = 3
 """Of a bin of confidence: number of labels, mean confidence and accuracy."""
 
+BOUND = 1e39
+"""Records hold float32 numbers, which are smaller; squares of larger ones could not be drawn."""
+
 
 def damage(records: Sequence[Record], documents: Mapping[str, Any]) -> str:
     """Returns what is wrong with a run folder; empty for an intact one.
@@ -60,7 +63,7 @@ def _damaged_entry(record: Record) -> str:
         return BINS
     if BY_CLIENT in record and not _is_numbers(record[BY_CLIENT]):
         return BY_CLIENT
-    return next((name for name in ("seconds", "worst_decile") if not _is_number(record.get(name))), "")
+    return next((name for name in ("train_loss", "seconds", "worst_decile") if not _is_number(record.get(name))), "")
 
 
 def _is_partition(content: Any) -> bool:
@@ -101,12 +104,12 @@ def _is_texts(content: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a number or None, which stands for one that is not finite."""
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    """Returns whether a value is a finite number, or None, which stands for one that is not."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < BOUND)
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_numbers(value: Any) -> bool:

@@ -131,7 +131,8 @@ def opening_lines(command: CommandLine) -> list[str]:
     lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
-        lines.append(f"{len(merged)} combinations repeat the settings of other points and are left out, such as")
+        combinations = "1 combination repeats" if len(merged) == 1 else f"{len(merged)} combinations repeat"
+        lines.append(f"{combinations} the settings of another point, such as")
         lines.append(f"  {repeated} = {kept}")
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:

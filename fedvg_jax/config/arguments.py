@@ -13,7 +13,7 @@ from typing import Any
 from fedvg_jax.config import presets
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import Config
-from fedvg_jax.config.suggestions import closest
+from fedvg_jax.config.suggestions import closest, several_values
 from fedvg_jax.core.types import UsageError
 
 NUMBERS = {int: "an integer", float: "a number"}
@@ -115,13 +115,16 @@ def _value(flag: str, kinds: tuple[type, ...], text: str, prog: str) -> Any:
             return kind(text)
         except ValueError:
             continue
+    several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())
     expected = next(NUMBERS[kind] for kind in kinds if kind in NUMBERS)
     shown = f"a text of {len(text):,} characters" if len(text) > 100 else repr(text)
-    raise UsageError(f"{flag.replace('_', '-')} must be {expected}; got {shown} ({prog} --help)")
+    raise UsageError(f"{flag.replace('_', '-')} must be {expected}; got {shown} ({several or f'{prog} --help'})")
 
 
 def _hint(word: str, prog: str) -> str:
     """Returns the end of the message about an unknown argument."""
+    if not word.startswith("-"):
+        return "a flag takes one value here; python -m fedvg_jax.sweep takes several"
     name = word.lstrip("-").partition("=")[0]
-    close = closest(name, [*flatten(Config()), *presets.SHORTHANDS]) if word.startswith("-") else None
+    close = closest(name, [*flatten(Config()), *presets.SHORTHANDS])
     return f"did you mean --{close.replace('_', '-')}?" if close else f"{prog} --help-all lists all"

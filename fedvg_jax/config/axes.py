@@ -86,7 +86,7 @@ def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
     >>> cross({"seed": "0:3"}, "example")
     [Axis(names=('seed',), values=((0,), (1,), (2,)))]
     """
-    return [Axis((name,), tuple((v,) for v in _values(name, given, source))) for name, given in axes.items()]
+    return [_axis((name,), [(v,) for v in _values(name, given, source)]) for name, given in axes.items()]
 
 
 def zipped(table: Mapping[str, Any], source: str) -> Axis:
@@ -107,7 +107,12 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
         raise UsageError(f"{source}: settings that are zipped must have equally many values; got {listed}")
-    return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+    return _axis(tuple(columns), zip(*columns.values(), strict=True))
+
+
+def _axis(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Axis:
+    """Returns an axis on which every position is another one: a value that is given twice counts once."""
+    return Axis(names, tuple({repr(row): row for row in rows}.values()))
 
 
 def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 
 MOST_LISTED = 30
 """A message lists all allowed names where there are fewer than this."""
@@ -78,6 +79,8 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     "; did you mean 'fedvg'? (allowed: fedvg, samples)"
     """
     names = list(allowed)
+    if several := several_values(name, lambda part: part in names):
+        return f"; {several}"
     close = closest(name, names)
     listed = (
         f"allowed: {', '.join(names)}" if len(names) < MOST_LISTED else "python -m fedvg_jax.sim --help-all lists all"
@@ -85,6 +88,19 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     if not close:
         return f"; {listed}"
     return f"; did you mean '{close}'?" + (f" ({listed})" if len(names) < 10 else "")
+
+
+def several_values(text: str, is_value: Callable[[str], bool]) -> str:
+    """Returns what to do with values that are joined by commas, or a range of seeds; "" for another text.
+
+    >>> several_values("0.1,0.5", str.isdecimal), several_values("3,4", str.isdecimal)
+    ('', 'several values are for python -m fedvg_jax.sweep, separated by spaces: 3 4')
+    """
+    parts = [part.strip() for part in re.split("[,:]", text)]
+    if len(parts) < 2 or not all(map(is_value, parts)):
+        return ""
+    shown = text if "," not in text else " ".join(parts)
+    return f"several values are for python -m fedvg_jax.sweep, separated by spaces: {shown[:100]}"
 
 
 def closest(name: str, allowed: Iterable[str]) -> str | None:

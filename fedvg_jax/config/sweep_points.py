@@ -108,8 +108,9 @@ def make_points(sweep: Sweep) -> Points:
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
         kept = points.setdefault(_used_settings(config), point)
-        if kept is not point:
-            merged[name_of(_only(values, varying))] = kept.name
+        repeated = name_of(_only(values, varying))
+        if kept is not point and kept.name != repeated:
+            merged[repeated] = kept.name
     kept_points = list(points.values())
     _refuse_never_used(sweep, kept_points)
     _refuse_equal_names(kept_points)

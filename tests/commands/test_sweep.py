@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import programs
 import pytest
@@ -116,6 +117,23 @@ def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_
     assert run("--seed", "0:3", "--partition-seed", "42", "--rounds", "1")[0] == 0
 
 
+def test_repeated_values_and_methods_of_equal_settings_are_counted_and_named():
+    def lines(*words):
+        return sweep.opening_lines(read(*words))
+
+    assert lines("--method", "fedavg", "fedavg") == [f"sweep of 1 point: method (1); folder {Path('runs/x')}"]
+    assert lines("--method", "uniform", "fedavg+uniform")[1:] == [
+        "1 combination repeats the settings of another point, such as",
+        "  method=fedavg+uniform = method=uniform",
+    ]
+    assert lines("--method", "uniform", "fedavg+uniform", "--seed", "0:2")[1].startswith("2 combinations repeat")
+
+
+def test_a_table_prints_methods_as_papers_do(run):
+    code, out, _ = run("--method", "uniform", "fedprox+val_loss", "--seed", "0", "--rounds", "1")
+    assert code == 0 and "│ uniform " in out and "│ FedProx + val_loss " in out
+
+
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
@@ -170,6 +188,9 @@ REFUSED = {
     "seeds of no tuning": (["--tune-seeds", "0:2"], "need settings to tune"),
     "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
     "the seed of the points": (["--tune", "lr", "0.1", "--tune-seeds", "0:2"], "seed 0 is a seed of the tuning runs"),
+    "methods with commas": (["--method", "fedavg,fedprox"], "unknown method 'fedavg,fedprox'; several values are for"),
+    "numbers with commas": (["--alpha", "0.05,0.5"], "separated by spaces: 0.05 0.5"),
+    "seeds with commas": (["--seed", "0,1"], "separated by spaces: 0 1"),
     "words for jobs": (["--jobs", "many"], "--jobs must be auto or a number >= 1; got many"),
     "no folder": (["--out="], "--out takes one value; got none"),
     "no cache": (["--cache-dir="], "--cache-dir must not be empty"),

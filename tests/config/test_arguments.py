@@ -77,5 +77,8 @@ def test_an_unknown_argument_is_refused_with_a_flag_that_is_close():
     for word, flag in close.items():
         assert refusal(word, "1") == f"unknown argument {word}; did you mean --{flag}?"
     for words in (["stray"], ["--lr", "1", "stray"], ["--dry-run", "stray"], ["--dry-run=stray"], ["stray", "-x"]):
-        assert refusal(*words) == "unknown argument stray; sim --help-all lists all"
+        assert (
+            refusal(*words)
+            == "unknown argument stray; a flag takes one value here; python -m fedvg_jax.sweep takes several"
+        )
     assert "unknown argument --;" in refusal("--", "--lr", "1")

@@ -31,6 +31,23 @@ def test_method_is_an_algorithm_and_its_weights():
         assert (made.algorithm, made.weighting.replace("native", native)) == expected
 
 
+@pytest.mark.parametrize("weighting", [*config.WEIGHTINGS, "permuted(fedvg)", "samples+val_loss"])
+def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting):
+    alone = config.Config(method=weighting)
+    assert (alone.algorithm, alone.weighting) == ("fedavg", weighting)
+    for algorithm in config.ALGORITHMS:
+        method = f"{algorithm}+{weighting}"
+        made = config.check(config.Config(method=method))
+        expected = "samples+fedvg" if method == "fedavg+fedvg" else weighting
+        assert (made.algorithm, made.weighting) == (algorithm, expected)
+
+
+def test_every_algorithm_is_a_method_with_its_own_weighting():
+    for algorithm in config.ALGORITHMS:
+        made = config.Config(method=algorithm)
+        assert (made.algorithm, made.weighting) == (algorithm, "native")
+
+
 def test_method_sets_only_options_of_its_algorithm_and_the_two_names():
     default = config.flatten(config.Config())
     for name, settings in presets.METHODS.items():
@@ -111,6 +128,15 @@ def test_method_and_fidelity_combine_and_flags_override_both():
     [
         (["--method", "fedvgg"], "did you mean 'fedvg'"),
         (["--method", "nosuch"], "allowed: fedavg, fedavgm"),
+        (["--method", "scaffold+fedgv"], "did you mean 'scaffold+fedvg'"),
+        (["--method", "fedavg+"], "unknown method 'fedavg+'"),
+        (["--method", "uniform+fedvg+samples"], "unknown method 'uniform+fedvg+samples'"),
+        (
+            ["--method", "fedavg,fedprox"],
+            "several values are for python -m fedvg_jax.sweep, separated by spaces: fedavg",
+        ),
+        (["--seed", "0:3"], "several values are for python -m fedvg_jax.sweep, separated by spaces: 0:3"),
+        (["--alpha", "0.05", "0.5"], "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
         (["--method"], "--method needs a name"),
         (["--fidelity", "offical"], "did you mean 'official'"),
     ],

@@ -105,7 +105,9 @@ def test_combinations_that_differ_in_unused_settings_only_are_one_point():
 
 
 def test_repeated_value_is_one_point():
-    assert make_points(crossed(seed=[0, 1, 0])).merged == {"seed=0": "seed=0"}
+    sweep = crossed(seed=[0, 1, 0], lr=[1, 1.0])
+    assert [len(axis.values) for axis in crossed(seed=[0, 1, 0]).axes] == [2]
+    assert names(sweep) == ["seed=0,lr=1", "seed=1,lr=1"] and not make_points(sweep).merged
 
 
 def test_partition_seed_follows_the_seed():

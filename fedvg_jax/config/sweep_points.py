@@ -178,7 +178,12 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
             follows = own["partition_seed"] == FOLLOW
             own |= {"partition_seed": 0} if follows else {}
         config = apply(apply(config, meant, layer.source), own, layer.source)
-    config = dataclasses.replace(config, partition_seed=config.seed) if follows else config
+    # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
+    is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
+    if follows and (is_asked or config.partition != "file"):
+        config = dataclasses.replace(config, partition_seed=config.seed)
+    elif follows:
+        config = dataclasses.replace(config, partition_seed=Config.partition_seed)
     try:
         return check(config)
     except UsageError as error:

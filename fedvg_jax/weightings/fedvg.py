@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 
@@ -158,12 +159,12 @@ def inverse(eps: float | Array) -> WeightsOfMean:
     """Returns the function G -> (1 / (G_k + eps)) / sum_j (1 / (G_j + eps)).
 
     Raises:
-        UsageError: eps is negative or NaN. Traced numbers cannot be checked.
+        UsageError: eps is negative or NaN; jax's numbers are not checked, because they may be traced.
 
     >>> inverse(0.0)(jnp.array([1.0, 3.0]), True).tolist()
     [0.75, 0.25]
     """
-    if not isinstance(eps, Tracer) and not eps >= 0:
+    if isinstance(eps, (int, float, np.number)) and not eps >= 0:
         raise UsageError(f"eps must be a number >= 0; got {float(eps):g}")
     return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
 

@@ -117,6 +117,18 @@ def test_partition_seed_follows_the_seed():
     assert [(p.name, p.config.partition_seed) for p in points] == [("seed=3", 3), ("seed=4", 4)]
 
 
+def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):
+    """The rows of a file are the same for all seeds, and stay comparable by their digests."""
+    default = Layer({"partition_seed": "follow"}, "sweep")
+    file = Layer({"partition": "file", "partition_file": str(tmp_path / "rows.json")}, "test")
+    asked = file._replace(settings={**file.settings, "partition_seed": "follow"})
+    seeds = [
+        [p.config.partition_seed for p in make_points(Sweep(crossed(seed=[3, 4]).axes, layers)).points]
+        for layers in ((default,), (default, file), (default, asked))
+    ]
+    assert seeds == [[3, 4], [42, 42], [3, 4]]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -6,7 +6,6 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -119,9 +118,8 @@ def opening_lines(command: CommandLine) -> list[str]:
     lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
-        count = math.prod(len(axis.values) for axis in command.sweep.axes) - len(points)
-        many = "combinations repeat the settings of other points and are left out, such as"
-        lines.append(f"{count} {many if count > 1 else 'combination repeats the settings of another point:'}")
+        combinations = "1 combination repeats" if len(merged) == 1 else f"{len(merged)} combinations repeat"
+        lines.append(f"{combinations} the settings of another point, such as")
         lines.append(f"  {repeated} = {kept}")
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:

@@ -207,15 +207,6 @@ def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, 
     assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
-def test_combinations_that_repeat_a_point_are_counted_one_by_one():
-    lines = [
-        sweep.opening_lines(sweep_arguments.read_command_line(["--seed", *seeds]))[1]
-        for seeds in (["0", "1", "0"], ["0", "1", "0", "0"])
-    ]
-    assert lines[0] == "1 combination repeats the settings of another point:"
-    assert lines[1] == "2 combinations repeat the settings of other points and are left out, such as"
-
-
 def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
     assert sweep.main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -174,9 +174,12 @@ def check_augmentation_fits(arrays: Arrays, config: Config) -> None:
 
 
 def _as_array(values: Any, name: str) -> np.ndarray:
+    if np.ma.is_masked(values):
+        row = int(np.ma.getmaskarray(values).reshape(len(values), -1).any(1).argmax())
+        raise UsageError(f"data: row {row} of {name} is masked; fill it with {name}.filled(...), or remove it")
     try:
         return np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's for a tensor that requires a gradient
         raise UsageError(f"data: {name} must be an array [T, ...], every row of one shape; {error}") from error
 
 

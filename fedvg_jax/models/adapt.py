@@ -25,6 +25,8 @@ from jax import Array
 from fedvg_jax.core import checks, files, tree
 from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 
+_MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
+
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
 
@@ -264,6 +266,8 @@ def _calling(module: Any, x: Array, example: Any) -> Iterator[None]:
             reason = f"data x has rows {rows}; the task's example had {expected}"
             raise UsageError(f"{reason}; make the task with example=x[:1]") from error
         hint = "; an example needs a leading axis, as x[:1]" if len(example) != 1 else ""
+        if "mask" in _signature(module):
+            hint += f"; mask is of shape {list(jnp.shape(x)[:1])}; {_MASK_OF_BATCH_NORM}"
         raise UsageError(
             f"{_name(module)} failed on x {list(jnp.shape(x))}: {type(error).__name__}: {files.reason(error)}{hint}"
         ) from error
@@ -296,12 +300,13 @@ def _check_module(module: Any, init: Callable, apply: Callable, example) -> None
     if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
         raise UsageError(
             f"{_name(module)} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
-            " bool [B], and pass it to BatchNorm, as mask=mask[:, None] for x [B, C]"
+            f" bool [B]; {_MASK_OF_BATCH_NORM}"
         )
-    mask = jnp.ones(3, bool)
-    for train in (True, False):
+    # a mask [3] would fit 3 channels in place of the rows; one of these numbers of rows shows it
+    for num_rows, train in ((3, True), (3, False), (5, True)):
+        x, mask = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), jnp.ones(num_rows, bool)
         with checks.without_notes():
-            jax.eval_shape(lambda v, x, train=train: apply(*v, x, mask, train)[0], variables, x)
+            jax.eval_shape(lambda v, x, mask=mask, train=train: apply(*v, x, mask, train)[0], variables, x)
 
 
 def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:

@@ -76,7 +76,8 @@ def check_task(task: Task, pool: Any) -> None:
         ...
     fedvg_jax.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
     """
-    model = jax.eval_shape(task.init, jax.random.key(0))
+    with checks.calling("task.init"):
+        model = jax.eval_shape(task.init, jax.random.key(0))
     if not isinstance(model, Variables):
         raise UsageError(
             f"task.init returned {type(model).__name__}; expected fedvg_jax.core.types.Variables(params, stats)"
@@ -85,27 +86,30 @@ def check_task(task: Task, pool: Any) -> None:
         raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
     checks.floating(model.params, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
-    batch, mask = _shapes_of_batch(pool)
     checks.takes_key(task.loss)
 
     def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
         return _pair(task.loss(model.params, model.stats, batch, mask, True))
 
-    with checks.without_notes():
-        loss, stats = jax.eval_shape(trial, model, batch, mask)
+    for num_rows in (5, _CLIENTS):  # a mask [3] would fit 3 channels in place of the rows
+        batch, mask = _shapes_of_batch(pool, num_rows)
+        called_with = f"which is called with a batch of {num_rows} rows and mask of shape {mask.shape},"
+        with checks.without_notes(), checks.calling(f"task.loss, {called_with}"):
+            loss, stats = jax.eval_shape(trial, model, batch, mask)
     if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise UsageError(
             f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
         )
     checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
-    outputs = jax.eval_shape(task.predict, *model, batch)
+    with checks.calling("task.predict"):
+        outputs = jax.eval_shape(task.predict, *model, batch)
     if outputs is not None:
         _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")
 
 
-def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
+def _shapes_of_batch(pool: Any, num_rows: int = _CLIENTS) -> tuple[Any, Any]:
     """Returns the shapes and dtypes of a batch of a few rows and of its mask."""
-    return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_CLIENTS, dtype=jnp.int32)), pool)
+    return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(num_rows, dtype=jnp.int32)), pool)
 
 
 def check_output(task: Task, pool: Any, consumer: str, instead: str) -> None:
@@ -156,6 +160,16 @@ shape (3,) for B = 3; use val_loss
         raise UsageError(
             f"{consumer} needs scores {axes} from task.predict, C >= {num_classes} classes; got {got}; {instead}"
         )
+
+
+def label_hint(task: Task, pool: Any) -> str:
+    """Returns that a task has fewer outputs than the data have classes, of which the loss is not finite; "" if not."""
+    y, output = getattr(pool, "y", None), _shape_of_output(task, _shapes_of_batch(pool)[0])
+    if y is None or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not _is_float_array(output):
+        return ""
+    largest, count = int(np.max(y)), output.shape[-1] if len(output.shape) == 2 else 0
+    few = f"; labels reach {largest} and the model has {count} outputs: if these are classes, give it {largest + 1}"
+    return few if 1 < count <= largest else ""
 
 
 def counts_confusion(task: Task, pool: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.data.partitions import to_rows
@@ -180,6 +180,8 @@ class _Clock(NamedTuple):
 def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
     """Computes the rounds that are left, and returns the history of all."""
     start, config = recorder.start, sim.config
+    if cohort_size(config) == 1 < config.clients:
+        observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     state, num_done = start.state, len(start.records)
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
@@ -222,6 +224,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new
+    error = error and f"{error}{contracts.label_hint(sim.task, sim.data.pool)}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)

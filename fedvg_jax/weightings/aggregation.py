@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.hardware import Hardware
-from fedvg_jax.core.types import Tree
+from fedvg_jax.core.types import Tree, UsageError
 
 
 def aggregate(
@@ -22,6 +21,8 @@ def aggregate(
     sharding: NamedSharding | None = None,
 ) -> Tree:
     """Weighted mean of the clients, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
+
+    A client's non-finite entries count as theta_g where its weight is 0.
 
     Args:
         params: global model, leaves [...].
@@ -36,10 +37,27 @@ def aggregate(
     Raises:
         UsageError: a leaf has another structure, cohort size or shape, or an integer dtype. The message names the leaf.
 
-    >>> import jax.numpy as jnp
     >>> aggregate({"w": jnp.zeros(1)}, {"w": jnp.array([[1.0], [5.0]])}, {"w": jnp.array([0.75, 0.25])})["w"].tolist()
     [2.0]
     """
+    return _mean(_without_absent, params, client_params, weights, hardware, sharding)
+
+
+def mean_of_finite(
+    params: Tree,
+    client_params: Tree,
+    weights: Tree,
+    *,
+    hardware: Hardware | None = None,
+    sharding: NamedSharding | None = None,
+) -> Tree:
+    """Returns `aggregate` of clients that are finite, as those of a round are, without a check of every entry."""
+    return _mean(lambda theta, clients, weights: clients, params, client_params, weights, hardware, sharding)
+
+
+def _mean(prepare, params: Tree, client_params: Tree, weights: Tree, *placement) -> Tree:
+    """Returns the weighted mean after `prepare`: (tensor of theta_g, of the clients [K, ...], weights) -> clients."""
+    _refuse_unstacked(params, client_params, weights)
     checks.same_structure(client_params, params, "client_params", "params")
     checks.same_structure(weights, params, "weights", "params")
     num_clients = checks.stacked(client_params, "client_params")
@@ -48,10 +66,30 @@ def aggregate(
         jax.eval_shape(lambda clients: tree.take(clients, 0), client_params), params, "one client's params", "params"
     )
     params, client_params, weights = tree.arrays((params, client_params, weights))
-    return jax.tree.map(functools.partial(_weighted_step, hardware, sharding), params, client_params, weights)
+
+    def step(theta: Array, clients: Array, weights: Array) -> Array:
+        return theta + tree.weighted_sum(weights, prepare(theta, clients, weights), theta, *placement)
+
+    return jax.tree.map(step, params, client_params, weights)
 
 
-def _weighted_step(
-    hardware: Hardware | None, sharding: NamedSharding | None, theta: Array, clients: Array, weights: Array
-) -> Array:
-    return theta + tree.weighted_sum(weights, clients, theta, hardware, sharding)
+def _without_absent(theta: Array, clients: Array, weights: Array) -> Array:
+    """Returns the clients' tensors [K, ...], with non-finite entries of clients of weight 0 replaced by theta's."""
+    is_absent = (weights == 0).reshape(-1, *theta.ndim * [1])
+    return jnp.where(is_absent & ~jnp.isfinite(clients), theta, clients)
+
+
+def _refuse_unstacked(params: Tree, client_params: Tree, weights: Tree) -> None:
+    """Raises UsageError, with the remedy, for one vector of weights or a list of models."""
+    structure = jax.tree.structure(params)
+    is_list = isinstance(client_params, list | tuple) and len(client_params) > 0
+    if is_list and all(jax.tree.structure(client) == structure for client in client_params):
+        raise UsageError(
+            f"client_params is a {type(client_params).__name__} of {len(client_params)} models; expected one pytree"
+            " with leaves [K, ...]; use jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *client_params)"
+        )
+    if jax.tree.structure(weights) == jax.tree.structure(0) != structure:
+        raise UsageError(
+            f"weights is one array of shape {jnp.shape(weights)}; expected a pytree like params with leaves [K]; use"
+            " jax.tree.map(lambda _: weights, params)"
+        )

@@ -29,7 +29,7 @@ def validation_gradients(
     Args:
         loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar when `client_stats` is given.
         client_params: pytree of the stacked client models, leaves [K, ...].
-        val_batches: pytree of the shared validation set, leaves [V, ...]: V minibatches.
+        val_batches: pytree of the shared validation set, leaves [V, B, ...]: V minibatches.
         client_stats: the clients' running statistics, leaves [K, ...].
 
     Returns:
@@ -37,7 +37,7 @@ def validation_gradients(
 
     Raises:
         UsageError: a leaf of the clients has an integer dtype or another cohort size K (the message names it), or
-            there is no batch.
+            there is no batch, or a leaf of another number of batches.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
@@ -45,10 +45,7 @@ def validation_gradients(
     """
     stats = () if client_stats is None else client_stats
     checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(val_batches)]
-    if not shapes or 0 in shapes[0][:1]:
-        got = f"leaves of shape {shapes[0]}" if shapes else "no leaf"
-        raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
+    _check_batches(val_batches)
     if client_stats is None:
         gradients = jax.vmap(jax.grad(loss_fn), (0, None))
     else:
@@ -60,6 +57,22 @@ def validation_gradients(
 
     total, _ = lax.scan(add_batch, tree.zeros_like(client_params), val_batches)
     return tree.scale(1 / jax.tree.leaves(val_batches)[0].shape[0], total)
+
+
+def _check_batches(val_batches: Tree) -> None:
+    """Raises UsageError unless all leaves are [V, B, ...] with one V >= 1."""
+    leaves = dict(zip(tree.paths(val_batches), jax.tree.leaves(val_batches), strict=True))
+    shapes = {path: jnp.shape(leaf) for path, leaf in leaves.items()}
+    first = next(iter(shapes.values()), ())
+    if 0 in (first or (0,))[:1]:
+        got = f"leaves of shape {first}" if shapes else "no leaf"
+        raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
+    for path, shape in shapes.items():
+        if len(shape) < 2 or shape[0] != first[0]:
+            raise UsageError(
+                f"val_batches leaf '{path}' has shape {shape}; expected ({first[0]}, B, ...), {first[0]} batches of one"
+                " size; for a single batch give leaf[None]"
+            )
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:

@@ -232,7 +232,24 @@ class Cached(nn.Module):
         return nn.Dense(1)(x)
 
 
+class Images(nn.Module):
+    """A convolution and a BatchNorm whose mask is not that of the images."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.Conv(self.channels, (3, 3))(x)
+        return nn.BatchNorm(use_running_average=not train)(x, mask=mask).mean((1, 2, 3))
+
+
 REFUSED = {
+    r"Images failed on x \[3, 8, 8, 1\]: .* mask is of shape \[3\]; .* mask=mask\[:, None, None, None\] for images": (
+        lambda: fedvg_jax.linen_task(Images(4), squared, np.zeros((1, 8, 8, 1), np.float32))
+    ),
+    r"Images failed on x \[5, 8, 8, 1\]: .* mask is of shape \[5\]": (  # 3 channels and 3 rows
+        lambda: fedvg_jax.linen_task(Images(3), squared, np.zeros((1, 8, 8, 1), np.float32))
+    ),
     "Sequential has batch statistics.*mask": lambda: linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
     "Cached has variables cache; allowed: params, batch_stats": lambda: fedvg_jax.linen_task(Cached(), squared, X[:1]),
     r"Sequential must return .* \[3, ...\].*; got \[1\]": lambda: linen(nn.Dense(1), lambda x: x.mean(0)),

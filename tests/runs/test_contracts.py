@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import programs
 import pytest
 import worlds
@@ -246,6 +248,21 @@ def test_a_run_checks_its_weighting_before_compiling(monkeypatch, small):
         fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), weighting=RULES["a sum of 3"][0], **small)
     with pytest.raises(UsageError, match="'fc1/bias' is int32"):
         fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **small | {"task": TASK._replace(init=integers)})
+
+
+def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
+    """Optax's loss of a class without an output is NaN."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
+    task = fedvg_jax.linen_task(nn.Dense(2), optax.softmax_cross_entropy_with_integer_labels, x[:1])
+    settings = fedvg_jax.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2, batch_size=8)
+    with pytest.raises(fedvg_jax.DivergedError, match=r"labels reach 3 and the model has 2 outputs: .* give it 4$"):
+        fedvg_jax.run(settings, data=(x, y), task=task)
+
+
+def test_one_client_a_round_draws_a_warning(small, caplog):
+    settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
+    fedvg_jax.run(settings, **small)
+    assert "one client a round: every weighting gives it the weight 1" in caplog.text
 
 
 WRONG_FOR_OTHERS = {

@@ -58,6 +58,23 @@ def test_validation_gradients_need_a_batch(batches, got):
         fedvg_jax.validation_gradients(lambda params, x: params.sum(), jnp.ones(3), batches)
 
 
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (
+            {"x": jnp.ones((5, 6, 4)), "y": jnp.ones((4, 6, 2))},
+            r"leaf 'y' has shape \(4, 6, 2\); expected \(5, B,",
+        ),
+        ([{"x": jnp.ones((6, 4))}, {"x": jnp.ones((2, 4))}], r"leaf '1/x' has shape \(2, 4\); expected \(6, B, ...\)"),
+        ((jnp.ones((6, 4)), jnp.ones(6)), r"leaf '1' has shape \(6,\); expected \(6, B, ...\).* give leaf\[None\]"),
+    ],
+    ids=["numbers of batches", "a list of batches", "one batch"],
+)
+def test_validation_batches_that_are_not_stacked_are_named(batches, message):
+    with pytest.raises(UsageError, match=message):
+        fedvg_jax.validation_gradients(lambda params, batch: params.sum(), jnp.ones((3, 2)), batches)
+
+
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
     loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
     fedvg_jax.validation_gradients(loss, *linear_problem())

@@ -453,3 +453,17 @@ def test_without_a_finite_client_weights_are_refused_and_traced_ones_are_zero(ru
 def test_eps_that_is_no_number_from_zero_on_is_refused(eps):
     with pytest.raises(UsageError, match="eps must be a number >= 0; got"):
         fedvg_jax.inverse_norm_weights({"a": jnp.array([1.0, 2.0])}, eps=eps)
+
+
+def test_one_vector_of_weights_and_a_list_of_models_are_refused_with_the_remedy():
+    params, clients, weights = {"w": jnp.zeros(2)}, {"w": jnp.ones((3, 2))}, jnp.full(3, 1 / 3)
+    with pytest.raises(UsageError, match=r"weights is one array of shape \(3,\); .* use jax\.tree\.map\(lambda"):
+        fedvg_jax.aggregate(params, clients, weights)
+    with pytest.raises(UsageError, match=r"client_params is a list of 3 models; .* jax\.numpy\.stack\(leaves\)"):
+        fedvg_jax.aggregate(params, [tree.take(clients, k) for k in range(3)], {"w": weights})
+
+
+def test_a_client_of_weight_zero_that_is_not_finite_changes_no_average():
+    params, weights = {"w": jnp.zeros(2)}, {"w": jnp.array([0.5, 0.0, 0.5])}
+    clients = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf], [3.0, 4.0]])}
+    assert fedvg_jax.aggregate(params, clients, weights)["w"].tolist() == [2.0, 3.0]

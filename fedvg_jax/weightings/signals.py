@@ -63,14 +63,15 @@ def _check_batches(val_batches: Tree) -> None:
     """Raises UsageError unless all leaves are [V, B, ...] with one V >= 1."""
     leaves = dict(zip(tree.paths(val_batches), jax.tree.leaves(val_batches), strict=True))
     shapes = {path: jnp.shape(leaf) for path, leaf in leaves.items()}
-    first = next(iter(shapes.values()), ())
-    if 0 in (first or (0,))[:1]:
+    first = next(iter(shapes.values()), None)
+    count = first[0] if first else None
+    if count == 0 or first is None:
         got = f"leaves of shape {first}" if shapes else "no leaf"
         raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
     for path, shape in shapes.items():
-        if len(shape) < 2 or shape[0] != first[0]:
+        if len(shape) < 2 or shape[0] != count:
             raise UsageError(
-                f"val_batches leaf '{path}' has shape {shape}; expected ({first[0]}, B, ...), {first[0]} batches of one"
+                f"val_batches leaf '{path}' has shape {shape}; expected ({count}, B, ...), {count} batches of one"
                 " size; for a single batch give leaf[None]"
             )
 

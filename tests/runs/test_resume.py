@@ -713,7 +713,7 @@ def test_a_finished_round_survives_a_signal_in_a_long_round(tiny, whole, tmp_pat
     with tiny_process(TINY_IN_LONG_ROUNDS, tmp_path / "cache", out, every) as process:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == code
+        assert process.wait(timeout=240) == code
         assert process.stderr.read() == ("" if every else "ended\n")
     assert seals.newest_round(out) == saved
     result = tiny().run(out, resume=str(out), log=lambda line: None)

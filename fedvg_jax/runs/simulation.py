@@ -41,6 +41,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import cohort_memories, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     algorithm_contract,
@@ -176,6 +177,7 @@ def simulation(
     pool = Batch(population.shared.x, population.shared.y)
     if task:
         contracts.check_task(task, pool)
+        task = fast_task(task)
         _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
     else:
         check_images(config, arrays)

@@ -156,14 +156,6 @@ def test_a_page_names_only_what_exists():
                 assert place.with_suffix(".py").exists() or place.is_dir()
 
 
-def test_every_benchmark_with_a_command_is_in_the_list_of_commands():
-    parts = {"gpu_sections", "limits_run", "ours", "peers", "pfl_peer"}  # processes that other benchmarks start
-    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for path in (ROOT / "benchmarks").glob("[!_]*.py"):
-        if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
-            assert (f"python -m benchmarks.{path.stem}" in page) == (path.stem not in parts), path.stem
-
-
 INTEGRATIONS = {
     "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
     "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",
@@ -224,10 +216,6 @@ def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypa
     names = {}
     exec(code, names)
     assert names["history"].summary["rounds"] == len(names["history"].records)
-
-
-def test_the_readme_names_the_command_of_the_tests_that_ci_runs():
-    assert sum("pip install -e '.[test]'" in line for line in README.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_every_option_is_listed_once(extension):

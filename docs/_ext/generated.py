@@ -39,12 +39,7 @@ def pieces() -> dict[str, str]:
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")
             for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full")
         },
-        **{
-            f"controls_cifar10_lenet5_full_against_fedavg{suffix}": result_tables.controls(
-                "controls_cifar10_lenet5_full", "fedavg", choice
-            )
-            for suffix, choice in (("", "final"), ("_at_best_val", "at_best_val"))
-        },
+        "controls_cifar10_lenet5_full_against_fedavg": result_tables.controls("controls_cifar10_lenet5_full", "fedavg"),
         **{name: result_tables.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
         "client_values": result_tables.client_values(),
@@ -52,8 +47,6 @@ def pieces() -> dict[str, str]:
         "costs": result_tables.costs(),
         "experiments": result_tables.experiments(),
         "planning": result_tables.planning(),
-        "scale": result_tables.scale(),
-        "paper": result_tables.paper(),
         "claims": result_tables.claims(),
         "cohort_memory": result_tables.cohort_memory(),
         "convolutions": result_tables.convolutions(),

@@ -47,9 +47,8 @@ def extension(monkeypatch):
 
 
 def code_of(text: str) -> str:
-    """All Python of a page, without lines of shell commands."""
-    blocks = re.findall(r"^```(?:python|\{code-cell\})\n(?::tags:.*?\n)?(.*?)^```", text, re.S | re.M)
-    return re.sub(r"^!.*$", "", "\n".join(blocks), flags=re.M)
+    """All Python of a page."""
+    return "\n".join(re.findall(r"^```python(?: run)?\n(.*?)^```", text, re.S | re.M))
 
 
 def test_every_link_of_a_page_resolves():
@@ -77,14 +76,14 @@ def test_every_piece_is_in_a_page_and_every_marker_has_a_piece(extension):
 
 
 def test_pages_are_plain_markdown():
-    """No link without a text, no role, and no directive, except executed cells and lists of pages."""
+    """No link without a text, no role, and no directive, except lists of pages."""
     for page in WRITTEN:
         with naming(page.name):
             text = page.read_text(encoding="utf-8")
             assert not re.search(r"\[\]\(", text), "a link without a text"
             assert not re.search(r"\{[a-z:]+\}`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)), "a role"
             directives = set(re.findall(r"^(?:```|:::)\{([a-z-]+)\}", text, re.M))
-            assert directives <= {"code-cell", "toctree"} or page.name == "changelog.md", directives
+            assert directives <= ({"toctree", "include"} if page.name in ("index.md", "changelog.md") else set())
 
 
 def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):

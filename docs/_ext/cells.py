@@ -1,4 +1,4 @@
-"""Executes code of pages that stay plain Markdown: fences that begin with "```python run" or "```sh run" become cells."""
+"""Executes code of pages that stay plain Markdown: fences "```python run" and "```sh run" become cells."""
 
 from __future__ import annotations
 

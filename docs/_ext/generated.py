@@ -69,7 +69,14 @@ def write(app=None) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def list_api_pages(app, name: str, source: list[str]) -> None:
+    """Appends the list of API pages, which the page in the repository has no use for."""
+    if name == "reference/api":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\napi/*\n```\n"
+
+
 def setup(app) -> dict[str, bool]:
     """Registers the step."""
     app.connect("builder-inited", write)
+    app.connect("source-read", list_api_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

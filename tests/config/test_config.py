@@ -26,6 +26,7 @@ def test_defaults_are_in_range():
     config.check(Config())
 
 
+@pytest.mark.quick
 def test_every_shipped_config_is_read_and_in_range():
     assert CONFIGS
     for path in CONFIGS:

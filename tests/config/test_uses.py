@@ -82,6 +82,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
         assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

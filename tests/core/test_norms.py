@@ -9,6 +9,8 @@ import worlds
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import norms
 
+pytestmark = pytest.mark.quick
+
 spectral, spectral_gradient = worlds.jit(norms.spectral), worlds.jit(jax.grad(norms.spectral))
 SHAPES = [(3, 2), (2, 5), (4, 4), (1, 7), (7, 1), (3, 3, 4, 5), (1, 1, 6)]
 

@@ -69,6 +69,7 @@ def test_weights_of_callables_equal_inverse_norm_weights(granularity):
     )
 
 
+@pytest.mark.quick
 def test_counters_are_rounded_means_and_dtypes_stay():
     weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, CLIENTS)
     mean = named_arrays.average(MODEL, [client.arrays for client in CLIENTS], weights)

@@ -226,12 +226,14 @@ def test_renormalising_changes_no_bit_with_all_clients_and_gives_zero_without_an
 NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
 
 
+@pytest.mark.quick
 def test_modelwise_weights_invert_the_mean_over_all_tensors():
     """G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3; 1/2 : 3/14 = 7 : 3."""
     weights = fedvg_jax.inverse_norm_weights(NORMS, "modelwise", eps=0.0)
     worlds.assert_close(weights, jax.tree.map(lambda _: np.array([0.7, 0.3]), NORMS), 1e-6)
 
 
+@pytest.mark.quick
 def test_layerwise_weights_invert_each_tensors_norm():
     weights = fedvg_jax.inverse_norm_weights(NORMS, "layerwise", eps=0.0)
     ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import types
-import typing
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.io import flatten
-from fedvg_jax.config.options import Config
+from fedvg_jax.config.io import SYNONYMS
+from fedvg_jax.config.options import SETTINGS
 from fedvg_jax.config.suggestions import closest, several_values
 from fedvg_jax.core.types import UsageError
 
@@ -50,13 +49,13 @@ def parse(argv: Sequence[str], prog: str) -> dict[str, Any]:
         name, switched = _setting(flag) or ("", True)
         if not name:
             unknown.append(word)
-        elif bool in _types(name):
+        elif bool in SETTINGS[name].types:
             values[name] = switched
             unknown += [text] if is_joined else []
         elif not is_joined and (not words or _is_flag(words[-1])):
             raise UsageError(f"{flag} needs a value; one that begins with a dash is written {flag}=VALUE")
         else:
-            values[name] = _value(flag, _types(name), text if is_joined else words.pop(), prog)
+            values[name] = _value(flag, SETTINGS[name].types, text if is_joined else words.pop(), prog)
     if unknown:
         raise UsageError(f"unknown argument {unknown[0][:100]}; {_hint(unknown[0], prog)}")
     return values
@@ -78,21 +77,12 @@ def _setting(flag: str) -> tuple[str, bool] | None:
 def _settings() -> dict[str, tuple[str, bool]]:
     """Returns names of flags -> setting, and False for the flag that switches it off."""
     names: dict[str, tuple[str, bool]] = {}
-    for name in flatten(Config()):
-        if bool in _types(name):
+    for name in SETTINGS:
+        if bool in SETTINGS[name].types:
             group, dot, last = name.rpartition(".")
             names[f"{group}{dot}no_{last}"] = name, False
         names[name] = name, True
     return names
-
-
-@cache
-def _types(name: str) -> tuple[type, ...]:
-    """Returns the types that a setting's value may have."""
-    group, _, last = name.rpartition(".")
-    owner = type(getattr(Config(), group)) if group else Config
-    hint = typing.get_type_hints(owner)[last]
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def _is_flag(word: str) -> bool:
@@ -126,5 +116,5 @@ def _hint(word: str, prog: str) -> str:
     if not word.startswith("-"):
         return "a flag takes one value here; python -m fedvg_jax.sweep takes several"
     name = word.lstrip("-").partition("=")[0]
-    close = closest(name, [*flatten(Config()), *presets.SHORTHANDS])
+    close = closest(name, [*SETTINGS, *presets.SHORTHANDS], SYNONYMS)
     return f"did you mean --{close.replace('_', '-')}?" if close else f"{prog} --help-all lists all"

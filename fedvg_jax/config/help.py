@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import itertools
 import re
 import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.allowed import DATASETS, NAMES, RANGES
-from fedvg_jax.config.options import Config
-from fedvg_jax.config.weighting_grammar import WEIGHTINGS
+from fedvg_jax.config.declare import descriptions
+from fedvg_jax.config.options import SETTINGS, WEIGHTINGS, Config
 
 WIDTH = 79
 """Columns of the texts: they fit a terminal of 80."""
@@ -21,83 +17,16 @@ WIDTH = 79
 INDENT = 24
 """Column at which descriptions start."""
 
-COMMON = {
-    "Method": ("method", "fidelity", "algorithm", "weighting"),
-    "Data and clients": ("dataset", "data_dir", "partition", "alpha", "clients", "join_ratio"),
-    "Training": ("model", "rounds", "local_epochs", "batch_size", "lr", "seed"),
-    "Run": ("config", "out", "resume", "devices", "dry_run"),
-}
-"""Group -> options that `--help` shows."""
-
-TOPICS = {
-    "Data set": (
-        *("dataset", "data_dir", "image_size", "splits", "max_rows", "image_column", "label_column"),
-        "group_column",
-        *("normalise", "augment"),
-    ),
-    "Model": ("model", "pretrained", "stem", "norm"),
-    "Method": ("method", "fidelity", "algorithm", "weighting", "server_stats"),
-    "Clients and partition": (
-        *("clients", "join_ratio", "cohorts", "dropout", "untrained", "nonfinite", "partition", "alpha"),
-        *("partition_seed", "shards_per_client", "classes_per_client", "partition_file"),
-        *("export_partition", "export_form", "min_samples", "min_samples_rule", "split", "test_ratio", "val_ratio"),
-        "select",
-    ),
-    "Training": (
-        *("rounds", "local_epochs", "batch_size", "single_rows", "lr", "optimiser", "momentum", "optimiser_state"),
-        "weight_decay",
-        *("lr_schedule", "lr_decay", "seed", "eval_every", "record"),
-    ),
-    "Hardware": ("devices", "lanes", "hold", "pool", "memories", "conv", "precision", "deterministic", "force"),
-    "Files, stopping and resuming": (
-        *("config", "out", "resume", "checkpoint_every", "keep", "cache_dir", "trust_cache", "export"),
-        *("track", "profile", "dry_run"),
-    ),
-}
-"""Group -> top-level options, as `--help-all` and the option reference list them."""
-
-TITLES = {
-    "fedvg": "FedVG",
-    "fedavgm": "FedAvgM",
-    "fedopt": "FedAdam, FedYogi, FedAdagrad",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "feddyn": "FedDyn",
-    "elastic": "Elastic aggregation",
-    "robust": "Robust aggregation",
-    "attack": "Corrupt updates",
-    "tuning": "Server steps on the validation set",
-    "validation": "Validation set",
-    "corrupt": "Corrupt rows",
-}
-"""Group of options -> its title."""
-
-PLACEHOLDERS = {"str": "TEXT", "int": "INT", "float": "FLOAT", "Path": "PATH", "bool": ""}
-"""Type of a field -> word for its value."""
-
-VALUE_WORDS = {
-    **{"data_dir": "DIR", "out": "DIR", "resume": "RUN|auto", "profile": "DIR", "cache_dir": "DIR", "config": "FILE"},
-    **{"local_epochs": "INT|MIN:MAX", "devices": "INT|auto", "lanes": "INT|auto|all", "image_size": "S|HxW"},
-    **{
-        "partition_file": "FILE",
-        "export_partition": "FILE",
-        "pretrained": "FILE|DIR",
-        "export": "FILE|DIR",
-        "track": "NAME,...",
-        "record": "NAME,...",
-        "validation.data_dir": "DIR",
-    },
-    **{"fedvg.include": "REGEX", "fedvg.multipliers": "REGEX=NUMBER,..."},
-}
-"""Option -> word for its value, where the type says too little."""
+PLACEHOLDERS = {str: "TEXT", int: "INT", float: "FLOAT"}
+"""Type of a setting -> word for its value."""
 
 OPEN_CHOICES = {
-    "dataset": (*DATASETS, *presets.OUTSIDE.values()),
+    "dataset": (*presets.DATASETS, *presets.OUTSIDE.values()),
     "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
     "method": (*(name for name in presets.METHODS if "+" not in name), "uniform", "ALGORITHM+WEIGHTING"),
     "fidelity": tuple(presets.FIDELITY),
 }
-"""Option -> its allowed names, where these are not all in `NAMES`."""
+"""Option -> its allowed names, where a setting declares none."""
 
 
 class Option(NamedTuple):
@@ -114,6 +43,9 @@ class Option(NamedTuple):
     """Allowed names."""
     allowed: str = ""
     """Allowed range, in words."""
+    topic: str = ""
+    is_common: bool = False
+    """Whether `--help` shows it."""
 
     @property
     def flag(self) -> str:
@@ -135,11 +67,8 @@ def common_options(command: str, purpose: str, examples: str) -> str:
         purpose: one sentence about the command.
         examples: indented lines.
     """
-    options = {option.name: option for option in _top_level()}
     parts = [f"usage: {command} [OPTIONS]", _wrap(purpose), f"Examples:\n{examples}"]
-    for title, names in COMMON.items():
-        entries = [_entry(options[name], options[name].summary, with_range=False) for name in names]
-        parts.append("\n".join([f"{title}:", *entries]))
+    parts += [_section(title, options, is_long=False) for title, options in _topics(lambda o: o.is_common)]
     parts.append(
         _wrap(
             "Defaults are those of the digits demonstration; each data set has its own preset. A TOML file overrides"
@@ -152,49 +81,8 @@ def common_options(command: str, purpose: str, examples: str) -> str:
 
 def all_options(command: str, purpose: str) -> str:
     """Returns the text of `--help-all`: every option with its full description."""
-    options = {option.name: option for option in _top_level()}
-    parts = [f"usage: {command} [OPTIONS]", _wrap(purpose)]
-    parts += [_section(title, [options[name] for name in names]) for title, names in TOPICS.items()]
-    for name, group in groups().items():
-        parts.append(_section(TITLES[name], options_of(group, f"{name}.")))
-    return "\n\n".join(parts)
-
-
-def groups() -> dict[str, Any]:
-    """Returns the nested groups of settings with their defaults, by name."""
-    default = Config()
-    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
-    return {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
-
-
-def options_of(group: Any, prefix: str = "") -> list[Option]:
-    """Returns the options that the fields of a dataclass declare; nested groups are left out.
-
-    Args:
-        group: an instance, with the defaults.
-        prefix: before the names, e.g. "fedvg.".
-    """
-    texts = descriptions(type(group))
-    options = []
-    for field in dataclasses.fields(group):
-        default, name = getattr(group, field.name), prefix + field.name
-        if not dataclasses.is_dataclass(default):
-            choices = OPEN_CHOICES.get(name) or NAMES.get(name, ())
-            allowed = RANGES[name][1] if name in RANGES else ""
-            word = "NAME" if choices else VALUE_WORDS.get(name) or _placeholder(str(field.type))
-            options.append(Option(name, word, texts[field.name], default, choices, allowed))
-    return options
-
-
-def descriptions(cls: type) -> dict[str, str]:
-    """Returns field -> the text below it in the source, on one line."""
-    tree = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    texts = {}
-    for field, below in itertools.pairwise(tree.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            texts[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
-    return texts
+    sections = [_section(title, options, is_long=True) for title, options in _topics(lambda o: True)]
+    return "\n\n".join([f"usage: {command} [OPTIONS]", _wrap(purpose), *sections])
 
 
 def show_default(value: Any) -> str:
@@ -208,23 +96,34 @@ def show_default(value: Any) -> str:
     return "off" if value is False else str(value)
 
 
-def _top_level() -> list[Option]:
-    """Returns the shorthands and the options that are in no group."""
+def _topics(shows: Callable[[Option], bool]) -> list[tuple[str, list[Option]]]:
+    """Returns the headings, and the options below each that are shown."""
+    by_topic: dict[str, list[Option]] = {}
+    for option in options():
+        if shows(option):
+            by_topic.setdefault(option.topic, []).append(option)
+    return list(by_topic.items())
+
+
+def options() -> list[Option]:
+    """Returns the shorthands and all settings as options."""
     texts = descriptions(Config)
     defaults = {"fidelity": "corrected"}
-    shorthands = [
-        Option(name, "NAME", texts[name], defaults.get(name), OPEN_CHOICES[name]) for name in presets.SHORTHANDS
+    made = [
+        Option(name, "NAME", texts[name], defaults.get(name), OPEN_CHOICES[name], topic="Method", is_common=True)
+        for name in presets.SHORTHANDS
     ]
-    return shorthands + options_of(Config())
+    for name, setting in SETTINGS.items():
+        facts, choices = setting.facts, OPEN_CHOICES.get(name) or setting.names
+        word = "NAME" if choices else facts.word or "|".join(PLACEHOLDERS.get(kind, "") for kind in setting.types)
+        allowed = setting.range.words if setting.range else ""
+        made.append(Option(name, word, texts[name], setting.default, choices, allowed, facts.topic, facts.is_common))
+    return made
 
 
-def _placeholder(hint: str) -> str:
-    words = [PLACEHOLDERS[kind] for kind in hint.split(" | ") if kind != "None"]
-    return "|".join(word for word in words if word)
-
-
-def _section(title: str, options: list[Option]) -> str:
-    return "\n".join([f"{title}:", *(_entry(option, option.text, with_range=True) for option in options)])
+def _section(title: str, options: Sequence[Option], is_long: bool) -> str:
+    texts = (_entry(option, option.text if is_long else option.summary, is_long) for option in options)
+    return "\n".join([f"{title}:", *texts])
 
 
 def _entry(option: Option, text: str, with_range: bool) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
-from fedvg_jax.config.io import suggestion
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 from fedvg_jax.runs import registry
 

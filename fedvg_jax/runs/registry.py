@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import Config, num_corrupt
-from fedvg_jax.config.allowed import SEQUENCE_MODELS
+from fedvg_jax.config import MODELS as NETWORKS
+from fedvg_jax.config import SETTINGS, Config, num_corrupt
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
@@ -69,9 +69,6 @@ MODELS: dict[str, Callable] = {
 }
 """Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
 
-SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
-"""Smallest height and width of images that a model can take."""
-
 
 def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
     """A residual network with the convolution of that name."""
@@ -87,9 +84,9 @@ def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = Non
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
     user_data.check_model_fits(arrays, config)
-    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
+    shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
+        fitting = [name for name, network in NETWORKS.items() if network.smallest <= min(shape[:2])]
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
@@ -100,13 +97,13 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     """The config's model as a task.
 
     Args:
-        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a model of `SEQUENCE_MODELS`.
+        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
@@ -133,7 +130,7 @@ def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         return gru.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
@@ -181,35 +178,10 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
     Args:
         algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
     """
+    values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
     has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
-    server = config.fedavgm if config.algorithm == "fedavgm" or has_momentum else config.fedopt
-    values = {
-        "lr": config.lr,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "lr_decay": config.lr_decay,
-        "rounds": config.rounds,
-        "eps": config.fedvg.eps,
-        "server_lr": server.lr,
-        "server_momentum": config.fedavgm.momentum,
-        "b1": config.fedopt.b1,
-        "b2": config.fedopt.b2,
-        "server_eps": config.fedopt.eps,
-        "mu": config.fedprox.mu,
-        "eta_g": config.scaffold.eta_g,
-        "dyn_alpha": config.feddyn.alpha,
-        "clip": config.feddyn.clip,
-        "tau": config.elastic.tau,
-        "sensitivity_decay": config.elastic.mu,
-        "clip_norm": config.robust.clip_norm,
-        "noise": config.robust.noise,
-        "attack_scale": config.attack.scale,
-        "tuning_lr": config.tuning.lr,
-        "fit_rate": config.fedvg.fit_rate,
-        "exponent": config.fedvg.exponent,
-        "temperature": config.fedvg.temperature,
-        "mix": config.fedvg.mix,
-    }
+    if config.algorithm == "fedavgm" or has_momentum:
+        values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 

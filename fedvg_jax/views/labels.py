@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import ALGORITHMS, Config
 from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
-PRINTED = {
-    **{"fedavg": "FedAvg", "fedavgm": "FedAvgM", "fedprox": "FedProx", "scaffold": "Scaffold", "feddyn": "FedDyn"},
-    **{"elastic": "Elastic", "fedvg": "FedVG", "fednova": "FedNova", "fedadam": "FedAdam", "fedyogi": "FedYogi"},
-    "fedadagrad": "FedAdagrad",
-}
+PRINTED = {**ALGORITHMS, "fedvg": "FedVG"}
 """Part of a method's name -> the spelling of papers."""
 
 

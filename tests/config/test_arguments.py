@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedvg_jax import config
-from fedvg_jax.config import Config, arguments
+from fedvg_jax.config import SETTINGS, Config, arguments
 from fedvg_jax.core.types import UsageError
 
 
@@ -25,7 +25,7 @@ OTHER = {bool: "", int: "7", float: "7.5", str: "7-8", Path: "a b"}
 
 def test_every_setting_is_a_flag_with_its_type_in_each_spelling():
     for name, default in config.flatten(Config()).items():
-        kind = next(kind for kind in OTHER if kind in arguments._types(name))
+        kind = next(kind for kind in OTHER if kind in SETTINGS[name].types)
         group, dot, last = name.rpartition(".")
         for flag in {name, name.replace("_", "-")}:
             if kind is bool:
@@ -35,7 +35,7 @@ def test_every_setting_is_a_flag_with_its_type_in_each_spelling():
             text, expected = OTHER[kind], {name: kind(OTHER[kind])}
             assert parse(f"--{flag}", text) == parse(f"--{flag}={text}") == expected
             assert arguments.given([f"--{flag}={text}"]) == [name]
-        assert kind is not type(None) and (default is None or isinstance(default, arguments._types(name)))
+        assert kind is not type(None) and (default is None or isinstance(default, SETTINGS[name].types))
 
 
 def test_the_last_of_equal_flags_counts():

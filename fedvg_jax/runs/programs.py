@@ -40,8 +40,7 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records, executables
 from fedvg_jax.runs.devices import make_executor
-from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
-from fedvg_jax.runs.weighting_registry import make_weighting
+from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, make_weighting, named_task
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")

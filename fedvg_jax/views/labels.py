@@ -9,9 +9,6 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
-PRINTED = {**ALGORITHMS, "fedvg": "FedVG"}
-"""Part of a method's name -> the spelling of papers."""
-
 
 def method_label(name: str) -> str:
     """Returns the name of a method as a paper prints it; settings behind the first comma stay.
@@ -20,7 +17,8 @@ def method_label(name: str) -> str:
     ('FedProx + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
     """
     method, comma, details = name.partition(", ")
-    spelt = re.sub(r"\w+", lambda word: PRINTED.get(word[0], word[0]), method)
+    spellings = {**ALGORITHMS, "fedvg": "FedVG"}
+    spelt = re.sub(r"\w+", lambda word: spellings.get(word[0], word[0]), method)
     return f"{spelt.replace('+', ' + ')}{comma}{details}"
 
 

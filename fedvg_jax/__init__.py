@@ -14,7 +14,7 @@ with open(f"{__file__}i", encoding="utf-8") as _stub:
     _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _stub.read(), re.M)}
 """Public name -> the module that defines it; a namespace is a module of a package."""
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605  the names of `__init__.pyi`
+__all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

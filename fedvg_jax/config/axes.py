@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config.io import dotted, flatten, name_hint, read_toml
+from fedvg_jax.config.io import dotted, name_hint, read_toml
 from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.suggestions import suggestion
@@ -239,9 +239,8 @@ def check_name(name: str, source: str) -> None:
 
 def refuse_set(config: Config) -> None:
     """Raises UsageError if the config that all points share has a setting that no point has."""
-    default, given = flatten(Config()), flatten(config)
     for name, reason in NO_AXES.items():
-        if given[name] != default[name]:
+        if getattr(config, name) != getattr(Config, name):
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 

@@ -18,7 +18,7 @@ from fedvg_jax.core.types import UsageError
 MAX_FILE_SIZE = 2**20
 """Most characters of a file of settings; a device such as /dev/zero has no end."""
 
-_GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if isinstance(f.default_factory, type)}
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if isinstance(f.default_factory, type)}
 """Name of a group -> its dataclass."""
 
 SYNONYMS = {name: setting.facts.also for name, setting in SETTINGS.items()}
@@ -96,7 +96,7 @@ def typed(config: Any) -> Config:
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
     given: dict[str, Any] = {}
-    for name, group in _GROUPS.items():
+    for name, group in GROUPS.items():
         value = getattr(config, name)
         if isinstance(value, Mapping):
             given |= {f"{name}.{key}": inner for key, inner in value.items()}
@@ -145,7 +145,7 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        is_table = isinstance(value, dict) and (value or prefix + name in _GROUPS)
+        is_table = isinstance(value, dict) and (value or prefix + name in GROUPS)
         flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
     return flat
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.io import name_hint
+from fedvg_jax.config.io import GROUPS, name_hint
 from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import parse_weighting
@@ -72,13 +72,11 @@ def _construct(self: Config, *args: Any, **settings: Any) -> None:
     settings |= dict(zip(_FIELDS, args, strict=False))
     if given and settings.keys() >= _FIELDS.keys():
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
-    for name, value in _by_group(meaning(given)).items():
-        if isinstance(value, dict):
-            default: Any = _FIELDS[name].default_factory
-            settings[name] = _fill_group(name, settings.get(name, {}), default(), value)
-        else:
-            settings.setdefault(name, value)
-    _generated(self, **settings)
+    meant = _by_group(meaning(given))
+    for name, group in GROUPS.items():
+        if name in meant or isinstance(settings.get(name), Mapping):
+            settings[name] = _fill_group(name, settings.get(name, {}), group(), meant.pop(name, {}))
+    _generated(self, **{**meant, **settings})
 
 
 Config.__init__ = _construct

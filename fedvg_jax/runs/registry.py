@@ -103,7 +103,7 @@ def check_images(config: Config, arrays: Arrays) -> None:
     user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name, network in NETWORKS.items() if network.smallest <= min(shape[:2])]
+        fitting = [name for name in MODELS if NETWORKS[name].smallest <= min(shape[:2])]
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"

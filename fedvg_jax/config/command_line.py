@@ -30,8 +30,8 @@ OPEN_CHOICES = {
 """Option -> its names, where no setting declares them."""
 
 PRECEDENCE = (
-    "Defaults are those of the digits demonstration; each data set has its own preset. A TOML file overrides the\n"
-    "preset, --method and --fidelity override the file, and other options override them all."
+    "Defaults are those of the digits demonstration; each data set has its own preset. A TOML file overrides the"
+    " preset, --method and --fidelity override the file, and other options override them all."
 )
 
 

@@ -26,8 +26,8 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.models import norm
 from fedvg_jax.runs import contracts, hyperparameters
 from fedvg_jax.runs.programs import WeightingOrFactory
+from fedvg_jax.runs.registry import make_multipliers, make_weighting
 from fedvg_jax.runs.simulation import fitting_width
-from fedvg_jax.runs.weighting_registry import make_multipliers, make_weighting
 from fedvg_jax.weightings import aggregate, baselines, basic
 from fedvg_jax.weightings.fedvg import first_component
 

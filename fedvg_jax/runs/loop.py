@@ -34,8 +34,7 @@ from fedvg_jax.runs import (
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
-from fedvg_jax.runs.registry import corrupt_clients
-from fedvg_jax.runs.weighting_registry import layer_names
+from fedvg_jax.runs.registry import corrupt_clients, layer_names
 
 _log_warning = logging.getLogger(__name__).warning
 

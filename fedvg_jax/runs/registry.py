@@ -1,30 +1,47 @@
-"""Builds algorithms, models, optimisers and hooks from their names in the config."""
+"""Builds algorithms, models, weightings, optimisers and hooks from their names in the config."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import Config, num_corrupt
-from fedvg_jax.config.allowed import SEQUENCE_MODELS
+from fedvg_jax.config import MODELS as NETWORKS
+from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
+from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    GradientSupport,
+    Grouping,
+    Hyper,
+    Hyperparameter,
+    Signal,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
-from fedvg_jax.weightings import baselines, family
+from fedvg_jax.weightings import baselines, basic, family, signals
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
+from fedvg_jax.weightings.fedvg import FLOOR, fedvg
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
@@ -69,9 +86,6 @@ MODELS: dict[str, Callable] = {
 }
 """Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
 
-SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
-"""Smallest height and width of images that a model can take."""
-
 
 def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
     """A residual network with the convolution of that name."""
@@ -87,9 +101,9 @@ def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = Non
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
     user_data.check_model_fits(arrays, config)
-    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
+    shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
+        fitting = [name for name in MODELS if NETWORKS[name].smallest <= min(shape[:2])]
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
@@ -100,13 +114,13 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     """The config's model as a task.
 
     Args:
-        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a model of `SEQUENCE_MODELS`.
+        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
@@ -133,7 +147,7 @@ def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         return gru.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
@@ -181,35 +195,10 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
     Args:
         algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
     """
+    values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
     has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
-    server = config.fedavgm if config.algorithm == "fedavgm" or has_momentum else config.fedopt
-    values = {
-        "lr": config.lr,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "lr_decay": config.lr_decay,
-        "rounds": config.rounds,
-        "eps": config.fedvg.eps,
-        "server_lr": server.lr,
-        "server_momentum": config.fedavgm.momentum,
-        "b1": config.fedopt.b1,
-        "b2": config.fedopt.b2,
-        "server_eps": config.fedopt.eps,
-        "mu": config.fedprox.mu,
-        "eta_g": config.scaffold.eta_g,
-        "dyn_alpha": config.feddyn.alpha,
-        "clip": config.feddyn.clip,
-        "tau": config.elastic.tau,
-        "sensitivity_decay": config.elastic.mu,
-        "clip_norm": config.robust.clip_norm,
-        "noise": config.robust.noise,
-        "attack_scale": config.attack.scale,
-        "tuning_lr": config.tuning.lr,
-        "fit_rate": config.fedvg.fit_rate,
-        "exponent": config.fedvg.exponent,
-        "temperature": config.fedvg.temperature,
-        "mix": config.fedvg.mix,
-    }
+    if config.algorithm == "fedavgm" or has_momentum:
+        values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 
@@ -241,3 +230,218 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
         return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
 
     return optimiser
+
+
+# --- weightings
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "l1": lambda size: 1 / size,
+    "l2": lambda size: 1 / math.sqrt(size),
+    "spectral": lambda size: 1 / math.sqrt(size),
+    "spectral_l2": lambda size: 1 / math.sqrt(size),
+}
+"""Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
+
+
+def make_weighting(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    gradient: Signal | None = None,
+    others: Mapping[str, Callable[[], Weighting]] = {},
+    hardware: hw.Hardware | None = None,
+) -> Weighting:
+    """The weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces FedVG's signal before norms, `make_signal`.
+        others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
+        hardware: what it will run on; defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; or see `make_fedvg`.
+    """
+
+    def build(rule: Rule) -> Weighting:
+        match rule:
+            case Permuted(of):
+                return baselines.permuted(build(of))
+            case Mean(first, second):
+                return basic.mix(build(first), build(second))
+        name = _native_name(algorithm) if rule == "native" else rule
+        return others[name]() if name in others else WEIGHTINGS[name](config, task, gradient, hardware)
+
+    return build(parse_weighting(config.weighting))
+
+
+def make_fedvg(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
+    """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        gradient: replaces the config's signal before norms.
+        hardware: what it will run on; defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
+    """
+    return _build_fedvg(config, task, fedvg, gradient, hardware)
+
+
+def make_generalised(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
+    """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
+
+    Args:
+        config, task, gradient, hardware: as in `make_fedvg`.
+
+    Raises:
+        UsageError: see `make_fedvg`.
+    """
+    rule = functools.partial(family.generalised, link=config.fedvg.link)
+    return _build_fedvg(config, task, rule, gradient, hardware)
+
+
+def make_multipliers(config: Config, task: Task) -> Hyper:
+    """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
+
+    Raises:
+        UsageError: a pattern matches no tensor.
+    """
+    if "generalised" not in config.weighting:
+        return {}
+    params = _shapes(task).params
+    paths, patterns = tree.paths(params), parse_multipliers(config.fedvg.multipliers)
+    for pattern, _ in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            raise UsageError(f"fedvg.multipliers {pattern} matches no tensor; there are {', '.join(paths)}")
+    factors = [next((factor for pattern, factor in patterns if re.search(pattern, path)), 1.0) for path in paths]
+    return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
+
+
+def _build_fedvg(
+    config: Config,
+    task: Task,
+    rule: Callable[..., Weighting],
+    gradient: Signal | None = None,
+    hardware: hw.Hardware | None = None,
+) -> Weighting:
+    """`rule` with the config's signal, groups and layers."""
+    options, norm = config.fedvg, norm_name(config.fedvg)
+    weighting = rule(
+        signals.normed(gradient or make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
+        _grouping(options),
+        task.block_of,
+        fedvg_layers(options, task),
+        norms.JOINED[norm],
+        # the Fisher signal is a squared gradient
+        floor=FLOOR ** (2 if options.signal == "fisher" else 1),
+    )
+    return {"uniform": weighting, "layer": basic.with_own_statistics(weighting)}[options.stats]
+
+
+def make_signal(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Signal:
+    """The signal before norms: tensors like the client's parameters."""
+    options = config.fedvg
+    groups_per_pass = functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware)
+    named = {
+        "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
+        "delta": signals.delta,
+        "fisher": signals.fisher(task),
+    }
+    return named["delta" if options.norm == "delta" else options.signal]
+
+
+def norm_name(options: FedVG) -> str:
+    """Name of the norm. `delta`, the paper's name, is the L1 norm of the signal `delta`."""
+    return "l1" if options.norm == "delta" else options.norm
+
+
+def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
+    """The layers that FedVG's G_k averages over, in the order of the history's `layer_shares`.
+
+    Raises:
+        UsageError: see `make_fedvg`.
+    """
+    shapes = _shapes(task)
+    paths = tree.paths(shapes.params)
+    included = {path for path in paths if re.search(options.include, path)}
+    if not included:
+        raise UsageError(f"fedvg.include {options.include} matches no tensor; there are {', '.join(paths)}")
+    counted = included & _measurable(options, shapes)
+    _check_groups(counted, included, _grouping(options)(shapes, task.block_of))
+    return groups.layers(
+        shapes.params,
+        counted.__contains__,
+        {"tensor": lambda path: path, "module": groups.module_of}[options.layer],
+        FACTORS[norm_name(options)] if options.per_element else lambda size: 1.0,
+    )
+
+
+def layer_names(config: Config, task: Task) -> list[str]:
+    """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
+    return (
+        [layer.name for layer in fedvg_layers(config.fedvg, task)]
+        if re.search("fedvg|generalised", config.weighting)
+        else []
+    )
+
+
+def _native_name(algorithm: Algorithm) -> str:
+    """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
+    name = algorithm.native_weighting
+    if not isinstance(name, str) or name not in WEIGHTINGS:
+        raise UsageError(
+            f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}; set one of"
+            " these, or use another weighting than native"
+        )
+    return name
+
+
+def _shapes(task: Task) -> Variables:
+    with jax.enable_x64(False):  # models start in single precision
+        return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+
+
+def _grouping(options: FedVG) -> Grouping:
+    """The config's grouping. A vector has no spectral norm, so layerwise it takes the weight of its module's matrix."""
+    by_module = options.layer == "module" or options.norm == "spectral"
+    return (groups.BY_NAME | ({"layerwise": groups.modulewise} if by_module else {}))[options.granularity]
+
+
+def _measurable(options: FedVG, shapes: Variables) -> set[str]:
+    """Paths of the tensors for which the norm is defined."""
+    leaves = zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True)
+    return {path for path, leaf in leaves if leaf.ndim > 1 or options.norm != "spectral"}
+
+
+def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    measured = {group_of[path] for path in counted}
+    missing = sorted(path for path in included if group_of[path] not in measured)
+    if missing:
+        raise UsageError(
+            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
+            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
+        )
+
+
+WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
+    "samples": lambda *_: basic.samples(),
+    "uniform": lambda *_: basic.uniform(),
+    "fedvg": make_fedvg,
+    "inverse_samples": lambda *_: baselines.inverse_samples(),
+    "val_loss": lambda config, task, *_: baselines.val_loss(task),
+    "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
+    "fltrust": lambda config, task, *_: baselines.fltrust(task),
+    "generalised": make_generalised,
+    "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
+}
+"""Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""

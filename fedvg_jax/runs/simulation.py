@@ -44,7 +44,6 @@ from fedvg_jax.models import norm, pretrained
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
-    algorithm_contract,
     client_memories,
     contracts,
     evaluation_records,
@@ -61,14 +60,16 @@ from fedvg_jax.runs.registry import (
     MODELS,
     check_images,
     corrupt_clients,
+    make_fedvg,
     make_hyper,
     make_live,
+    make_multipliers,
     make_optimiser,
     make_task,
     make_variables,
+    make_weighting,
     probe_ratio,
 )
-from fedvg_jax.runs.weighting_registry import make_fedvg, make_multipliers, make_weighting
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
@@ -193,7 +194,7 @@ def simulation(
     _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
     _check_accuracies(config, None if weighting else program.algorithm, task, pool, arrays)
     if algorithm:
-        algorithm_contract.check_algorithm(
+        contracts.check_algorithm(
             algorithm,
             program.task,
             of_round.pool,

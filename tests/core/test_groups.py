@@ -13,7 +13,7 @@ from fedvg_jax import config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
-from fedvg_jax.runs import simulation, weighting_registry
+from fedvg_jax.runs import registry, simulation
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
 
@@ -233,7 +233,7 @@ def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, opt
     rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
-    assert shares.shape == (K, len(weighting_registry.layer_names(settings, worlds.TASK)))
+    assert shares.shape == (K, len(registry.layer_names(settings, worlds.TASK)))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)
 
 
@@ -245,7 +245,7 @@ def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
 
 def test_only_fedvg_s_history_names_layers():
     names = {
-        name: weighting_registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
+        name: registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
         for name in ("fedvg", "samples")
     }
     assert names == {"fedvg": PATHS, "samples": []}

@@ -33,7 +33,10 @@ RULES = [("samples", scoring()), ("uniform", scoring()), *BY_TENSOR]
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 """The algorithms whose server uses weights; each tensor needs its own. The others use the weighted mean alone."""
 WITH_FEDAVG = [
-    *(("fedvg", scoring(*parts)) for parts in itertools.product(norms.BY_NAME, groups.BY_NAME, config.SCORING_MODES)),
+    *(
+        ("fedvg", scoring(*parts))
+        for parts in itertools.product(norms.BY_NAME, groups.BY_NAME, config.SETTINGS["fedvg.mode"].names)
+    ),
     ("uniform", scoring()),
     ("uniform+samples", scoring()),
     ("fedvg+uniform", scoring("l2", "layerwise", "eval")),

@@ -252,7 +252,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requ
     with processes.together():
         is_due = recorder.is_checkpoint_due(last["round"], is_last, is_requested)
     if processes.largest([is_due])[0]:
-        stored = client_memories.stored_form(state, run.sim.config.clients, recorder.keeps_checkpoints)
+        stored = client_memories.save(state, run.sim.config.clients, recorder.keeps_checkpoints)
         with processes.together():
             recorder.write_checkpoint(stored, last, run.read_clock())
 

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Tree, Variables
 
+__all__ = ["dtype", "gather", "paths", "take"]
+
 add = optax.tree.add
 sub = optax.tree.sub
 scale = optax.tree.scale
@@ -148,7 +150,15 @@ def _weighted_sum_jvp(sum_of, primals, tangents):
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
-    """Returns the rows of a minibatch and their mask, bool [B]; `rows` is int32 [B], -1 for padding."""
+    """Returns the rows of a minibatch and their mask, bool [B].
+
+    Args:
+        pool: leaves [T, ...], e.g. `Data.pool`.
+        rows: int32 [B], -1 for padding, e.g. a row of `Data.val` or `Schedule.rows`.
+
+    >>> gather({"x": jnp.array([5.0, 6.0, 7.0])}, jnp.array([2, 0, -1]))
+    ({'x': Array([7., 5., 5.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
+    """
     return take(pool, jnp.maximum(rows, 0)), rows >= 0
 
 

@@ -43,6 +43,8 @@ class RunningCohort(NamedTuple):
     """Weighted means of the messages to be averaged."""
     message_sums: Tree
     """Sums of the messages to be summed."""
+    extremes: Tree
+    """See `Metrics.extremes`."""
     memories: tuple[Tree, Tree]
     """Memories of all clients and of their optimisers, leaves [M, ...]."""
 
@@ -82,6 +84,7 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
         streaming.combine_terms(shares, running.models),
         streaming.combine_terms(parts.algorithm_part(shares), running.messages),
         running.message_sums,
+        running.extremes,
     )
     state = inputs.state._replace(clients=running.memories[0], optimisers=running.memories[1])
     return steps.server_step(parts, inputs._replace(state=state), table, averages)
@@ -100,7 +103,7 @@ def process_block(
     """
     rows, clients, optimisers = _returned_clients(parts, block)
     table = tree.put(running.table, block.positions, rows)
-    table, weights = steps.weigh_clients([term.weigh for term in terms], block, table)
+    table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
     present, block_weights = tree.take((table.present, weights), block.positions)
 
     clients = steps.replace_absent(block.state.variables, present, clients)
@@ -110,7 +113,7 @@ def process_block(
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
     after = steps.write_memories(block, memories, optimisers, present)
     memories = (after.clients, after.optimisers)
-    of_block = RunningCohort(table, weights, models, messages, tree.total(summed), memories)
+    of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
     return _merge(parts, running, of_block, block)
 
 
@@ -136,16 +139,16 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
 
     def results() -> tuple[Tree, Tree]:
         rows, clients, _ = _returned_clients(parts, block)
-        rows, weights = steps.weigh_clients([term.weigh for term in terms], block, rows)
+        rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
         _, summed, averaged = steps.report_clients(parts, block, clients, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
-        return (rows, weights), (messages, tree.total(summed))
+        return (rows, weights), (messages, tree.total(summed), extremes)
 
-    columns, messages = jax.eval_shape(results)
+    columns, others = jax.eval_shape(results)
     table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
-    messages, sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), messages)
+    others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
     models = len(terms) * (block.state.variables,)
-    return RunningCohort(table, weights, models, messages, sums, (block.state.clients, block.state.optimisers))
+    return RunningCohort(table, weights, models, *others, (block.state.clients, block.state.optimisers))
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:

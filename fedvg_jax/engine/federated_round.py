@@ -95,6 +95,7 @@ def make_round(
     support: GradientSupport = FULL_SUPPORT,
     stats_too: bool = False,
     weigh_untrained: bool = False,
+    check_weights: bool = False,
     hardware: Hardware | None = None,
 ) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
@@ -123,6 +124,8 @@ def make_round(
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
         weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It
             returns theta_g, to which the weighting may give any weight.
+        check_weights: whether the metrics have the extremes of the weights, which show a weighting of one's own that is
+            wrong in some tensor or cohort.
         hardware: what the round will run on; defaults to the hardware of this process.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
@@ -155,6 +158,7 @@ def make_round(
         support,
         stats_too,
         weigh_untrained,
+        check_weights,
         hardware,
     )
 
@@ -188,7 +192,7 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     measured = steps.score_clients(parts, inputs, clients)
     table = ClientTable(measured, probes, trained.loss, finite, present)
     table = steps.drop_nonfinite(table, parts.weighting.decisive(measured))
-    table, (weights,) = steps.weigh_clients([parts.weighting.weigh], inputs, table, clients)
+    table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)
 
     clients = steps.replace_absent(theta, table.present, clients)
     model = steps.aggregate_models(parts, inputs, clients, weights)
@@ -196,7 +200,7 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     memories, summed, averaged = steps.report_clients(parts, inputs, clients, table.present)
     messages = steps.average_messages(parts, weights, averaged)
     after = steps.write_memories(inputs, memories, trained.optimiser, table.present)
-    averages = Averages(weights, model, messages, tree.total(summed))
+    averages = Averages(weights, model, messages, tree.total(summed), extremes)
     return steps.server_step(parts, inputs._replace(state=after), table, averages)
 
 

@@ -60,6 +60,7 @@ class RoundParts(NamedTuple):
     support: GradientSupport
     stats_too: bool
     weigh_untrained: bool
+    check_weights: bool
     hardware: Hardware | None
 
     @property
@@ -111,6 +112,8 @@ class Averages(NamedTuple):
     """sum_k s_k m_k of the messages to be averaged."""
     message_sums: Tree
     """sum_k m_k of the messages to be summed."""
+    extremes: Tree
+    """See `Metrics.extremes`."""
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
@@ -193,23 +196,46 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
 
 
 def weigh_clients(
-    rules: Sequence[Weigh], inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
-) -> tuple[ClientTable, tuple[Variables, ...]]:
+    parts: RoundParts,
+    rules: Sequence[Weigh],
+    inputs: RoundInputs,
+    table: ClientTable,
+    clients: Variables | None = None,
+) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
     """Returns the weights of each rule, leaves [K], 0 for absent clients and of sum 1.
 
     Args:
+        parts: the static parts of the round.
         rules: at least one.
         inputs: of the round.
         table: of the cohort's clients that have been scored.
         clients: the cohort's models [K, ...]; None if it comes in several cohort blocks.
 
     Returns:
-        The table, in which clients with a non-finite weight are absent; and the weights.
+        The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
     """
     returned = returns(inputs, table, clients)
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
+    extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
-    return table, tuple(basic.renormalise_over_present(table.present, w) for w in weights)
+    return table, tuple(basic.renormalise_over_present(table.present, w) for w in weights), extremes
+
+
+def weight_extremes(present: Array, weights: Tree) -> Array:
+    """Returns `Metrics.extremes`; (1, 0) where no client is present.
+
+    Args:
+        present: bool [K].
+        weights: leaves [K], of one or more rules.
+
+    >>> weight_extremes(jnp.array([True, True, False]), {"a": jnp.array([0.5, 0.5, 1]), "b": jnp.array([-1.0, 0, 0])})
+    Array([-1., -1.], dtype=float32)
+    """
+    by_tensor = jnp.stack([leaf.astype(jnp.float32) for leaf in jax.tree.leaves(weights)])
+    by_tensor = jnp.where(present[None], by_tensor, 0)
+    sums = by_tensor.sum(1)
+    extremes = jnp.stack([sums[jnp.argmax(jnp.abs(sums - 1))], by_tensor.min()])
+    return jnp.where(present.any(), extremes, jnp.array([1.0, 0.0], jnp.float32))
 
 
 def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
@@ -317,14 +343,14 @@ def server_step(
     variables, server = tree.where(table.present.any(), tree.like((variables, server), unchanged), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     state = state._replace(round=state.round + 1, variables=variables, server=server)
-    return state, _metrics(parts.weighting, inputs.schedule, table, averages.weights)
+    return state, _metrics(parts.weighting, inputs.schedule, table, averages)
 
 
-def _metrics(weighting: Weighting, schedule: Schedule, table: ClientTable, weights: Variables) -> Metrics:
+def _metrics(weighting: Weighting, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
     """Returns the round's metrics, arrays [K]."""
     loss = mean_loss(schedule, table.loss, table.finite)
     scores, detail = weighting.score(table.measured), weighting.detail(table.measured)
-    return Metrics(basic.mean_weight(weights), scores, loss, table.finite, detail)
+    return Metrics(basic.mean_weight(averages.weights), scores, loss, table.finite, detail, averages.extremes)
 
 
 def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:

@@ -219,7 +219,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     if "weighting" in run.sim.given:
-        contracts.check_recorded_weights(new)
+        contracts.refuse_wrong_weights(run.sim.weighting, new)
     sim = run.sim
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import checks, groups, tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import (
     Data,
     Hyper,
@@ -114,6 +114,7 @@ def generalised(
 def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
     """The weighting with the weights of `generalised_weights` of a signal.
 
+    >>> from fedvg_jax.core import groups
     >>> rule = powered_norms(NormParts(lambda hyper, report, data: hyper["norms"], groups.modelwise, str))
     >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
     >>> model = Variables({"w": jnp.zeros(1)}, {})

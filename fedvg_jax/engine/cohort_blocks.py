@@ -146,9 +146,9 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
 
     columns, others = jax.eval_shape(results)
     table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
-    others = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
-    models = len(terms) * (block.state.variables,)
-    return RunningCohort(table, weights, models, *others, (block.state.clients, block.state.optimisers))
+    messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
+    models, memories = len(terms) * (block.state.variables,), (block.state.clients, block.state.optimisers)
+    return RunningCohort(table, weights, models, messages, sums, extremes, memories)
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:

@@ -50,7 +50,9 @@ def make_weighting(
         "val_loss": lambda: baselines.val_loss(task),
         "val_accuracy": lambda: baselines.val_accuracy(task),
         "fltrust": lambda: baselines.fltrust(task),
-        "generalised": lambda: make_generalised(config, task, gradient, hardware),
+        "generalised": lambda: family.generalised(
+            task, link=config.fedvg.link, **_fedvg_options(config, gradient, hardware)
+        ),
         "fitted": lambda: baselines.fitted(task, config.fedvg.fit_steps),
         **others,
     }
@@ -76,20 +78,6 @@ def make_fedvg(
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
-
-
-def make_generalised(
-    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
-) -> Weighting:
-    """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
-
-    Args:
-        config, task, gradient, hardware: as in `make_fedvg`.
-
-    Raises:
-        UsageError: see `make_fedvg`.
-    """
-    return family.generalised(task, link=config.fedvg.link, **_fedvg_options(config, gradient, hardware))
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:

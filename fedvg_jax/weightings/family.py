@@ -129,8 +129,8 @@ def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
         return tensor_norms, signals.num_samples(hyper, report, data)
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
-        numbers = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
-        weights_of_mean = make_weights_of_mean(*numbers, measured[1], link_of)
+        exponent, temperature, eps, mix = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
+        weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1], link_of)
         return parts.weights(weights_of_mean, measured[0], returns.variables.stats, returns.present)
 
     return Weighting(

@@ -105,11 +105,6 @@ def normed(measure: Signal, norm: Norm, hardware: hw.Hardware | None = None) -> 
     return signal
 
 
-def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
-    """FedVG's signal: the norm of every tensor of one client's validation gradient."""
-    return normed(validation_gradient(task, train, groups_per_pass), norm)
-
-
 GroupsPerPass = int | Callable[[int], int]
 """Groups of D_val that scoring computes together, or a function of the number of values in a row of the pool."""
 

@@ -211,7 +211,7 @@ def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
 def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     """A common shift of all examples leaves no trace behind a BatchNorm that takes the batch's own statistics."""
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
-    signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
+    signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
     reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
     measured_norms = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
     weights, _ = weigh(make(granularity="layerwise"), measured_norms, eps=1e-8)

@@ -55,7 +55,7 @@ def menu(rules):
         return isinstance(node, dict) and node.keys() == norms.BY_NAME.keys()
 
     by_mode = {
-        mode: once(signals.validation_norms(worlds.TASK, every_norm, mode == "train", 1))
+        mode: once(signals.normed(signals.validation_gradient(worlds.TASK, mode == "train", 1), every_norm))
         for mode in {scoring.mode for _, scoring in rules}
     }
 

@@ -132,10 +132,11 @@ def make_round(
 
     >>> from fedvg_jax.engine import executors
     >>> from fedvg_jax.algorithms.fedavg import fedavg
+    >>> from fedvg_jax.weightings.basic import uniform
     >>> def loss(params, stats, batch, mask, train):
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
     >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
-    >>> step = make_round(task, fedavg(), basic.uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
+    >>> step = make_round(task, fedavg(), uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
     >>> rows = jnp.arange(2).reshape(2, 1)
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
     >>> data, hyper = Data(jnp.array([1.0, 3.0]), *[jnp.array([[0]])] * 3), {"lr": jnp.float32(1)}

@@ -13,6 +13,8 @@ from jax import Array, lax
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Norm, Tree
 
+__all__ = ["l1", "l2", "spectral", "spectral_l2"]
+
 
 def l1(x: Array) -> Array:
     """Returns sum |x|, the published norm."""

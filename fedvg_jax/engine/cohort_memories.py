@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Executor, Schedule, SimState, Tree
+from fedvg_jax.core.types import Executor, SimState, Tree
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.engine.cohort_blocks import RunningCohort
+from fedvg_jax.engine.round_steps import RoundInputs
 
 MEMORIES = ("clients", "optimisers")
 """Fields of a state with a row for each client that has memories."""
@@ -43,32 +43,40 @@ def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
     return executor.rows
 
 
-def take(state: SimState, schedule: Schedule, sharding: NamedSharding) -> tuple[SimState, Schedule]:
-    """Returns the state with the memories of the cohort only, row k for position k, and its schedule.
+def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
+    """Returns a round's inputs with the memories of the cohort only, row k for position k, on every device.
 
     Args:
-        state: leaves of memories [M, ...].
-        schedule: of the round.
-        sharding: of axis M over devices.
+        inputs: its state has memories with leaves [M, ...].
+        sharding: of axis M over devices; None if each device holds all rows, and the inputs stay as they are.
     """
+    if sharding is None:
+        return inputs
+    state, schedule = inputs.state, inputs.schedule
     rows = schedules.memory_rows(schedule)
     clients, optimisers = take_rows((state.clients, state.optimisers), rows, sharding)
-    in_order = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-    return state._replace(clients=clients, optimisers=optimisers), schedule._replace(memory_rows=in_order)
+    return inputs._replace(
+        state=state._replace(clients=clients, optimisers=optimisers),
+        schedule=schedule._replace(memory_rows=inputs.positions),
+    )
 
 
-def put(cohort: RunningCohort, state: SimState, schedule: Schedule, sharding: NamedSharding) -> RunningCohort:
-    """Returns the cohort with the memories of all clients after the round.
+def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) -> SimState:
+    """Returns the state after the round with the memories of all clients, and the clients of their rows.
 
     Args:
-        cohort: its memories are those of `take`, after the round.
-        state: before the round, leaves of memories [M, ...].
-        schedule: of the round.
-        sharding: of axis M over devices.
+        after: its memories are those of the inputs that `take` returned, after the round.
+        inputs: of the round, as `take` got them.
+        sharding: as in `take`.
     """
-    before, entries = (state.clients, state.optimisers), (cohort.client_memories, cohort.optimiser_memories)
-    memories = put_rows(before, schedules.memory_rows(schedule), entries, sharding)
-    return cohort._replace(client_memories=memories[0], optimiser_memories=memories[1])
+    before, rows = inputs.state, schedules.memory_rows(inputs.schedule)
+    if sharding is not None:
+        entries = (after.clients, after.optimisers)
+        clients, optimisers = put_rows((before.clients, before.optimisers), rows, entries, sharding)
+        after = after._replace(clients=clients, optimisers=optimisers)
+    if inputs.schedule.memory_rows is None:  # row k is client k's
+        return after
+    return after._replace(memory_clients=before.memory_clients.at[rows].set(inputs.schedule.clients))
 
 
 def take_rows(memories: Tree, rows: Array, sharding: NamedSharding) -> Tree:

@@ -283,26 +283,34 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
             jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
 
 
-def check_recorded_weights(records: Sequence[Mapping[str, Any]]) -> None:
-    """Checks the weights of real rounds: means over tensors, which are 0 for all where no client is averaged.
+def refuse_wrong_weights(weighting: Weighting, records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError for the first round whose weights are wrong: a trial has three clients, a cohort others.
 
     Args:
-        records: of rounds, with `round` and `weights`.
+        weighting: the caller's.
+        records: of rounds, with `misweighed` where the weights of a tensor are negative or do not sum to 1.
 
-    Raises:
-        UsageError: they are not numbers >= 0 with sum 1. A trial has three clients; a rule may go wrong for others.
-
-    >>> check_recorded_weights([{"round": 1, "weights": [0.5, 0.5]}, {"round": 2, "weights": [0.0, 0.0]}])
+    >>> from fedvg_jax.weightings import basic
+    >>> refuse_wrong_weights(basic.samples(), [{"round": 2, "misweighed": [1.5, 0.0]}])
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: round 2: weights of weighting by_scalar of signal num_samples sum to 1.5, the least is 0; \
+expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size
     """
-    for record in records:
-        weights = np.asarray([weight for weight in record["weights"] if weight is not None], np.float64)
-        total, least = weights.sum(), weights.min(initial=0)
-        if least < -1e-6 or (weights.any() and abs(total - 1) > 1e-3):
-            got = f"are as low as {least:.3g}" if least < -1e-6 else f"sum to {total:.6g}"
-            raise UsageError(
-                f"weighting.weigh: weights of the {len(record['weights'])} clients of round {record['round']} {got};"
-                " expected numbers >= 0 with sum 1, for cohorts of every size"
-            )
+    wrong = next((record for record in records if "misweighed" in record), None)
+    if wrong is not None:
+        total, least = wrong["misweighed"]
+        rule, signal = (_name_of(function) for function in (weighting.weigh, weighting.signal))
+        raise UsageError(
+            f"round {wrong['round']}: weights of weighting {rule} of signal {signal} sum to {total:.6g}, the least is"
+            f" {least:.3g}; expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size"
+        )
+
+
+def _name_of(function: Any) -> str:
+    """Returns the name of a function, or of the factory that made it."""
+    function = getattr(function, "func", function)  # of a partial
+    return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
 
 
 class _Trial(NamedTuple):

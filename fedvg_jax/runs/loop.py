@@ -217,9 +217,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
-    if "weighting" in run.sim.given:
-        contracts.check_recorded_weights(new)
     sim = run.sim
+    if "weighting" in sim.given and sim.weighting is not None:
+        contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new

@@ -139,7 +139,7 @@ def _make(
         assert images is not None, "a named model needs the shape of its images"
         task = named_task(config, images.shape, images.num_classes, hardware)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live = FULL_SUPPORT if algorithm else make_live(config, task)
+    live, is_own = FULL_SUPPORT if algorithm else make_live(config, task), weighting is not None
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
@@ -147,7 +147,7 @@ def _make(
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = make_executor(config, hardware, devices=machine.devices)
     optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_own)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,
@@ -179,6 +179,7 @@ def make_round(
     optimiser: Optimiser,
     live: GradientSupport,
     hardware: hw.Hardware | None = None,
+    check_weights: bool = False,
 ) -> RoundStep:
     """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
     return federated_round.make_round(
@@ -192,6 +193,7 @@ def make_round(
         support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
+        check_weights=check_weights,
         hardware=hardware,
     )
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,13 +17,12 @@ from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
-from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
     GradientSupport,
-    Grouping,
     Hyper,
     Hyperparameter,
     Signal,
@@ -39,9 +37,10 @@ from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
-from fedvg_jax.weightings import baselines, basic, family, signals
+from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
-from fedvg_jax.weightings.fedvg import FLOOR, fedvg
+from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings.norm_parts import layers_of
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
@@ -234,14 +233,6 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
 
 # --- weightings
 
-FACTORS: dict[str, Callable[[int], float]] = {
-    "l1": lambda size: 1 / size,
-    "l2": lambda size: 1 / math.sqrt(size),
-    "spectral": lambda size: 1 / math.sqrt(size),
-    "spectral_l2": lambda size: 1 / math.sqrt(size),
-}
-"""Norm -> function (number of entries of a layer) -> factor that makes its norm one per element."""
-
 
 def make_weighting(
     config: Config,
@@ -257,7 +248,7 @@ def make_weighting(
         config: the settings of the weighting.
         task: the model and its loss.
         algorithm: its `native_weighting` is the weighting "native".
-        gradient: replaces FedVG's signal before norms, `make_signal`.
+        gradient: replaces FedVG's signal before norms.
         others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
         hardware: what it will run on; defaults to `hardware.current()`.
 
@@ -291,22 +282,7 @@ def make_fedvg(
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return _build_fedvg(config, task, fedvg, gradient, hardware)
-
-
-def make_generalised(
-    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
-) -> Weighting:
-    """The generalised family with FedVG's options; `make_multipliers` has its factors of the tensors' norms.
-
-    Args:
-        config, task, gradient, hardware: as in `make_fedvg`.
-
-    Raises:
-        UsageError: see `make_fedvg`.
-    """
-    rule = functools.partial(family.generalised, link=config.fedvg.link)
-    return _build_fedvg(config, task, rule, gradient, hardware)
+    return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
 def make_multipliers(config: Config, task: Task) -> Hyper:
@@ -326,69 +302,33 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
     return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
 
 
-def _build_fedvg(
-    config: Config,
-    task: Task,
-    rule: Callable[..., Weighting],
-    gradient: Signal | None = None,
-    hardware: hw.Hardware | None = None,
-) -> Weighting:
-    """`rule` with the config's signal, groups and layers."""
-    options, norm = config.fedvg, norm_name(config.fedvg)
-    weighting = rule(
-        signals.normed(gradient or make_signal(config, task, hardware), norms.BY_NAME[norm], hardware),
-        _grouping(options),
-        task.block_of,
-        fedvg_layers(options, task),
-        norms.JOINED[norm],
-        # the Fisher signal is a squared gradient
-        floor=FLOOR ** (2 if options.signal == "fisher" else 1),
-    )
-    return {"uniform": weighting, "layer": basic.with_own_statistics(weighting)}[options.stats]
-
-
-def make_signal(config: Config, task: Task, hardware: hw.Hardware | None = None) -> Signal:
-    """The signal before norms: tensors like the client's parameters."""
+def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
+    """The arguments of `fedvg` beside the task."""
     options = config.fedvg
-    groups_per_pass = functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware)
-    named = {
-        "gradient": signals.validation_gradient(task, options.mode == "train", groups_per_pass),
-        "delta": signals.delta,
-        "fisher": signals.fisher(task),
+    return _layer_options(options) | {
+        "signal": gradient or ("delta" if options.norm == "delta" else options.signal),
+        "mode": options.mode,
+        "stats": options.stats,
+        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware),
+        "hardware": hardware,
     }
-    return named["delta" if options.norm == "delta" else options.signal]
 
 
-def norm_name(options: FedVG) -> str:
-    """Name of the norm. `delta`, the paper's name, is the L1 norm of the signal `delta`."""
-    return "l1" if options.norm == "delta" else options.norm
-
-
-def fedvg_layers(options: FedVG, task: Task) -> Sequence[groups.Layer]:
-    """The layers that FedVG's G_k averages over, in the order of the history's `layer_shares`.
-
-    Raises:
-        UsageError: see `make_fedvg`.
-    """
-    shapes = _shapes(task)
-    paths = tree.paths(shapes.params)
-    included = {path for path in paths if re.search(options.include, path)}
-    if not included:
-        raise UsageError(f"fedvg.include {options.include} matches no tensor; there are {', '.join(paths)}")
-    counted = included & _measurable(options, shapes)
-    _check_groups(counted, included, _grouping(options)(shapes, task.block_of))
-    return groups.layers(
-        shapes.params,
-        counted.__contains__,
-        {"tensor": lambda path: path, "module": groups.module_of}[options.layer],
-        FACTORS[norm_name(options)] if options.per_element else lambda size: 1.0,
-    )
+def _layer_options(options: FedVG) -> dict[str, Any]:
+    """The arguments of `layers_of` beside the task. Norm `delta`, the paper's name, is the L1 norm of the signal."""
+    return {
+        "norm": "l1" if options.norm == "delta" else options.norm,
+        "granularity": options.granularity,
+        "layer": options.layer,
+        "include": options.include,
+        "per_element": options.per_element,
+    }
 
 
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
-        [layer.name for layer in fedvg_layers(config.fedvg, task)]
+        [layer.name for layer in layers_of(task, **_layer_options(config.fedvg))]
         if re.search("fedvg|generalised", config.weighting)
         else []
     )
@@ -410,29 +350,6 @@ def _shapes(task: Task) -> Variables:
         return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
 
 
-def _grouping(options: FedVG) -> Grouping:
-    """The config's grouping. A vector has no spectral norm, so layerwise it takes the weight of its module's matrix."""
-    by_module = options.layer == "module" or options.norm == "spectral"
-    return (groups.BY_NAME | ({"layerwise": groups.modulewise} if by_module else {}))[options.granularity]
-
-
-def _measurable(options: FedVG, shapes: Variables) -> set[str]:
-    """Paths of the tensors for which the norm is defined."""
-    leaves = zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True)
-    return {path for path, leaf in leaves if leaf.ndim > 1 or options.norm != "spectral"}
-
-
-def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
-    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    measured = {group_of[path] for path in counted}
-    missing = sorted(path for path in included if group_of[path] not in measured)
-    if missing:
-        raise UsageError(
-            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
-            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
-        )
-
-
 WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "samples": lambda *_: basic.samples(),
     "uniform": lambda *_: basic.uniform(),
@@ -441,7 +358,9 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "val_loss": lambda config, task, *_: baselines.val_loss(task),
     "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
     "fltrust": lambda config, task, *_: baselines.fltrust(task),
-    "generalised": make_generalised,
+    "generalised": lambda config, task, gradient, hardware: family.generalised(
+        task, link=config.fedvg.link, **_fedvg_options(config, gradient, hardware)
+    ),
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
 """Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""

@@ -243,14 +243,15 @@ def _handlers(handlers: dict[signal.Signals, Callable]) -> Iterator[None]:
 
 
 def _duplicate_filter() -> Callable[[int], bool]:
-    """Returns a function of signals: whether an equal one arrived less than `MERGED` seconds before."""
-    last: dict[int, float] = {}
+    """Returns a function of signals: whether an equal one counted less than `MERGED` seconds before."""
+    counted: dict[int, float] = {}
 
     def is_duplicate(number: int) -> bool:
         now = time.monotonic()
-        is_merged = now - last.get(number, -MERGED) < MERGED
-        last[number] = now
-        return is_merged
+        if now - counted.get(number, -MERGED) < MERGED:
+            return True
+        counted[number] = now
+        return False
 
     return is_duplicate
 

@@ -154,6 +154,16 @@ def test_equal_signals_at_once_count_once(monkeypatch):
             signal.raise_signal(signal.SIGTERM)
 
 
+def test_a_steady_stream_of_equal_signals_counts_more_than_once(monkeypatch):
+    """Equal signals count once within `MERGED` of the one that counted, not within `MERGED` of each other."""
+    clock = (5.0 + i * stop_signals.MERGED * 0.6 for i in itertools.count())
+    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    with stop_signals.catch_signals() as requests:
+        for _ in range(6):
+            signal.raise_signal(signal.SIGUSR1)
+    assert requests.save == ["SIGUSR1"] * 3
+
+
 def test_outside_the_main_thread_no_signal_is_collected():
     actual = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
+import time
 
 import pytest
 from processes import default_signals
@@ -95,9 +96,14 @@ print(*requests.save, file=open(f"{sys.argv[1]}/{sys.argv[-1][0]}", "w"))
 def test_save_requests_reach_every_worker_and_end_none_that_starts(tmp_path, monkeypatch, name):
     """From the first instant on: Python needs longer to start than the poll."""
     monkeypatch.setattr(sweep_workers, "POLL_SECONDS", 0.05)
+    deadline = time.monotonic() + 60
+
+    def request():
+        assert time.monotonic() < deadline, "no worker received a request"
+        signal.raise_signal(signal.Signals[name])
+
     with default_signals():
-        command, request = [sys.executable, "-c", WORKER, str(tmp_path)], signal.Signals[name]
-        stopped_by = sweep_workers.run_local(command, 2, lambda: signal.raise_signal(request))
+        stopped_by = sweep_workers.run_local([sys.executable, "-c", WORKER, str(tmp_path)], 2, request)
     assert stopped_by is None
     assert [(tmp_path / number).read_text() for number in "12"] == [f"{name}\n"] * 2
 

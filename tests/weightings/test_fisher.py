@@ -74,10 +74,10 @@ def test_two_opposite_labels_have_zero_mean_gradient_and_trace_one_quarter(x64):
     """Logistic regression at 0 on x = 1 with labels 1 and -1: gradients -1/2 and 1/2; p (1 - p) = 1/4 either way."""
 
     def logistic(params, example):
-        return jnp.logaddexp(0, -example["y"] * params["w"][0] * example["x"])
+        return jnp.logaddexp(0, -example["y"] * params["w"][0] * example["x"]).sum()
 
     here, copies = {"w": jnp.zeros((1, 1))}, {"x": jnp.ones(2), "y": jnp.array([1.0, -1.0])}
-    mean = fedvg_jax.validation_gradients(logistic, here, copies)
+    mean = fedvg_jax.validation_gradients(logistic, here, jax.tree.map(lambda leaf: leaf[:, None], copies))
     assert fedvg_jax.gradient_norms(mean)["w"].tolist() == [0.0]
     assert fedvg_jax.fisher_trace(fedvg_jax.joint_fisher(logistic, here, copies)).tolist() == [0.25]
     two = {"w": jnp.zeros((1, 1))}

@@ -152,7 +152,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
         norms: leaves [K].
 
     Raises:
-        UsageError: no client is finite. Traced numbers cannot be checked.
+        UsageError: no client is finite, or a norm is negative. Traced numbers cannot be checked.
 
     >>> finite_clients({"w": jnp.array([2.0, jnp.nan]), "b": jnp.array([3.0, 4.0])})[0]["b"].tolist()
     [3.0, 1.0]
@@ -160,7 +160,13 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     present = tree.is_finite(norms)
     if not isinstance(present, Tracer) and not present.any():
         raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
-    return jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms), present
+    norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
+    for path, norm in zip(tree.paths(norms), jax.tree.leaves(norms), strict=True):
+        if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
+            raise UsageError(
+                f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as gradient_norms returns"
+            )
+    return norms, present
 
 
 def inverse(eps: float | Array) -> WeightsOfMean:

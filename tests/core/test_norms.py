@@ -31,6 +31,12 @@ def test_the_spectral_norm_of_a_tensor_without_entries_is_0(shape):
     assert float(norms.spectral(jnp.zeros(shape))) == 0
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_the_spectral_norm_takes_half_precision_outside_of_jit(dtype):
+    norm = norms.spectral(jnp.array([[3.0, 0.0], [0.0, -4.0]], dtype))
+    assert norm == 4 and norm.dtype == dtype
+
+
 def test_a_kernel_has_the_norm_of_torch_s_layout(x64):
     """torch keeps [out, in, h, w] and the published code reshapes it to [out, in h w]."""
     x = drawn((3, 3, 4, 5))

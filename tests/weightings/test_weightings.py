@@ -227,6 +227,13 @@ def test_renormalising_changes_no_bit_with_all_clients_and_gives_zero_without_an
 NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
 
 
+def test_negative_norms_and_lists_of_numbers_are_refused():
+    with pytest.raises(UsageError, match="norms leaf 'w' has -1; expected norms >= 0"):
+        fedvg_jax.inverse_norm_weights({"w": jnp.array([-1.0, 2.0])})
+    with pytest.raises(UsageError, match=r"norms leaf 'w/0' has shape \(\)"):
+        fedvg_jax.inverse_norm_weights({"w": [1.0, 3.0]})
+
+
 @pytest.mark.quick
 def test_modelwise_weights_invert_the_mean_over_all_tensors():
     """G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3; 1/2 : 3/14 = 7 : 3."""

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from fedvg_jax.engine.differentiable import hypergradient, over_rounds, unrolled
     from fedvg_jax.engine.federated_round import make_round
     from fedvg_jax.models.adapt import linen_task, nnx_task
-    from fedvg_jax.runs.checkpoint import best_variables, final_variables
     from fedvg_jax.runs.contracts import check_task, check_weighting
-    from fedvg_jax.runs.history import DivergedError, History
+    from fedvg_jax.runs.record.checkpoint import best_variables, final_variables
+    from fedvg_jax.runs.record.history import DivergedError, History
+    from fedvg_jax.runs.record.verification import MisfitError
     from fedvg_jax.runs.simulation import Simulation, simulation
     from fedvg_jax.runs.sweep_folder import Failure
     from fedvg_jax.runs.sweeps import SweepResult
-    from fedvg_jax.runs.verification import MisfitError
     from fedvg_jax.weightings import (
         aggregate,
         fisher_trace,

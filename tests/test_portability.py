@@ -15,7 +15,8 @@ import pytest
 
 import fedvg_jax
 from fedvg_jax.core import files, hardware
-from fedvg_jax.runs import checkpoint, stop_signals, sweep_workers
+from fedvg_jax.runs import stop_signals, sweep_workers
+from fedvg_jax.runs.record import checkpoint
 
 ROOT = Path(fedvg_jax.__file__).parent
 MODULES = sorted(

@@ -35,7 +35,7 @@ TOPICS = {
         "group_column",
         *("normalise", "augment"),
     ),
-    "Model": ("model", "pretrained", "stem", "norm"),
+    "Model": ("model", "pretrained", "init", "stem", "norm"),
     "Method": ("method", "fidelity", "algorithm", "weighting", "server_stats"),
     "Clients and partition": (
         *("clients", "join_ratio", "cohorts", "dropout", "untrained", "nonfinite", "partition", "alpha"),
@@ -82,6 +82,7 @@ VALUE_WORDS = {
         "partition_file": "FILE",
         "export_partition": "FILE",
         "pretrained": "FILE|DIR",
+        "init": "RUN",
         "export": "FILE|DIR",
         "track": "NAME,...",
         "record": "NAME,...",

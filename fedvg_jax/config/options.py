@@ -187,6 +187,8 @@ class Config:
     pretrained: Path | None = None
     """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
     has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
+    init: Path | None = None
+    """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = "imagenet"
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
     norm: str = "batch"

@@ -173,7 +173,7 @@ UNCONDITIONAL = frozenset(
         *("eval_every", "lanes", "hold", "devices", "pool", "precision", "export", "dry_run", "force"),
         *("profile", "out"),
         *("resume", "keep", "deterministic", "cache_dir", "trust_cache", "config", "untrained", "single_rows"),
-        *("select", "record", "pretrained", "max_rows", "export_partition", "track"),
+        *("select", "record", "pretrained", "init", "max_rows", "export_partition", "track"),
         *("robust.rule", "attack.kind", "tuning.steps"),
         *("validation.source", "validation.size", "validation.fraction", "validation.rho", "validation.pixel_noise"),
         *("validation.label_noise", "corrupt.kind"),

@@ -22,7 +22,8 @@ from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.engine import schedule
 from fedvg_jax.engine.cohort_memories import MEMORIES
-from fedvg_jax.runs import checkpoint, host_pool, memory_copies
+from fedvg_jax.runs import host_pool, memory_copies
+from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
 """Bytes of memories up to which every client has a row."""

@@ -26,7 +26,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic, streaming
 
 _CLIENTS = 3

@@ -16,7 +16,8 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
 from fedvg_jax.engine.cohort_memories import MEMORIES
-from fedvg_jax.runs import checkpoint, client_memories, memory_copies
+from fedvg_jax.runs import client_memories, memory_copies
+from fedvg_jax.runs.record import checkpoint
 
 
 class HostMemories(NamedTuple):

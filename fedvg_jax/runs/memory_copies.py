@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import memory_rows, processes
 from fedvg_jax.core.types import Tree
-from fedvg_jax.runs import checkpoint
+from fedvg_jax.runs.record import checkpoint
 
 PIECE_BYTES = 2**26
 """Bytes of the rows that processes exchange at a time; one row may take more."""

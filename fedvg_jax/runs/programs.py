@@ -45,8 +45,8 @@ from fedvg_jax.runs.weighting_registry import make_weighting
 from fedvg_jax.weightings import recorded
 
 VALUES = (
-    *("dataset", "data_dir", "image_size", "splits", "max_rows", "pretrained", "alpha", "rounds", "local_epochs", "lr"),
-    "lr_decay",
+    *("dataset", "data_dir", "image_size", "splits", "max_rows", "pretrained", "init", "alpha", "rounds"),
+    *("local_epochs", "lr", "lr_decay"),
     *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
     *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
     *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),

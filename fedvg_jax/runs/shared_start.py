@@ -20,8 +20,9 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, Tree, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, memory_copies, provenance
-from fedvg_jax.runs import recorder as recording
+from fedvg_jax.runs import client_memories, memory_copies
+from fedvg_jax.runs.record import checkpoint, provenance
+from fedvg_jax.runs.record import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
@@ -100,7 +101,7 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
         state: before the first round.
     """
     best = start.best and start.best._replace(variables=())
-    plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
+    plain = {**start._asdict(), "state": None, "best": best}
     fields = json.loads(processes.text_from_first(json.dumps(plain)))
     on_devices = dict.fromkeys(() if client_memories.is_on_host(state) else client_memories.MEMORIES, ())
     count = int(processes.text_from_first(str(client_memories.count_rows(start.state))))
@@ -120,7 +121,6 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
         | {
             "state": restored._replace(**memories),
             "best": best,
-            "history": recording.HistorySeal(*fields["history"]),
             "seconds": tuple(fields["seconds"]),
         }
     )

@@ -11,7 +11,7 @@ from fedvg_jax.config import Config, flatten, presets, shorthands
 from fedvg_jax.config.passed import PASSED, with_passed
 from fedvg_jax.config.sweep_points import PLACES
 from fedvg_jax.config.uses import unused
-from fedvg_jax.runs.resume import RESUMABLE_CHANGES
+from fedvg_jax.runs.record.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
 NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}

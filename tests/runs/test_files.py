@@ -173,12 +173,14 @@ DEAF = """
 import ctypes, sys, threading
 from fedvg_jax.runs import stop_signals
 
-def acknowledged(reading, next_stop=stop_signals._next_stop):
-    number = next_stop(reading)
-    print(number, flush=True)
-    return number
+def acknowledging(on_stop, following=stop_signals._following):
+    def acknowledged(number):
+        print(number, flush=True)
+        on_stop(number)
 
-stop_signals._next_stop, stop_signals.MERGED = acknowledged, 0.0
+    return following(acknowledged)
+
+stop_signals._following, stop_signals.MERGED = acknowledging, 0.0
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
 

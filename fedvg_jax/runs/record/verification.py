@@ -93,7 +93,7 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
             report.misfits.extend(_contradictions(path, text, manifest or {}, name, seal))
         except (LookupError, TypeError, ValueError, AttributeError):
             report.misfits.append(f"the digests in {name} are damaged")
-    _check_config(path, checkpoints, summary, report)
+    _check_config(path, checkpoints, report)
     _check_results(checkpoints, text, records, summary, report)
     return report._replace(misfits=list(dict.fromkeys(report.misfits)))
 
@@ -183,15 +183,10 @@ def _contradictions(
     return misfits
 
 
-def _check_config(
-    path: Path,
-    checkpoints: Mapping[str, seals.SealEntries],
-    summary: Mapping[str, Any] | None,
-    report: Report,
-) -> None:
+def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Report) -> None:
     """Checks that config.json has the settings of the checkpoints, and of the point of a sweep."""
     try:
-        config, stored = run_folder.read_config(path), files.read_object(path / "config.json")
+        config = run_folder.read_config(path)
     except UsageError as error:
         report.misfits.append(f"config.json: {error}")
         return
@@ -205,11 +200,6 @@ def _check_config(
             continue
         if changed:
             report.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")
-    newest = next(reversed(list(checkpoints.values())), None)
-    if newest and summary and summary.get("rounds") == newest["round"] and not report.misfits:  # the run has ended
-        last = newest["config"]
-        if changed := [name for name in {**last, **stored} if not _same(stored.get(name), last.get(name))]:
-            report.misfits.append(f"config.json is not what the run ended with: {', '.join(changed)}")
 
 
 def _check_results(

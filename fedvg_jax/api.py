@@ -37,19 +37,18 @@ from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import (
     chunks,
     evaluation_records,
-    history,
     host_pool,
     hub_folder,
     loop,
     programs,
-    resume,
     shared_start,
     simulation,
     sweep_folder,
     sweep_objects,
     sweeps,
 )
-from fedvg_jax.runs.history import History
+from fedvg_jax.runs.record import history, resume
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.runs.sweeps import SweepResult
 from fedvg_jax.views import tracking

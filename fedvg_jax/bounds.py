@@ -207,17 +207,17 @@ def _name(of: Job | Bound) -> str:
 
 def _show(config: Config) -> int:
     """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
-    from fedvg_jax.runs import history
+    from fedvg_jax.runs.record import folder as run_folder
 
     command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
     if config.out:
-        history.refuse_taken(config.out)
+        run_folder.refuse_taken(config.out)
         return _write(config, config.out)
-    out = history.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
+    out = run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
     try:
         return _write(config, out)
     finally:
-        history.remove_unused(out)
+        run_folder.remove_unused(out)
 
 
 def _write(config: Config, out: Path) -> int:
@@ -226,7 +226,7 @@ def _write(config: Config, out: Path) -> int:
     from rich.progress import Progress
     from rich.table import Table
 
-    from fedvg_jax.runs import history
+    from fedvg_jax.runs.record import folder as run_folder
 
     command.start_jax(config)
     console = Console()
@@ -242,7 +242,7 @@ def _write(config: Config, out: Path) -> int:
         line = f"the model of {_name(bound)} diverged, first in round {bound.diverged}; such rounds left it as it was"
         console.print(line, highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
-    history.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
+    run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)
     return 0
 

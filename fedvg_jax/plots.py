@@ -53,9 +53,10 @@ def draw(folders: Sequence[Path]) -> int:
     Raises:
         UsageError: matplotlib is not installed, or a folder is not that of a run.
     """
-    from fedvg_jax.runs import history
+    from fedvg_jax.runs.record import folder as run_folder
+    from fedvg_jax.runs.record import history
 
-    configs = [history.read_config(folder) for folder in folders]
+    configs = [run_folder.read_config(folder) for folder in folders]
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("pictures need matplotlib; pip install 'fedvg_jax[plot]'")
     from fedvg_jax.views import plots

@@ -23,7 +23,9 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, command_line, presets, shorthands
 from fedvg_jax.core import collection, files, hardware
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
+from fedvg_jax.runs import hub_folder, launch, stop_signals
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, resume, seals
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
     resumed = values.get("resume") or file.get("resume", resume.AUTO)
     if isinstance(resumed, str) and resumed != resume.AUTO:  # the settings of that run need not be repeated
-        config = dataclasses.replace(history.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
+        config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(path))
     config = configs.apply(config, shorthands.meaning(named), "shorthand")
@@ -236,10 +238,10 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
     if config.out is None:
-        out = history.reserve_folder(config)
-        reserved.callback(history.remove_unused, out)
+        out = run_folder.reserve_folder(config)
+        reserved.callback(run_folder.remove_unused, out)
         return dataclasses.replace(config, out=out)
-    history.refuse_taken(config.out)
+    run_folder.refuse_taken(config.out)
     return config
 
 

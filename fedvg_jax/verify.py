@@ -20,7 +20,7 @@ from typing import NoReturn
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_path
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import verification
+from fedvg_jax.runs.record import verification
 from fedvg_jax.views import output
 
 PROG = verification.COMMAND

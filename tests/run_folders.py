@@ -7,7 +7,7 @@ import numpy as np
 
 from fedvg_jax import config
 from fedvg_jax.config import Config
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history, seals
 
 CLASSES = 3
 
@@ -36,7 +36,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
         write_summary(folder)
     write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
     digests = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
-    write_json(folder / "manifest.json", digests)
+    write_manifest(folder, digests)
     if layers:
         write_json(folder / "layers.json", list(layers))
     return folder
@@ -45,7 +45,13 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
 def write_summary(folder: Path) -> None:
     """Writes the summary of the history, as a run does."""
     records = history.read(folder)
-    write_json(folder / "summary.json", {"rounds": len(records), "stopped_by": None} | history.summarise(records))
+    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
+    write_json(folder / "summary.json", seals.with_digest(summary))
+
+
+def write_manifest(folder: Path, content: dict) -> None:
+    """Writes manifest.json with its digest, as a run does."""
+    write_json(folder / "manifest.json", seals.with_digest(content))
 
 
 def partition(alpha=0.05, rho=0.0):

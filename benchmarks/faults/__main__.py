@@ -29,7 +29,8 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults import damage, disk, kills
-from fedvg_jax.runs import history, provenance
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -92,7 +93,7 @@ def write_report(options: argparse.Namespace, counts: dict[str, Counter], code: 
         "found": {name: {"survived": 0, "lost": 0, **counter} for name, counter in counts.items()},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    history.write_json(options.out, result)
+    run_folder.write_json(options.out, result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.processes import run_forked
-from fedvg_jax.runs import checkpoint
+from fedvg_jax.runs.record import checkpoint
 
 SOURCE = Path(__file__).with_name("faulty_disk.c")
 COUNT, KILL, TEAR, FULL = range(4)
@@ -70,7 +70,7 @@ def restore_after_crash(run: Path, mode: int, code: int) -> str:
     """Restores the checkpoint in another process: round 2 after exit code 0, else round 1 or 2."""
 
     def restore() -> int:
-        restored = checkpoint.restore(run, lambda seal: arrays(0), lambda seal: "", lambda line: None)
+        restored = checkpoint.restore(run, lambda seal: arrays(0), lambda line: None)
         return 9 if restored is None else compare(restored, min_round=2 if code == 0 else 1)
 
     expected = {0, -signal.SIGKILL} | ({3} if mode == FULL else set())

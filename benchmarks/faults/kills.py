@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.processes import start, wait_or_kill
-from fedvg_jax.runs import checkpoint, history, seals
+from fedvg_jax.runs.record import checkpoint, history, seals
 
 RUN = "--clients 8 --alpha 5 --algorithm scaffold --weighting samples --local-epochs 1 --eval-every 10"
 RUN += " --checkpoint-every 3 --resume auto"

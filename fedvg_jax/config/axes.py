@@ -253,7 +253,7 @@ def unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if name in _PATHS and value == "" else value for name, value in settings.items()}
 
 
-_PATHS = ("data_dir", "pretrained", "partition_file", "validation.data_dir")
+_PATHS = ("data_dir", "pretrained", "init", "partition_file", "validation.data_dir")
 """Paths that the points of a sweep may have."""
 
 

@@ -509,6 +509,8 @@ class Config:
     pretrained: Path | None = setting(None, kind="data", word="FILE|DIR", also="weights_file init_weights checkpoint")
     """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
     has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
+    init: Path | None = setting(None, kind="data", word="RUN", also="init_from warm_start")
+    """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
     norm: str = setting("batch", ("batch", "group"), used=(_RESNETS,), also="norm_layer normalization_layer")

@@ -18,8 +18,9 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import client_memories, evaluation_records, history, host_pool, memory, programs, simulation
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs import client_memories, evaluation_records, host_pool, memory, programs, simulation
+from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record.history import Record
 
 CHUNK_SECONDS = 2.0
 """Seconds of one chunk, where nothing else ends it."""

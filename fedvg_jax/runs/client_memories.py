@@ -35,7 +35,8 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
 from fedvg_jax.engine import cohort_memories, schedule
-from fedvg_jax.runs import checkpoint, host_pool
+from fedvg_jax.runs import host_pool
+from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
 """Bytes of memories up to which every client has a row."""

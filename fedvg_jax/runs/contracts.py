@@ -30,7 +30,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.engine import local_training, schedule
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic, streaming
 
 _CLIENTS = 3

@@ -59,7 +59,7 @@ def _explosion(record: Record, limit: float) -> str:
     """Returns how the loss of a round diverged; "" if it did not."""
     if record.get("train_loss") is not None and record["train_loss"] > limit:
         return f"the training loss {record['train_loss']:.3g} is over {limit:.4g}"
-    is_evaluated = "test_loss" in record and not record.get("lost")
+    is_evaluated = "test_loss" in record
     is_finite = is_evaluated and any(record[name] is not None for name in ("val_loss", "test_loss"))
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 

@@ -22,7 +22,7 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
 from fedvg_jax.engine.evaluate import Detailed
 from fedvg_jax.runs import contracts
-from fedvg_jax.runs.history import Record, number
+from fedvg_jax.runs.record.history import Record, number
 
 BY_CLIENT, CALIBRATION, CONFUSION = "accuracy_by_client", "calibration", "confusion"
 

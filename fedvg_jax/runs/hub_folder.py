@@ -17,7 +17,7 @@ from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.uses import unused, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs.history import History
+from fedvg_jax.runs.record.history import History
 
 if TYPE_CHECKING:
     from fedvg_jax.runs.simulation import Simulation
@@ -26,7 +26,7 @@ CARD = "README.md"
 DESCRIPTION = "config.json"
 LIBRARY = "fedvg_jax"
 
-PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained")
+PLACES = ("data_dir", "validation.data_dir", "partition_file", "pretrained", "init")
 """Settings that name files of this machine, which an export does not tell."""
 
 

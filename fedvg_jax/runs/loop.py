@@ -23,17 +23,15 @@ from fedvg_jax.runs import (
     client_memories,
     contracts,
     divergence,
-    history,
-    provenance,
     shared_start,
     simulation,
     stop_signals,
     sweep_objects,
-    verification,
 )
-from fedvg_jax.runs import recorder as recording
-from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
+from fedvg_jax.runs.record import history, provenance
+from fedvg_jax.runs.record import recorder as recording
+from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.runs.registry import corrupt_clients, layer_names
 
 _log_warning = logging.getLogger(__name__).warning
@@ -81,14 +79,18 @@ def run_simulation(
 
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
-        MisfitError: the folder belongs to a finished run, and its files were changed since.
+        MisfitError: the files of the folder are not as its run left them.
         UsageError: the run folder cannot be used.
     """
     _make_trace_folder(sim.config.profile)
     observers = Observers(callbacks, on_records, log, exit_message, on_stop, on_resume)
     with open_recorder(sim, log) as recorder:
         on_start()
-        return finished_before(sim, recorder, observers) or _run_rounds(sim, recorder, observers)
+        start = recorder.start
+        if start.records:
+            observers.on_resume(len(start.records))
+            observers.on_records(start.records)
+        return _run_rounds(sim, recorder, observers) if start.summary is None else _finished_history(sim, recorder)
 
 
 @contextlib.contextmanager
@@ -108,46 +110,14 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         yield recorder
 
 
-def finished_before(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History | None:
-    """Reports the records of earlier parts; returns the history if they are all rounds of the run."""
-    start = recorder.start
-    if start.records:
-        observers.on_resume(len(start.records))
-        observers.on_records(start.records)
-    if len(start.records) == sim.config.rounds and start.resumed_from is not None:
-        return _finished_history(sim.config, recorder, observers.log)
-    return None
-
-
-def _finished_history(config: Config, recorder: recording.Recorder, log: Callable[[str], None]) -> History:
-    """Returns the history of a run whose rounds are all done, after checking its folder."""
+def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) -> History:
+    """Returns the history of a run whose rounds were all done before."""
     start, folder = recorder.start, recorder.folder
-    if folder is None:  # of another process than the first
-        return History(
-            start.records,
-            _summary(config, start.records, start, start.seconds, None),
-            start.state.variables,
-            None,
-            recorder.best.variables if recorder.best else None,
-            config,
-        )
-    summary = recording.read_summary(folder)
-    if start.is_repaired or not (folder / "summary.json").exists():
-        results = history.summarise(start.records)
-        reliable = {name: value for name, value in results.items() if value is not None or not summary}
-        summary = (summary or _summary(config, start.records, start, start.seconds, None)) | reliable
-        recorder.write_summary(summary)
-    recorder.write_missing_documents()
-    report = verification.check(folder)
-    for line in report.notes:
-        log(line)
-    if report.misfits:
-        raise verification.MisfitError(folder, report.misfits)
-    if not start.has_state:
-        stored = History.load(folder)
-        return stored._replace(records=start.records, summary=summary or {}, config=config)
     best = recorder.best.variables if recorder.best else None
-    return History(start.records, summary or {}, start.state.variables, folder, best, config)
+    finished = History(start.records, start.summary or {}, start.state.variables, folder, best, sim.config)
+    if start.has_state or folder is None:
+        return finished
+    return History.load(folder)._replace(records=start.records, summary=finished.summary, config=sim.config)
 
 
 class Run(NamedTuple):

@@ -37,6 +37,7 @@ from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
+from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
 from fedvg_jax.weightings.fedvg import fedvg
@@ -129,12 +130,16 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
 
 
 def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
-    """The initial model: random from the seed, or a file's weights with a random head.
+    """The initial model: random from the seed, that of another run, or a file's weights with a random head.
 
     Args:
         init: key -> variables, e.g. a jitted `Task.init`.
     """
     key = jax.random.key(config.seed)
+    if config.init and config.pretrained:
+        raise UsageError(f"init {config.init} and pretrained {config.pretrained} both give the initial model; use one")
+    if config.init:
+        return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, jax.eval_shape(init, key)))
     if config.pretrained is None:
         return init(key)
     read = pretrained.load(config.pretrained, jax.eval_shape(init, key), config.model)

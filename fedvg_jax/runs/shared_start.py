@@ -19,8 +19,9 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, provenance
-from fedvg_jax.runs import recorder as recording
+from fedvg_jax.runs import client_memories
+from fedvg_jax.runs.record import checkpoint, provenance
+from fedvg_jax.runs.record import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
@@ -105,9 +106,7 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
         others = checkpoint.place_like(shapes[0], others)
         fields["state"] = start.state._replace(round=others.round, variables=others.variables, server=others.server)
         fields["best"] = recording.BestModel(*fields["best"][:3], variables=variables) if has_best else None
-        start = recording.Start(
-            **fields | {"history": recording.HistorySeal(*fields["history"]), "seconds": tuple(fields["seconds"])}
-        )
+        start = recording.Start(**fields | {"seconds": tuple(fields["seconds"])})
     is_restored = start.has_state and bool(start.records)
     return start._replace(state=client_memories.place(state, start.state)) if is_restored else start
 

@@ -11,7 +11,6 @@ to save and a signal ends it at once: an exception that a handler raises is lost
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -105,18 +104,9 @@ def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]])
         largest: numbers -> the largest over all processes, position by position.
     """
     own = Requests(list(requests.stop), take_save_requests(requests))
-    stop, save = (int(number) for number in largest([_number(names) for names in own]))
-    return Requests(own.stop or _names(stop), own.save or _names(save))
-
-
-def _names(number: int) -> list[str]:
-    """Returns the name of a signal; none for 0."""
-    return [signal.Signals(number).name] if number else []
-
-
-def _number(names: Sequence[str]) -> int:
-    """Returns the number of the first signal, 0 without any."""
-    return signal.Signals[names[0]] if names else 0
+    numbers = largest([signal.Signals[names[0]] if names else 0 for names in own])
+    others = [[signal.Signals(int(number)).name] if number else [] for number in numbers]
+    return Requests(own.stop or others[0], own.save or others[1])
 
 
 def _caught_stops() -> list[signal.Signals]:
@@ -154,8 +144,14 @@ def end_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     for number in filter(_has_default_handler, STOPPING):
         signal.signal(number, signal.SIG_DFL)
     handler = _Ending(exit_message, threading.Lock(), {})
+
+    def call_handler(number: int) -> None:
+        current = signal.getsignal(number)
+        if isinstance(current, _Ending):
+            current(number)
+
     try:
-        with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(_end_at_once):
+        with _handlers(dict.fromkeys(_caught_stops(), handler)), _following(call_handler):
             yield
     finally:
         for number in handler.answered:
@@ -171,14 +167,6 @@ def say_at_once(exit_message: Callable[[], str]) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     with _handlers({n: h._replace(exit_message=exit_message) for n, h in handlers.items() if isinstance(h, _Ending)}):
         yield
-
-
-def _end_at_once(reading: int) -> None:
-    """Reads the numbers of signals from a pipe until it is closed, and ends the process at one that `_Ending` has."""
-    while number := _next_stop(reading):
-        handler = signal.getsignal(number)
-        if isinstance(handler, _Ending):
-            handler(number)
 
 
 @contextlib.contextmanager
@@ -256,7 +244,7 @@ def _duplicate_filter() -> Callable[[int], bool]:
     return is_duplicate
 
 
-def _is_second_request(stops: Sequence[signal.Signals]) -> bool:
+def _is_second_request(stops: Sequence[int]) -> bool:
     """Returns whether the signals request to stop for the second time."""
     return len([number for number in stops if number not in REPEATED]) > 1
 
@@ -276,18 +264,28 @@ def watch(
     if exit_message is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    is_over = threading.Event()
+    stops, is_over, is_duplicate = [], threading.Event(), _duplicate_filter()
 
     def end(number: int) -> None:
         if not is_over.is_set():
             _end_process(number, exit_message)
 
     def end_when_saved(number: int) -> None:
+        is_over.wait(grace)
         while not is_saved() and not is_over.wait(POLL_SECONDS):
             pass
         end(number)
 
-    with _following(functools.partial(_follow, end=end, end_late=end_when_saved, grace=grace)):
+    def on_stop(number: int) -> None:
+        if is_duplicate(number):
+            return
+        stops.append(number)
+        if _is_second_request(stops):
+            end(number)
+        elif len(stops) == 1:
+            threading.Thread(target=end_when_saved, args=(number,), daemon=True).start()
+
+    with _following(on_stop):
         try:
             yield
         finally:
@@ -295,13 +293,19 @@ def watch(
 
 
 @contextlib.contextmanager
-def _following(follow: Callable[[int], None]) -> Iterator[None]:
-    """Runs `follow` in a thread, with the end of a pipe to which the number of every caught signal is written."""
+def _following(on_stop: Callable[[int], None]) -> Iterator[None]:
+    """Calls `on_stop` in a thread with the number of every stop signal, also while the main thread is busy."""
     reading, writing = os.pipe()
     if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
         os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=follow, args=(reading,), daemon=True)
+
+    def follow() -> None:
+        while number := os.read(reading, 1):  # nothing when the pipe is closed
+            if number[0] in STOPPING:
+                on_stop(number[0])
+
+    thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
         yield
@@ -310,31 +314,6 @@ def _following(follow: Callable[[int], None]) -> Iterator[None]:
         os.close(writing)
         thread.join()
         os.close(reading)
-
-
-def _follow(reading: int, end: Callable[[int], None], end_late: Callable[[int], None], grace: float) -> None:
-    """Reads the numbers of signals from a pipe until it is closed, and ends the process as `watch` describes."""
-    stops, timer, is_duplicate = [], None, _duplicate_filter()
-    while number := _next_stop(reading):
-        if is_duplicate(number):
-            continue
-        stops.append(signal.Signals(number))
-        if _is_second_request(stops):
-            end(number)
-        if timer is None:
-            timer = threading.Timer(grace, end_late, [number])
-            timer.daemon = True
-            timer.start()
-    if timer is not None:
-        timer.cancel()
-
-
-def _next_stop(reading: int) -> int:
-    """Returns the number of the next stop signal; 0 when the pipe is closed."""
-    while number := os.read(reading, 1):
-        if number[0] in STOPPING:
-            return number[0]
-    return 0
 
 
 def _end_process(number: int, exit_message: Callable[[], str]) -> None:

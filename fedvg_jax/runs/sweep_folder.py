@@ -24,7 +24,8 @@ from fedvg_jax.config.sweep_points import Point, Points, Sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets, images
-from fedvg_jax.runs import history, seals
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import seals
 
 DOCUMENT = "sweep.json"
 POINTS = "points"
@@ -200,7 +201,7 @@ def read_sources(out: Path) -> Sources:
         manifest = folder / "manifest.json"
         if manifest.exists() and (has_checkpoint(folder) or (folder / "summary.json").exists()):
             add_sources(
-                sources, folder, history.read_config(folder), point.get("values", {}), files.read_object(manifest)
+                sources, folder, run_folder.read_config(folder), point.get("values", {}), files.read_object(manifest)
             )
     return sources
 
@@ -242,7 +243,7 @@ def check_sources(points: Sequence[Point]) -> None:
             checked.add(key)
             size = images.parse_size(config.image_size)
             datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
-        for name in ("pretrained", "partition_file", "validation.data_dir"):
+        for name in ("pretrained", "init", "partition_file", "validation.data_dir"):
             path = operator.attrgetter(name)(config)
             if path and not path.exists():
                 raise UsageError(f"{name} {path}: no such file or folder")
@@ -270,8 +271,8 @@ def read_failure(folder: Path) -> Failure | None:
 def write_failure(folder: Path, config: Config, failure: Failure) -> None:
     """Writes failure.json, beside config.json and the history so far."""
     if not (folder / "config.json").exists():
-        history.write_json(folder / "config.json", configs.to_json(config))
-    history.write_json(folder / FAILURE, failure._asdict())
+        run_folder.write_json(folder / "config.json", configs.to_json(config))
+    run_folder.write_json(folder / FAILURE, failure._asdict())
 
 
 def is_done(folder: Path, config: Config) -> bool:
@@ -370,7 +371,7 @@ def _refuse_damaged(folder: Path, config: Config) -> None:
 def _refuse_other_settings(folder: Path, config: Config) -> None:
     if not (folder / "config.json").exists():
         return
-    old, new = configs.flatten(history.read_config(folder)), configs.flatten(config)
+    old, new = configs.flatten(run_folder.read_config(folder)), configs.flatten(config)
     free = {*sweep_points.HOST, "data_dir"}  # data are compared by their digest
     changed = [f"{name} {old[name]} -> {new[name]}" for name in new if name not in free and old[name] != new[name]]
     if changed:

@@ -12,7 +12,8 @@ from fedvg_jax.config import tuning_grid
 from fedvg_jax.config.sweep_points import Point, plain
 from fedvg_jax.config.tuning_grid import Tuning
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history, sweep_folder
+from fedvg_jax.runs import sweep_folder
+from fedvg_jax.runs.record import history
 
 FOLDER = "tuning"
 """Folder of the tuning runs inside that of the sweep."""

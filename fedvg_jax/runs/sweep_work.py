@@ -15,8 +15,9 @@ from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import checkpoint, loop, provenance, simulation, sweep_folder, sweep_objects
-from fedvg_jax.runs.history import DivergedError, History, Record
+from fedvg_jax.runs import loop, simulation, sweep_folder, sweep_objects
+from fedvg_jax.runs.record import checkpoint, provenance
+from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 
 _log_warning = logging.getLogger(__name__).warning

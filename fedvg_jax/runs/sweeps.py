@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.runs import programs, sweep_folder
-from fedvg_jax.runs.history import History
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweep_work import DataStore, Observers, Work, compute_points, data_key
 

@@ -19,7 +19,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import simulation
-from fedvg_jax.runs.history import History, Record, is_lost, primary_metric
+from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
@@ -86,6 +86,7 @@ def _model_text(sim: simulation.Simulation) -> str:
     if "task" in sim.given:
         return f"given, {size}"
     source = f", from {sim.config.pretrained} except the head" if sim.config.pretrained else ""
+    source = f", from {sim.config.init}" if sim.config.init else source
     return f"{sim.config.model}, {size}{source}"
 
 
@@ -225,8 +226,6 @@ def result_table(history: History, uses_validation: bool = True) -> Table:
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
-    if summary.get("lost_rounds"):
-        table.add_row("rounds whose records are lost", str(len(summary["lost_rounds"])))
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
@@ -259,8 +258,6 @@ def metric_text(record: Record) -> str:
     """Returns the test accuracy of an evaluation, or the test loss of a task without accuracy."""
     name, *_ = primary_metric(record)
     value = record[f"test_{name}"]
-    if is_lost(record):
-        return f"test {name} lost"
     if value is None:
         return f"test {name} not finite"
     return f"test {name} {value:.1%}" if name == "accuracy" else f"test {name} {value:.3f}"

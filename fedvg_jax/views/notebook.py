@@ -10,7 +10,7 @@ import html
 import time
 from collections.abc import Callable, Iterator
 
-from fedvg_jax.runs.history import Record, primary_metric
+from fedvg_jax.runs.record.history import Record, primary_metric
 
 EVERY = 0.2
 """Seconds between two updates, so that rounds of milliseconds do not flood the notebook."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.labels import run_label
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fedvg_jax.config.sweep_points import Point
 from fedvg_jax.runs import sweeps
-from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.runs.sweeps import Observers, SweepResult
 from fedvg_jax.views.labels import method_label

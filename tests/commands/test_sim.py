@@ -24,7 +24,9 @@ from processes import default_signals, started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import chunks, history, loop, seals, simulation, stop_signals, verification
+from fedvg_jax.runs import chunks, loop, simulation, stop_signals
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, seals, verification
 from fedvg_jax.views import display, dry_run, plots
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -315,7 +317,7 @@ def test_arrays_in_a_file_train(traced, tmp_path, capsys):
 
 def test_default_run_folder_is_named_by_time_and_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = history.reserve_folder(Config())
+    folder = run_folder.reserve_folder(Config())
     assert folder.parent == Path("runs") and re.fullmatch(r"\d{8}-\d{6}-fedavg-fedvg", folder.name)
 
 

@@ -24,7 +24,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import chunks, loop, sweep_folder, sweep_workers, sweeps
 from fedvg_jax.runs import programs as run_programs
-from fedvg_jax.runs.history import History
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.views import dry_run, report
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}

@@ -15,7 +15,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.readers import cifar, npz
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history
 
 NAMES = sorted(config.flatten(Config()))
 EXTREME = st.sampled_from(
@@ -60,9 +61,9 @@ def test_any_bytes_as_a_config_file(folder, content):
 def test_any_value_of_any_setting(settings):
     with allow_usage_error():
         made = config.check(config.apply(Config(), settings, "test"))
-        assert history.config_from_json(json.loads(json.dumps(config.to_json(made))), "json") == made or "nan" in str(
-            made
-        )
+        assert run_folder.config_from_json(
+            json.loads(json.dumps(config.to_json(made))), "json"
+        ) == made or "nan" in str(made)
 
 
 FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--method", "--fidelity", "--", "-x"])
@@ -85,7 +86,7 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json_as_the_settings_of_a_run(value):
     with allow_usage_error():
-        config.check(history.config_from_json(value, "config.json"))
+        config.check(run_folder.config_from_json(value, "config.json"))
 
 
 @given(st.binary(max_size=60))

@@ -158,7 +158,7 @@ ASKS_JAX = {
     "core/hardware": "finds the hardware",
     "engine/executors": "places arrays on the devices",
     "runs/launch": "compares the processes' numbers of devices",
-    "runs/provenance": "records the device in manifest.json",
+    "runs/record/provenance": "records the device in manifest.json",
     "sim": "starts jax, to report a missing device in one line",
 }
 """Modules that ask jax for its back end or devices -> why."""

@@ -17,7 +17,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.readers import stl10
-from fedvg_jax.runs import provenance
+from fedvg_jax.runs.record import provenance
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
 

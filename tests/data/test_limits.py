@@ -15,7 +15,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw, from_rows
-from fedvg_jax.runs import history, recorder, resume
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, resume
 
 LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
 UNSIGNED = [2**32, 2**63, 2**64 - 1]
@@ -277,17 +278,7 @@ def test_run_settings_that_are_not_a_json_object_are_refused_in_one_line(tmp_pat
     if content is not None:
         write(tmp_path / "config.json", content)
     with usage_error("config.json"):
-        history.read_config(tmp_path)
-
-
-@pytest.mark.parametrize("content", [DEEP, b"[1]", b"3", b"null", b'{"runs": 3}', b'{"runs": [3]}', b'{"runs": {}}'])
-def test_manifest_or_summary_of_another_json_type_is_ignored(tmp_path, content):
-    write(tmp_path / "manifest.json", content)
-    recorder._write_manifest(tmp_path, recorder.Sources(dict, {}), 0)
-    assert len(json.loads((tmp_path / "manifest.json").read_text())["runs"]) == 1
-    if not content.startswith(b'{"runs"'):
-        write(tmp_path / "summary.json", content)
-        assert recorder.read_summary(tmp_path) is None
+        run_folder.read_config(tmp_path)
 
 
 def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):

@@ -10,7 +10,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import history, simulation
+from fedvg_jax.runs import simulation
+from fedvg_jax.runs.record import history
 from fedvg_jax.views import display, plots
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)

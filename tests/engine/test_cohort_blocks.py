@@ -16,7 +16,8 @@ from fedvg_jax.core.types import Batch, Returns, UsageError
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, robust
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import contracts, history, simulation
+from fedvg_jax.runs import contracts, simulation
+from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import inverse_norms

@@ -11,7 +11,8 @@ from fedvg_jax import config
 from fedvg_jax.config import presets
 from fedvg_jax.core.types import Metrics
 from fedvg_jax.engine import robust
-from fedvg_jax.runs import history, simulation
+from fedvg_jax.runs import simulation
+from fedvg_jax.runs.record import history
 
 TASK = worlds.QUADRATIC
 SIZES = [4, 8, 1, 6, 0]

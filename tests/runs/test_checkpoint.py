@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from files import usage_error
 
 from fedvg_jax.core import files
-from fedvg_jax.runs import checkpoint, seals
+from fedvg_jax.runs.record import checkpoint, seals
 
 STATE = {
     "round": np.int32(7),
@@ -24,10 +25,10 @@ def template(about):
     return STATE
 
 
-def restored(folder, expected=template, refuse=lambda about: ""):
+def restored(folder, expected=template):
     """Returns (state, seal) or None, and the logged lines."""
     logged = []
-    return checkpoint.restore(folder, expected, refuse, logged.append), logged
+    return checkpoint.restore(folder, expected, logged.append), logged
 
 
 def save(folder, number, **about):
@@ -122,8 +123,10 @@ def test_missing_file_is_damage_and_missing_seal_is_half_written(run):
     newest, older = reversed(checkpoint.checkpoint_folders(run))
     next(path for path in (newest / "state").rglob("*") if path.is_file()).unlink()
     (older / "seal.json").unlink()
-    actual, logged = restored(run)
-    assert actual is None and "damaged" in logged[0] and "round 3 skipped: half-written" in logged[1]
+    with usage_error("has no usable checkpoint (checkpoint of round 12 skipped: ", "is damaged); nothing was changed"):
+        restored(run)
+    (newest / "seal.json").unlink()
+    assert restored(run) == (None, [f"checkpoint of round {i} skipped: half-written" for i in (12, 3)])
 
 
 def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
@@ -138,13 +141,8 @@ def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
 
 def test_checkpoint_of_other_shapes_is_skipped_by_name(run):
     other = {**STATE, "model": {**STATE["model"], "kernel": np.zeros((3, 5), np.float32)}}
-    actual, logged = restored(run, lambda about: other)
-    assert actual is None and "model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')" in logged[0]
-
-
-def test_refused_checkpoint_is_skipped_with_the_reason(run):
-    (_, about), logged = restored(run, refuse=lambda about: "not wanted" if about["note"] == "newer" else "")
-    assert about["note"] == "older" and logged == ["checkpoint of round 12 skipped: not wanted"]
+    with usage_error("model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')"):
+        restored(run, lambda about: other)
 
 
 def test_other_format_is_not_reported_as_damage(run):

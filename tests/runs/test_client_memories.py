@@ -17,8 +17,9 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, memory, simulation
+from fedvg_jax.runs import client_memories, memory, simulation
 from fedvg_jax.runs.client_memories import Placement
+from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.views import dry_run
 
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)

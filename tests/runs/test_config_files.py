@@ -8,7 +8,8 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax import sim
-from fedvg_jax.runs import history, loop
+from fedvg_jax.runs import loop
+from fedvg_jax.runs.record import folder as run_folder
 
 CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=1, devices="1")
 REFUSED = r"\AConfig: config is read by the command line only, and base.toml would be ignored;[^\n]*\Z"
@@ -24,7 +25,7 @@ def test_run_with_stored_settings_that_name_their_file_is_resumed(tmp_path):
     data, out = linear.data(), tmp_path / "run"
     started = fv.simulation(replace(CONFIG, config=Path("base.toml"), out=out), data=data, task=linear.TASK)
     loop.run_simulation(started)
-    config = replace(history.read_config(out), resume=str(out), rounds=2)
+    config = replace(run_folder.read_config(out), resume=str(out), rounds=2)
     assert config.config == Path("base.toml")
     assert len(fv.run(config, data=data, task=linear.TASK).records) == 2
     again = replace(fv.History.load(out).config, out=None, resume=None, seed=1)

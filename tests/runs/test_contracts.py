@@ -16,7 +16,8 @@ import fedvg_jax
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Metrics, UsageError, Variables
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, contracts, history, simulation
+from fedvg_jax.runs import chunks, contracts, simulation
+from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()

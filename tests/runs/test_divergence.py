@@ -9,7 +9,7 @@ from small_sweeps import base_config
 import fedvg_jax
 from fedvg_jax.core.types import Data, Variables
 from fedvg_jax.runs import divergence
-from fedvg_jax.runs.history import History
+from fedvg_jax.runs.record.history import History
 
 DATA = Data((), *[np.zeros((1, 1), np.int32)] * 3)
 
@@ -53,7 +53,6 @@ def losses(*values, **last):
         (losses(None, 1e6, 1e8), True, ""),  # a task whose loss has large units, whose first round averaged no client
         (losses(2.0, 2.0, val_loss=None, test_loss=None), False, "round 2: the loss of the global model is not finite"),
         (losses(2.0, 2.0, val_loss=1.0, test_loss=None), False, ""),  # of the test rows alone
-        (losses(2.0, None, val_loss=None, test_loss=None, lost=True), False, ""),
     ],
 )
 def test_a_loss_that_explodes_is_named_with_its_round(records, is_own_task, message):

@@ -10,7 +10,7 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import evaluate, executors
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history
 from fedvg_jax.views.report import intact
 
 SMALL = fv.Config(rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=1.0, keep=0, devices="1")

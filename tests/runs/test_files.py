@@ -18,7 +18,9 @@ from fedvg_jax import sim
 from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history, stop_signals
+from fedvg_jax.runs import stop_signals
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history
 from fedvg_jax.views import output
 
 
@@ -60,10 +62,10 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     """A kill before the first round leaves such a folder."""
     (tmp_path / ".config.json.draft").write_text("{")
     (tmp_path / files.LOCK).touch()
-    history.refuse_taken(tmp_path)
+    run_folder.refuse_taken(tmp_path)
     (tmp_path / "config.json").touch()
     with pytest.raises(UsageError, match="is taken"):
-        history.refuse_taken(tmp_path)
+        run_folder.refuse_taken(tmp_path)
 
 
 @pytest.fixture
@@ -75,13 +77,13 @@ def stopped_clock(tmp_path, monkeypatch):
 
 def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(history.reserve_folder, [Config()] * 16))
+        folders = list(pool.map(run_folder.reserve_folder, [Config()] * 16))
     assert len(set(folders)) == 16
     for folder in folders:
-        history.refuse_taken(folder)  # nothing is in it
+        run_folder.refuse_taken(folder)  # nothing is in it
     (folders[0] / "config.json").touch()
     for folder in folders:
-        history.remove_unused(folder)
+        run_folder.remove_unused(folder)
     assert list(Path("runs").iterdir()) == [folders[0]]
 
 
@@ -182,12 +184,14 @@ DEAF = """
 import ctypes, sys, threading
 from fedvg_jax.runs import stop_signals
 
-def acknowledged(reading, next_stop=stop_signals._next_stop):
-    number = next_stop(reading)
-    print(number, flush=True)
-    return number
+def acknowledging(on_stop, following=stop_signals._following):
+    def acknowledged(number):
+        print(number, flush=True)
+        on_stop(number)
 
-stop_signals._next_stop, stop_signals.MERGED = acknowledged, 0.0
+    return following(acknowledged)
+
+stop_signals._following, stop_signals.MERGED = acknowledging, 0.0
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
 

@@ -1,6 +1,7 @@
 """A stopped run that is resumed gives the results of an uninterrupted one, bit for bit."""
 
 import functools
+import hashlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import worlds
 from cases import naming
+from files import usage_error
 from processes import default_signals, started
 from test_files import disk_of
 
@@ -24,18 +27,9 @@ from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import (
-    checkpoint,
-    chunks,
-    contracts,
-    history,
-    loop,
-    recorder,
-    resume,
-    seals,
-    simulation,
-    verification,
-)
+from fedvg_jax.runs import chunks, contracts, loop, simulation
+from fedvg_jax.runs.record import checkpoint, history, recorder, resume, seals, verification
+from fedvg_jax.runs.record import folder as run_folder
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
 
@@ -214,59 +208,134 @@ def test_unfinished_run_without_checkpoint_starts_again_with_one_line(tiny, whol
     assert result.summary["resumed_from"] == 0
 
 
+def contents(run):
+    """Returns the bytes of all files of a folder, without its lock."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def assert_refused(tiny, run, *parts, **changes):
+    """A resume ends in one line with these parts, and changes no file."""
+    before = contents(run)
+    with usage_error(*parts):
+        tiny().run(run, resume=str(run), log=lambda line: None, **changes)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
 @pytest.mark.parametrize(
-    ("damage", "lost"),
+    "damage",
     [
-        (lambda text: text.replace(b"1", b"2", 1), [1]),
-        (lambda text: b"".join(text.splitlines(True)[:4]), [5, 6]),
-        (lambda text: b"", [1, 2, 3, 4, 5, 6]),
-        (lambda text: text[:-1], [6]),
+        lambda text: text.replace(b"1", b"2", 1),
+        lambda text: b"".join(text.splitlines(True)[:4]),
+        lambda text: b"".join(text.splitlines(True)[::-1]),
+        lambda text: b"",
+        lambda text: text[:-1],
+        None,
     ],
 )
-def test_damaged_history_loses_only_its_damaged_lines(tiny, whole, run, damage, lost):
-    """The checkpoint of round 6 stays, and the damaged file is kept under another name."""
-    path, logged = run / "history.jsonl", []
-    path.write_bytes(damage(path.read_bytes()))
-    damaged = path.read_bytes()
-    result = tiny().run(run, resume=str(run), log=logged.append)
-    assert seal(run) == seal(whole) and (run / "history.damaged-1.jsonl").read_bytes() == damaged
-    assert [r["round"] for r in result.records if history.is_lost(r)] == lost
-    kept = [(mine, theirs) for mine, theirs in zip(numbers(run), numbers(whole), strict=True) if not mine.get("lost")]
-    assert len(kept) == 6 - len(lost) and all(mine == theirs for mine, theirs in kept)
-    assert "are lost" in logged[0] and all("\n" not in line for line in logged)
-    results = json.loads((whole / "summary.json").read_text())
-    assert result.summary["lost_rounds"] == lost
-    assert result.summary["test_accuracy_final"] == results["test_accuracy_final"]  # of the summary, which is whole
-    again = tiny().run(run, resume=str(run), log=lambda line: None)
-    assert again.summary == result.summary and not (run / "history.damaged-2.jsonl").exists()
+def test_damaged_history_stops_the_run_and_names_a_checkpoint_to_start_from(tiny, run, damage, is_finished):
+    path = run / "history.jsonl"
+    path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
+    if not is_finished:
+        (run / "summary.json").unlink()
+    parts = ("is not as its run left it: history.jsonl", "nothing was changed; restore the file, or start a new run")
+    newest = run / "checkpoints" / "000006"
+    assert_refused(tiny, run, str(run), *parts, f"from the model of round 6 with --init {newest}")
 
 
-def test_results_that_need_a_lost_evaluation_are_none():
-    records = [{"round": i, "test_loss": i, "val_loss": i} for i in (1, 2)]
-    assert history.summarise(records)["test_loss_min"] == 1
-    lost = history.summarise([history.lost_record(1, evaluated=True), records[1]])
-    assert lost == {
-        "test_loss_final": 2,
-        "test_loss_at_best_val": None,
-        "best_val_round": None,
-        "test_loss_min": None,
-        "lost_rounds": [1],
-    }
+def test_lines_behind_the_newest_checkpoint_are_computed_again(tiny, whole, run):
+    """A power failure may leave any bytes there; those up to a checkpoint were flushed before it was sealed."""
+    left_at(run, 4)
+    path = run / "history.jsonl"
+    lines = path.read_bytes().splitlines(True)
+    path.write_bytes(b"".join(lines[:4]) + bytes(300) + b"\n" + lines[5][:-40])
+    tiny().run(run, resume=str(run), log=pytest.fail)
+    assert_same(run, whole)
 
 
-@pytest.mark.parametrize("manifest", ["", "{}", "[]", None])
-@pytest.mark.parametrize("source", ["data", "partition"])
-def test_other_data_are_refused_without_a_manifest(tiny, run, monkeypatch, manifest, source):
-    """The checkpoints have the digests as well."""
-    if manifest is None:
-        (run / "manifest.json").unlink()
-    else:
-        (run / "manifest.json").write_text(manifest)
-    others = {**seal(run)["sources"], source: "0" * 32}
-    monkeypatch.setattr(loop.provenance, "sources", lambda *_: others)
-    with pytest.raises(UsageError, match="on other data" if source == "data" else "on another partition"):
-        tiny().run(run, resume=str(run), rounds=7, log=lambda line: None)
-    assert len(history.read(run)) == 6
+def test_checkpoint_that_is_skipped_is_kept_aside(tiny, whole, run):
+    """Else its seal, of a longer history, would refuse a run that is killed before it is there again."""
+    kept = run / "checkpoints" / "000006"
+    next(path for path in (kept / "state").rglob("*") if path.is_file()).write_bytes(b"")
+    (run / "summary.json").unlink()
+
+    def killed(record, state):
+        raise MemoryError
+
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            tiny().run(run, resume=str(run), callbacks=[killed], log=lambda line: None)
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())][-2:] == ["000005", "000006.damaged-1"]
+    tiny().run(run, resume=str(run))
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", None])
+def test_damaged_manifest_stops_the_run(tiny, run, content):
+    path = run / "manifest.json"
+    path.write_text(content) if content is not None else path.unlink()
+    assert_refused(tiny, run, "manifest.json is", rounds=7)
+
+
+def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
+    for path in (run / "checkpoints" / "000003", left_at(run, 4)):
+        settings, init = replace(tiny().sim.config, init=path), tiny().sim.task.init
+        started = simulation.make_variables(settings, init)
+        expected = checkpoint.final_variables(path)
+        for one, other in zip(jax.tree.leaves(started), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(one, other)
+    with usage_error("init", "and pretrained", "both give the initial model; use one"):
+        simulation.make_variables(replace(settings, pretrained=run), init)
+    with usage_error("nowhere holds no global model"):
+        simulation.make_variables(replace(settings, init=Path("nowhere")), init)
+
+
+# --- folders of format 1, whose seals have CRC-32s of the history and of its lines
+
+
+def in_format_1(run):
+    """Rewrites the seals of a folder."""
+
+    def old(seal, name):
+        text = (run / "history.jsonl").read_bytes()[: seal["history"][0]]
+        chain = ""
+        for line in text.splitlines(True):
+            chain = hashlib.sha256(chain.encode() + line).hexdigest()
+        lines = "".join(f"{zlib.crc32(line):08x}" for line in text.splitlines(True))
+        return seal | {"history": [len(text), zlib.crc32(text)], "lines": lines, "chain": chain}
+
+    for path in checkpoint.checkpoint_folders(run):
+        seal = old(seals.read_seal(path), path.name) | {"format": 1, "evaluated": [2, 4, 6]}
+        (path / "seal.json").write_text(seals.seal_text(seal))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["seal"] = old(summary["seal"], "summary.json")
+    (run / "summary.json").write_text(json.dumps(seals.with_digest(summary)))
+    (run / "history.earlier-1.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:100])
+
+
+def test_folder_of_format_1_is_verified_read_and_resumed(tiny, whole, run):
+    in_format_1(run)
+    assert verification.check(run) == ([], [], [])
+    assert fedvg_jax.History.load(run).records == history.read(whole)
+    assert len(tiny().run(run, resume=str(run)).records) == 6
+    left_at(run, 3)
+    tiny().run(run, resume=str(run))
+    assert_same(run, whole)
+    assert verification.check(run) == ([], [], [])
+
+
+def test_damaged_folder_of_format_1_stops_the_run(tiny, run):
+    in_format_1(run)
+    path = run / "history.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+    assert_refused(tiny, run, "history.jsonl is not the one that checkpoints/", "--init")
+
+
+def test_history_with_a_mark_of_a_lost_record_is_refused(tmp_path):
+    empty = {"clients": [], "weights": [], "scores": [], "num_samples": [], "train_loss": None, "lost": True}
+    (tmp_path / "history.jsonl").write_bytes(history.as_line({"round": 1, **empty}))
+    with usage_error("history.jsonl is damaged: it holds no record of round 1, only a mark that it was lost"):
+        history.read(tmp_path)
 
 
 def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny, run):
@@ -280,10 +349,6 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny
             pass
         message = f"{run} ran with its own algorithm, task and weighting, this run has {text}; pass the same objects"
         assert message in str(error.value) and "\n" not in str(error.value)
-    del manifest["given"]  # as of earlier versions
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    with loop.open_recorder(other, lambda line: None) as opened:
-        assert len(opened.start.records) == 6
 
 
 def test_run_that_starts_again_keeps_its_earlier_history(tiny, run):
@@ -292,15 +357,12 @@ def test_run_that_starts_again_keeps_its_earlier_history(tiny, run):
     assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in logged[0]
 
 
-@pytest.mark.parametrize("stored", ["avx", None, "the same"])
+@pytest.mark.parametrize("stored", ["avx", "the same"])
 def test_run_that_goes_on_with_other_instructions_says_so(tiny, run, stored):
-    """Manifests of earlier versions have none."""
     manifest, logged = json.loads((run / "manifest.json").read_text()), []
-    (part,) = manifest["runs"]
-    own = part.pop("instructions")
-    if stored:
-        part["instructions"] = stored if stored == "avx" else own
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    own = manifest["runs"][0]["instructions"]
+    manifest["runs"][0]["instructions"] = stored if stored == "avx" else own
+    (run / "manifest.json").write_text(json.dumps(seals.with_digest(manifest)))
     tiny().run(run, resume=str(run), rounds=7, log=logged.append)
     expected = [f"later rounds may differ by rounding: instructions avx -> {own}"] if stored == "avx" else []
     assert [line for line in logged if "rounding" in line] == expected
@@ -343,9 +405,10 @@ def test_finished_run_with_an_edited_result_is_refused(tiny, run, name):
     with pytest.raises(verification.MisfitError, match=rf"\A[^\n]*{name}[^\n]*\Z") as error:
         tiny().run(run, resume=str(run))
     assert error.value.exit_code == 1
-    (run / name).unlink()  # and is made again
-    tiny().run(run, resume=str(run))
-    assert verification.check(run).misfits == []
+    if name == "summary.json":
+        (run / name).unlink()  # and is made again
+        tiny().run(run, resume=str(run))
+        assert verification.check(run).misfits == []
 
 
 def test_verify_compares_the_summary_with_the_history(run):
@@ -445,23 +508,24 @@ def test_config_that_differs_from_the_checkpoints_is_refused(tiny, run):
     """The checkpoints have the settings of the run."""
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
-    with pytest.raises(UsageError, match=r"lr 0\.1 -> 0\.3; its config\.json was changed"):
-        tiny().run(run, resume=str(run), lr=0.3, log=print)
-    assert len(history.read(run)) == 6
+    assert_refused(tiny, run, "config.json is not the one that summary.json was sealed with", "verify", lr=0.3)
+    (run / "summary.json").unlink()
+    assert_refused(tiny, run, "config.json is not what checkpoints/000001 was made with: lr 0.1 -> 0.3", lr=0.3)
 
 
-def test_other_data_are_refused(tiny, run):
+@pytest.mark.parametrize("source", ["data", "partition"])
+def test_other_data_are_refused(tiny, run, monkeypatch, source):
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["runs"][0]["from_round"] == 1 and manifest["runs"][0]["versions"]["jax"] == jax.__version__
-    (run / "manifest.json").write_text(json.dumps(manifest | {"data": "0" * 32}))
-    with pytest.raises(UsageError, match="ran on other data"):
-        tiny().run(run, resume=str(run), rounds=7)
+    others = {**seal(run)["sources"], source: "0" * 32}
+    monkeypatch.setattr(loop.provenance, "sources", lambda *_: others)
+    assert_refused(tiny, run, "on other data" if source == "data" else "on another partition", rounds=7)
 
 
 def test_other_versions_are_logged(tiny, run):
     manifest, logged = json.loads((run / "manifest.json").read_text()), []
     manifest["runs"][0]["versions"] |= {"jax": "0.0.1"}
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "manifest.json").write_text(json.dumps(seals.with_digest(manifest)))
     tiny().run(left_at(run, 4), resume=str(run), log=logged.append)
     assert len(logged) == 1 and "0.0.1" in logged[0]
     assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
@@ -556,7 +620,7 @@ def unfinished_runs(tmp_path_factory):
     for i, name in enumerate("ab"):
         folder = runs / name
         folder.mkdir()
-        history.write_settings(folder, SMALL)
+        run_folder.write_settings(folder, SMALL)
         history.append(folder, [{"round": 1}, {"round": 2}], is_first=True)
         os.utime(folder / "config.json", (i, i))
     return runs
@@ -572,7 +636,7 @@ def unfinished(unfinished_runs, tmp_path, monkeypatch):
 def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished):
     auto = replace(SMALL, resume="auto")
     assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
-    history.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
+    run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
     assert resume.resolve(auto).out == Path("runs/a")
     assert resume.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
     assert resume.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
@@ -686,7 +750,8 @@ TINY_IN_LONG_ROUNDS = """
 import functools, sys, time
 from pathlib import Path
 from test_resume import Tiny
-from fedvg_jax.runs import loop, recorder, stop_signals
+from fedvg_jax.runs import loop, stop_signals
+from fedvg_jax.runs.record import recorder
 recorder.SLOW = 0.4
 watch = stop_signals.watch
 stop_signals.watch = lambda *args, **options: watch(*args, grace=0.5, **options)

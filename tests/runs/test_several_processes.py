@@ -27,7 +27,8 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round
-from fedvg_jax.runs import devices, launch, provenance, rendezvous, shared_start, stop_signals
+from fedvg_jax.runs import devices, launch, rendezvous, shared_start, stop_signals
+from fedvg_jax.runs.record import provenance
 
 # --- the command line
 

@@ -6,7 +6,9 @@ import pytest
 
 from fedvg_jax.config import Config, apply, axes, sweep_points, to_json, tuning_grid
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history, seals, sweep_folder, sweep_tuning
+from fedvg_jax.runs import sweep_folder, sweep_tuning
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, seals
 
 TUNING = tuning_grid.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
 SWEEP = sweep_points.Sweep(axes.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
@@ -19,9 +21,9 @@ def tuned(out, accuracies, failures=()):
         folder = sweep_folder.point_folder(out, point.name)
         folder.mkdir(parents=True)
         record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
-        history.write_json(folder / "config.json", to_json(point.config))
+        run_folder.write_json(folder / "config.json", to_json(point.config))
         history.append(folder, [record], is_first=True)
-        history.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
+        run_folder.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
         if point.values["lr"] in failures:
             sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
     return sweep_tuning.choose(out, points, TUNING)

@@ -19,7 +19,8 @@ import fedvg_jax
 from fedvg_jax.config import Config, axes, sweep_points
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop, programs, sweep_folder, sweep_work, sweeps, verification
+from fedvg_jax.runs import loop, programs, sweep_folder, sweep_work, sweeps
+from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.sweep_folder import Failure
 from fedvg_jax.views import report
 from fedvg_jax.views.report import costs, page

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_folders import write_json, write_run, write_summary, write_sweep
+from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
 import fedvg_jax as fv
 from fedvg_jax import sweep_arguments
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history, verification
+from fedvg_jax.runs.record import verification
 from fedvg_jax.views.report import axes
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.study import CHOICES, results
@@ -388,7 +388,7 @@ def test_a_run_without_digests_of_its_data_is_named(tmp_path, content):
         write_run(tmp_path / f"{seed}", seed=seed)
     (tmp_path / "1" / "manifest.json").unlink()
     if content is not None:
-        write_json(tmp_path / "1" / "manifest.json", content)
+        write_manifest(tmp_path / "1", content)
     with pytest.raises(UsageError, match=r"1: manifest\.json is missing, or holds no digests"):
         collect([tmp_path])
     assert verification.check(tmp_path / "1").misfits
@@ -499,8 +499,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
 
 def give(folder, **functions):
     """Adds objects from Python to the manifest of a run."""
-    path = folder / "manifest.json"
-    write_json(path, json.loads(path.read_text()) | {"given": functions})
+    write_manifest(folder, json.loads((folder / "manifest.json").read_text()) | {"given": functions})
 
 
 @pytest.mark.parametrize(
@@ -537,28 +536,24 @@ def test_run_whose_only_evaluation_is_not_finite_is_a_failure_of_its_cell(tmp_pa
     assert results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
 
 
-def test_run_without_an_intact_evaluation_is_missing(tmp_path):
+def test_run_without_an_evaluation_is_missing(tmp_path):
     write_run(tmp_path / "evaluated", method="fedavg")
     write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
-    lost = write_run(tmp_path / "lost", method="fedavg", seed=2)
-    records = [history.lost_record(i, evaluated=True) for i in (1, 2, 3)]
-    (lost / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
-    write_summary(lost)
     study = collect([tmp_path], partial=True)
-    lines = ("lost: no evaluation in its history", "never: no evaluation in its history")
-    assert study.metric == "accuracy" and study.cell("fedavg", ()).missing == lines
+    missing = study.cell("fedavg", ()).missing
+    assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
 
 
 def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
     """Rows that a file has split do not depend on the partition seed."""
     for seed in (1, 2):
         folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
-        write_json(folder / "manifest.json", {"data": "digits", "partition": "file", "runs": []})
+        write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
     line = "repeated run: 2 has the seed, the rows and the results of 1"
     with pytest.raises(UsageError, match=line):
         collect([tmp_path])
     assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
-    write_json(tmp_path / "2" / "manifest.json", {"data": "digits", "partition": "another", "runs": []})
+    write_manifest(tmp_path / "2", {"data": "digits", "partition": "another", "runs": []})
     assert len(collect([tmp_path]).runs) == 2
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from fedvg_jax import report as report_command
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history
 from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import (

@@ -8,7 +8,7 @@ import subprocess
 from urllib.parse import urlsplit
 
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_manifest, write_run, write_sweep
 
 pytest.importorskip("vl_convert", reason="the page needs the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -34,7 +34,7 @@ def sweep(tmp_path_factory):
     part = {"versions": {"jax": "9"}, "git": {"commit": "a" * 40, "changed": True}, "device": HOSTILE, "devices": 1}
     for run in (sweep / "points").iterdir():
         manifest = json.loads((run / "manifest.json").read_text())
-        write_json(run / "manifest.json", manifest | {"runs": [part]})
+        write_manifest(run, manifest | {"runs": [part]})
     failed = sweep / "points" / "method=fedvg,alpha=0.5,seed=1"
     write_json(failed / "failure.json", {"kind": "failed", "round": 0, "reason": HOSTILE})
     return sweep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_summary, write_sweep
+from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -17,7 +17,7 @@ from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import history
 from fedvg_jax.views.report import costs, markup, page, tables
 from fedvg_jax.views.report.collect import collect
 from fedvg_jax.views.report.figures import FIGURES, base
@@ -278,17 +278,6 @@ def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options,
     assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
 
 
-def test_costs_of_lost_records_are_unknown(tmp_path):
-    folder = write_run(tmp_path / "a", method="fedvg")
-    records = history.read(folder)
-    lost = history.lost_record(2, evaluated=True)
-    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, (records[0], lost, records[2]))))
-    write_summary(folder)
-    study = collect([tmp_path])
-    assert costs.seconds(study.runs[0]) is None and costs.image_gradients(study.runs[0]) is None
-    assert [entry.text for entry in row(tables.cost(study, tables.options(study)), "fedvg")[-3:]] == ["–"] * 3
-
-
 def test_marks_and_footnotes_name_what_is_missing(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
     failed = sweep / "points" / "method=fedavg,alpha=0.05,seed=1"
@@ -369,7 +358,7 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper_and_no_image
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
     folder = write_run(tmp_path / "a", **settings)
     assert tables.against_paper(collect([tmp_path]))
-    write_json(folder / "manifest.json", {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
+    write_manifest(folder, {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
     study = collect([tmp_path])
     assert tables.against_paper(study) is None and costs.image_gradients(study.runs[0]) is None
 

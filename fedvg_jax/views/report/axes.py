@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config, declare, flatten, presets, shorthands
 from fedvg_jax.config.sweep_points import PLACES
 from fedvg_jax.config.uses import PASSED, unused, with_passed
-from fedvg_jax.runs.resume import RESUMABLE_CHANGES
+from fedvg_jax.runs.record.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
 NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}

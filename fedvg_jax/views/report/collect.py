@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import divergence, sweep_folder, verification
-from fedvg_jax.runs.history import History, Record, is_lost, round_ranges
+from fedvg_jax.runs import divergence, sweep_folder
+from fedvg_jax.runs.record import verification
+from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views.report import axes, intact
 from fedvg_jax.views.report.axes import Point
 from fedvg_jax.views.report.study import (
@@ -105,7 +106,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=axes.shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + _tuned(sweeps) + notes + mixed + unplaced + different + _lost(cells)),
+        notes=tuple(_shared_partition(cells) + _tuned(sweeps) + notes + mixed + unplaced + different),
     )
 
 
@@ -158,8 +159,8 @@ def _lacks_accuracy(run: Run) -> bool:
 
 
 def _is_evaluated(record: Record) -> bool:
-    """Returns whether a record has an evaluation, finite or not; a lost record has none."""
-    return "test_loss" in record and not is_lost(record)
+    """Returns whether a record has an evaluation, finite or not."""
+    return "test_loss" in record
 
 
 def _with_lost_results(cell: Cell) -> Cell:
@@ -167,7 +168,7 @@ def _with_lost_results(cell: Cell) -> Cell:
     key, lines = f"test_{cell.metric}", []
     for run in cell.runs.values():
         evaluated = [record for record in run.records if key in record]
-        if evaluated and evaluated[-1][key] is None and not is_lost(evaluated[-1]):
+        if evaluated and evaluated[-1][key] is None:
             lines.append(f"{run.folder.name}: final test {cell.metric} is not finite")
     return cell._replace(failures=cell.failures + tuple(lines))
 
@@ -425,10 +426,3 @@ def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
                     " and is no further replicate"
                 )
     return lines
-
-
-def _lost(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns a note for every run of which records are lost."""
-    runs = [run for cell in cells.values() for run in cell.runs.values()]
-    lost = {run.folder.name: [r["round"] for r in run.records if r.get("lost")] for run in runs}
-    return [f"{name}: the records of {round_ranges(rounds)} are lost" for name, rounds in lost.items() if rounds]

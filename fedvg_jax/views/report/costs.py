@@ -8,7 +8,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.engine.schedule import split_into_minibatches
-from fedvg_jax.runs.history import Record, is_lost
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.study import Run, Study, evaluations
 
 ROUNDING = 1e-9
@@ -35,9 +35,9 @@ def rounds_to(study: Study, run: Run, target: float) -> int | None:
 
 
 def seconds(run: Run) -> float | None:
-    """Returns the seconds of all rounds; None where records are lost."""
-    times = [record.get("seconds") for record in run.records]
-    return None if None in times else float(sum(t for t in times if t is not None))
+    """Returns the seconds of all rounds; None where a record has none."""
+    times = [record["seconds"] for record in run.records if record["seconds"] is not None]
+    return float(sum(times)) if len(times) == len(run.records) else None
 
 
 def image_gradients(run: Run) -> float | None:
@@ -48,14 +48,14 @@ def image_gradients(run: Run) -> float | None:
     count too. Forward passes, as of val_loss, are not counted.
 
     Returns:
-        The number; None where it cannot be derived: records are lost, stragglers draw their epochs, D_val's size is not
+        The number; None where it cannot be derived: stragglers draw their epochs, D_val's size is not
         recorded, or the algorithm or the weighting came from Python.
     """
     config = run.config
     epochs = config.local_epochs if isinstance(config.local_epochs, int) else None
     if isinstance(config.local_epochs, str) and config.local_epochs.isdigit():
         epochs = int(config.local_epochs)
-    if {"algorithm", "weighting"} & {*run.given} or any(map(is_lost, run.records)):
+    if {"algorithm", "weighting"} & {*run.given}:
         return None
     scored = _scored_per_round(run)
     if epochs is None or scored is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvg_jax.runs.history import Record, is_lost
+from fedvg_jax.runs.record.history import Record
 
 PER_CLIENT = ("clients", "weights", "scores", "num_samples")
 IDS = ("dropped", "untrained", "diverged")
@@ -28,7 +28,7 @@ def damage(records: Sequence[Record], documents: Mapping[str, Any]) -> str:
             is not there.
     """
     for record in records:
-        if not is_lost(record) and (name := _damaged_entry(record)):
+        if name := _damaged_entry(record):
             return f"history.jsonl is damaged: {name} of round {record['round']}"
     shapes = {"partition": _is_partition, "manifest": _is_manifest, "layers": _is_texts, "failure": _is_object}
     for stem, is_intact in shapes.items():

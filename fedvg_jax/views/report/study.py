@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.config import Config, uses
-from fedvg_jax.runs import history
-from fedvg_jax.runs.history import History, Record
+from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record.history import History, Record
 
 Choice = Literal["final", "at_best_val", "max"]
 """Which evaluation of a run stands for it; "max" is the minimum of a loss."""
@@ -131,7 +131,7 @@ def replicate_text(replicate: Replicate) -> str:
 def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicate, float]:
     """Returns the test result of every run of a cell, accuracy in percent.
 
-    Runs without that result, because its record was damaged, are left out.
+    Runs without that result are left out.
 
     Args:
         study: where the cell is from.

@@ -27,8 +27,8 @@ from fedvg_jax.config.options import tracker_names
 from fedvg_jax.config.uses import unused, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history
-from fedvg_jax.runs.history import DivergedError, History, Record
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.views.tracking.writers import Ending, TrackedRun, Writer
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Trackers:
 
     def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str]) -> None:
         self._config, self._log, self._given = config, log, given
-        self._folder = config.out and config.out / history.TRACKING
+        self._folder = config.out and config.out / run_folder.TRACKING
         self._stored = _read(self._folder)
         self._writers: dict[str, Writer] = {}
 

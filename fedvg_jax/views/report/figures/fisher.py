@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.figures.layers import layer_norms

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.study import Replicate, Run, Scenario, Study, replicate_text, scenario_text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.study import Run, Study, scenario_text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedvg_jax.runs.history import Record
+from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.plots import weight_shares
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style

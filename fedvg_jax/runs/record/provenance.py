@@ -1,4 +1,4 @@
-"""Data, code and machine of a run, for manifest.json, so that later differences between runs can be explained."""
+"""manifest.json: data, code and machine of a run, so that later differences between runs can be explained."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedvg_jax.core import hardware
+from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import Batch
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import seals
 
 PACKAGES = ("fedvg_jax", "jax", "flax", "optax", "numpy")
 
@@ -57,6 +59,45 @@ def _owners(partition: Partition, num_rows: int) -> np.ndarray:
     for part in partition:
         owners[client_rows.joined(part)] = np.repeat(np.arange(len(part), dtype=np.int32), client_rows.sizes(part))
     return owners
+
+
+def write_manifest(
+    folder: Path,
+    digests: Mapping[str, str],
+    given: Mapping[str, str],
+    num_done: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Writes manifest.json, with an entry for another part of the run.
+
+    Args:
+        folder: of the run.
+        digests: see `sources`.
+        given: objects from Python, by the setting that they replace -> names of their functions; of those that have
+            one, the digest is written instead.
+        num_done: rounds before this part.
+        log: called with a line if code or machine are others than those of the part before.
+    """
+    path = folder / "manifest.json"
+    parts = files.read_object(path)["runs"] if path.exists() else []
+    this_part = {"from_round": num_done + 1, **code(), **machine()}
+    entries = {
+        **digests,
+        "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
+        "documents": document_digests(folder),
+        "runs": [*parts, this_part],
+    }
+    run_folder.write_json(path, seals.with_digest(entries))
+    names = ("versions", "instructions", "backend", "device")
+    if changed := [name for name in names if parts and parts[-1].get(name) != this_part[name]]:
+        listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
+        log(f"later rounds may differ by rounding: {listed}")
+
+
+def document_digests(folder: Path) -> dict[str, str]:
+    """Returns the digests of layers.json and partition.json, of those that the run has."""
+    paths = [path for name in run_folder.DOCUMENTS if (path := folder / name).exists()]
+    return {path.name: seals.text_digest(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def code() -> dict[str, Any]:

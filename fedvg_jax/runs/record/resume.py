@@ -1,14 +1,21 @@
-"""Chooses the run to resume, and checks that all settings that can change results are the same."""
+"""Chooses the run to resume, and checks that it has the same settings, data and objects."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import history
+from fedvg_jax.runs.record import folder as run_folder
 
 AUTO = "auto"
 
@@ -99,14 +106,68 @@ def _is_resumable(folder: Path, config: Config) -> bool:
 
 def _refuse_changed(folder: Path, config: Config) -> None:
     """Raises UsageError if the run has other settings, or more rounds than `config` asks for."""
-    changed = differences(history.read_config(folder), config)
+    changed = differences(run_folder.read_config(folder), config)
     if changed:
         raise UsageError(
             f"{folder} ran with other settings: {', '.join(changed)}; repeat the settings it ran with, or start a new"
             " run"
         )
-    num_done = history.count_lines(folder)
+    num_done = 0
+    with contextlib.suppress(OSError):
+        num_done = files.read_regular(folder / "history.jsonl").count(b"\n")
     if num_done > config.rounds:
         raise UsageError(
             f"{folder} has done {num_done} rounds already; --rounds must be {num_done} or more, got {config.rounds}"
         )
+
+
+def refuse_other_sources(
+    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str], given: Mapping[str, str]
+) -> None:
+    """Raises UsageError unless a run has the data, the partition and the objects from Python that it started with.
+
+    Functions are not compared: their names say little.
+
+    Args:
+        folder: of the run.
+        manifest: content of manifest.json.
+        digests: of data and partition, and hyperparameters, as in the manifest.
+        given: objects from Python, by the setting that they replace.
+    """
+    objects = ("algorithm", "task", "weighting")
+    ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
+    if ran != passed:
+        raise UsageError(
+            f"{folder} ran with {_own(ran)}, this run has {_own(passed)}; pass the same objects to fedvg_jax.run"
+        )
+    for name, digest in digests.items():
+        stored = manifest.get(name, digest)
+        if stored != digest and name == "hyperparameters":
+            values, others = (_shortest_numbers(str(text)) for text in (stored, digest))
+            with_values = f"with {values or 'no given hyperparameters'}, not {others or 'none'}"
+            raise UsageError(f"{folder} ran {with_values}; pass the same")
+        if stored != digest:
+            raise UsageError(
+                f"{folder} ran on {'other data' if name == 'data' else f'another {name}'} (its manifest.json); give the"
+                " files it ran on"
+            )
+
+
+def _own(names: Sequence[str]) -> str:
+    """Returns objects from Python as a text.
+
+    >>> _own(["algorithm", "task", "weighting"]), _own([])
+    ('its own algorithm, task and weighting', "the config's algorithm, task and weighting")
+    """
+    *first, last = names or ("",)
+    listed = f"{', '.join(first)} and {last}" if first else last
+    return f"its own {listed}" if names else "the config's algorithm, task and weighting"
+
+
+def _shortest_numbers(text: str) -> str:
+    """Returns the text with each float32 number at its shortest, as the user wrote it.
+
+    >>> _shortest_numbers("T=0.10000000149011612, b1=0.5")
+    'T=0.1, b1=0.5'
+    """
+    return re.sub(r"\d+\.\d{8,}(e[+-]?\d+)?", lambda number: str(np.float32(number[0])), text)

@@ -1,43 +1,25 @@
-"""Results of a run: one record per round, a summary, and the run folder that holds them.
-
-config.json      the settings
-manifest.json    digests of data and partition; versions and machine of every part of the run
-partition.json   samples and classes of every client, statistics of their skew, and of the validation set
-layers.json      names of the layers whose shares of the score are recorded
-history.jsonl    one line per round
-checkpoints/     the newest states of the simulation
-summary.json     results, seconds, versions
-tracking/        what trackers wrote, and what identifies the tracked runs
-"""
+"""Records of the rounds of a run, their lines in history.jsonl, and the results of a run."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import html
-import itertools
 import json
 import math
-import os
-import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import config as configs
-from fedvg_jax.config import Config, method_name, to_json
+from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, Variables
-from fedvg_jax.runs import seals
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import seals
 
 Record = dict[str, Any]
-
-TRACKING = "tracking"
-"""Folder of the trackers in a run folder."""
 
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
 RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
@@ -98,7 +80,7 @@ class History(_Results):
         fedvg_jax.UsageError: nowhere is not a run folder (it has no config.json); name the folder of a run
         """
         folder = Path(folder)
-        config = dataclasses.replace(read_config(folder), config=None)
+        config = dataclasses.replace(run_folder.read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []
         path = folder / "summary.json"
         stored = files.read_object(path) if path.exists() else {}
@@ -159,7 +141,7 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
     """Returns a function that reads a model of the newest intact checkpoint once."""
 
     def read_model() -> Variables:
-        from fedvg_jax.runs import checkpoint  # which imports jax
+        from fedvg_jax.runs.record import checkpoint  # which imports jax
 
         return checkpoint.best_variables(folder) if which == "best" else checkpoint.final_variables(folder)
 
@@ -261,40 +243,30 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
     The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
 
-    Rounds whose records are lost are listed as `lost_rounds`; results that need a lost evaluation are None.
-
     Args:
         records: of a run.
         metric: "accuracy" or "loss"; None for accuracy where the records have it.
     """
-    lost = {"lost_rounds": rounds} if (rounds := [r["round"] for r in records if is_lost(r)]) else {}
     evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
-        return lost
-    intact = [r for r in evaluated if not is_lost(r)]
-    name = metric or primary_metric((intact or evaluated)[-1])[0]
+        return {}
+    final = evaluated[-1]
+    name = metric or primary_metric(final)[0]
     sign, extreme = _METRICS[name]
 
     def quality(record: Record, part: str) -> float:
         value = record[f"{part}_{name}"]
         return -math.inf if value is None else sign * value
 
-    final = evaluated[-1]
-    if len(intact) < len(evaluated):
-        names = (f"test_{name}_at_best_val", "best_val_round", f"test_{name}_{extreme}")
-        return {f"test_{name}_final": final.get(f"test_{name}")} | dict.fromkeys(names) | _majority(final) | lost
     best, most = (max(evaluated, key=lambda r, part=part: quality(r, part)) for part in ("val", "test"))
-    summary = {
+    majority = "test_majority_accuracy"
+    return {
         f"test_{name}_final": final[f"test_{name}"],
         f"test_{name}_at_best_val": best[f"test_{name}"],
         "best_val_round": best["round"],
         f"test_{name}_{extreme}": most[f"test_{name}"],
+        **({"majority_accuracy": final[majority]} if majority in final else {}),
     }
-    return summary | _majority(final) | lost
-
-
-def _majority(final: Record) -> dict[str, Any]:
-    return {"majority_accuracy": final["test_majority_accuracy"]} if "test_majority_accuracy" in final else {}
 
 
 _METRICS = {"accuracy": (1, "max"), "loss": (-1, "min")}
@@ -307,178 +279,9 @@ def primary_metric(record: Record) -> tuple[str, int, str]:
     return name, *_METRICS[name]
 
 
-def lost_record(index: int, evaluated: bool) -> Record:
-    """Returns the placeholder of a record whose line of history.jsonl was damaged: no client, None for every number."""
-    empty = {name: [] for name in ("clients", "weights", "scores", "num_samples")}
-    losses = dict.fromkeys(("val_loss", "test_loss")) if evaluated else {}
-    return {"round": index, **empty, "train_loss": None, "seconds": None, "lost": True, **losses}
-
-
-def is_lost(record: Record) -> bool:
-    """Returns whether a record is a placeholder of one that was damaged."""
-    return record.get("lost") is True
-
-
-def text_with_lost_records(lines: Mapping[int, bytes], evaluated: Sequence[int], count: int) -> bytes:
-    """Returns the text of a history of `count` rounds with a `lost_record` for every round without an intact line.
-
-    Args:
-        lines: intact lines by round.
-        evaluated: rounds with an evaluation.
-    """
-    texts = (lines.get(i) or as_line(lost_record(i, i in evaluated)) for i in range(1, count + 1))
-    return b"".join(texts)
-
-
-def repaired_prefix(seal: Mapping[str, Any], text: bytes) -> bytes | None:
-    """Returns the lines up to a checkpoint of a history with lost records; None if `text` is not such a history."""
-    lines, crcs = seals.split_lines(text)[: seal["round"]], seals.line_crcs(seal)
-    if len(lines) < seal["round"] or len(crcs) != seal["round"]:
-        return None
-    try:
-        records = parse(b"".join(lines))
-    except ValueError:
-        return None
-    if len(records) != len(lines):  # the last line has no end
-        return None
-    matches = (f"{zlib.crc32(line):08x}" == crc for line, crc in zip(lines, crcs, strict=True))
-    is_complete = all(fits or is_lost(record) for fits, record in zip(matches, records, strict=True))
-    return b"".join(lines) if is_complete else None
-
-
-def round_ranges(numbers: Sequence[int]) -> str:
-    """Returns [3, 4, 5, 9] as "rounds 3-5, 9"; of more than ten ranges the first ten and the number of others."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    listed = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    more = [f"and {len(listed) - 10} more"] if len(listed) > 10 else []
-    return f"rounds {', '.join(listed[:10] + more)}" if listed else ""
-
-
 def as_line(record: Record) -> bytes:
     """Returns a record's line of history.jsonl."""
     return json.dumps(record).encode() + b"\n"
-
-
-def move_aside(folder: Path, why: str) -> str:
-    """Renames history.jsonl to history.WHY-N.jsonl, with the first unused N; returns the new name."""
-    names = (f"history.{why}-{i}.jsonl" for i in itertools.count(1))
-    name = next(name for name in names if not os.path.lexists(folder / name))
-    os.replace(folder / "history.jsonl", folder / name)
-    files.flush([folder])
-    return name
-
-
-def reserve_folder(config: Config) -> Path:
-    """Makes the folder runs/<time>-<method>, with a number appended where that exists, and returns it.
-
-    No other process gets the same one.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
-    paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
-    with files.writing("a run folder in runs", "--out"):
-        Path("runs").mkdir(exist_ok=True)
-        return next(path for path in paths if _make_folder(path))
-
-
-def _make_folder(folder: Path) -> bool:
-    """Makes a folder; returns whether it did not exist."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
-def remove_unused(folder: Path) -> None:
-    """Removes a folder of `reserve_folder` if nothing was written to it."""
-    with contextlib.suppress(OSError):  # of a folder that is not empty, or is gone
-        folder.rmdir()
-
-
-def read_config(folder: Path) -> Config:
-    """Returns the settings of a run.
-
-    Raises:
-        UsageError: the folder has no config.json, or it is damaged.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        refuse_sweep(folder)
-        raise UsageError(f"{folder} is not a run folder (it has no {path.name}); name the folder of a run")
-    return config_from_json(files.read_object(path), str(path))
-
-
-def refuse_sweep(folder: Path) -> None:
-    """Raises UsageError for the folder of a sweep where that of a run is needed."""
-    if (folder / "sweep.json").is_file():
-        raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
-
-
-NO_SETTINGS = (("target", None),)
-"""Entries of a config.json that are no settings, and had no effect at this value."""
-
-
-def config_from_json(settings: dict, source: str) -> Config:
-    """Returns the settings that `config.to_json` wrote.
-
-    Args:
-        source: name of the file, for messages.
-
-    Raises:
-        UsageError: they are not settings.
-    """
-    if not isinstance(settings, dict):
-        raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
-    stored = {name: value for name, value in settings.items() if (name, value) not in NO_SETTINGS and name != "unused"}
-    try:
-        flat = configs.dotted(stored)
-    except RecursionError:
-        raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
-    return configs.apply(Config(), flat, source)
-
-
-def refuse_taken(folder: Path) -> None:
-    """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten.
-
-    What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
-    """
-    if folder.exists() and (not folder.is_dir() or any(_is_of_a_run(path) for path in folder.iterdir())):
-        raise UsageError(
-            f"run folder {folder} is taken, and no run overwrites files; name another with --out, or continue its run"
-            " with --resume"
-        )
-
-
-def _is_of_a_run(path: Path) -> bool:
-    return path.name[0] != "." and path.name != TRACKING
-
-
-def write_settings(
-    folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None
-) -> None:
-    """Writes config.json, layers.json and partition.json.
-
-    Args:
-        layers: names of the layers whose shares of the score the history holds.
-        partition: its statistics.
-    """
-    write_json(folder / "config.json", to_json(config))
-    for name, text in document_texts(layers, partition).items():
-        files.replace(folder / name, text)
-
-
-def document_texts(layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Returns the texts of layers.json and partition.json by file name, without those that have no content."""
-    texts = {"layers.json": _readable(list(layers))} if layers else {}
-    return texts | ({"partition.json": _lines_of(partition)} if partition else {})
 
 
 def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
@@ -502,12 +305,6 @@ def read(folder: Path) -> list[Record]:
         raise UsageError(f"{folder / 'history.jsonl'} is damaged: {files.reason(error)}") from None
 
 
-def count_lines(folder: Path) -> int:
-    """Returns the number of lines of the history, 0 where there is none. The lines are not parsed."""
-    path = folder / "history.jsonl"
-    return files.read_regular(path).count(b"\n") if path.exists() else 0
-
-
 def parse(text: bytes) -> list[Record]:
     """Returns the records of all whole lines.
 
@@ -518,22 +315,9 @@ def parse(text: bytes) -> list[Record]:
     records = [files.parse_json(line, f"line {i + 1}") for i, line in enumerate(lines)]
     if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
         raise ValueError("its lines are not rounds 1, 2, 3 ...")
+    if lost := [r["round"] for r in records if r.get("lost")]:
+        raise ValueError(f"it holds no record of round {lost[0]}, only a mark that it was lost")
     return records
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, atomically."""
-    files.replace(path, _readable(value))
-
-
-def _readable(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _lines_of(value: Mapping[str, Any]) -> str:
-    """Returns JSON with one line per name, so that long lists stay readable."""
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
-    return f"{{\n{lines}\n}}\n"
 
 
 def _mean_train_loss(schedule, metrics) -> float | None:

@@ -30,7 +30,8 @@ import numpy as np
 
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
-from fedvg_jax.runs.seals import (
+from fedvg_jax.runs.record.folder import move_aside
+from fedvg_jax.runs.record.seals import (
     FOLDER,
     FORMAT,
     SEAL,
@@ -84,42 +85,50 @@ def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: 
         "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
     }
     files.replace(target / SEAL, seal_text(seal))
-    _prune(run, number, keep)
+    _prune(run, keep)
 
 
 def restore(
-    run: Path,
-    template: Callable[[SealEntries], Tree],
-    refuse: Callable[[SealEntries], str],
-    log: Callable[[str], None],
+    run: Path, template: Callable[[SealEntries], Tree], log: Callable[[str], None]
 ) -> tuple[Tree, SealEntries] | None:
     """Returns the newest intact checkpoint, on the host.
 
     Args:
         template: seal -> pytree of arrays or shapes that the checkpoint must have.
-        refuse: seal -> the reason not to use the checkpoint, "" if there is none.
         log: called with one line about every newer checkpoint that is skipped.
 
     Returns:
-        (state in the structure of the template, seal), or None without such a checkpoint.
+        (state in the structure of the template, seal), or None without a complete checkpoint.
+
+    Raises:
+        UsageError: no complete checkpoint is intact and of these shapes.
     """
+    complete = []
     for path in reversed(checkpoint_folders(run)):
         try:
             seal = read_seal(path)
-            if reason := refuse(seal):
-                raise ValueError(reason)
             return _read(path, seal, template(seal)), seal
         except Exception as error:  # damaged bytes may raise anything
-            reason = files.reason(error)
-            log(f"checkpoint of round {int(path.name)} skipped: {reason}")
+            reason = f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}"
+            complete.extend([reason] if (path / SEAL).exists() else [])
+            log(reason)
+    if complete:
+        raise UsageError(f"{run} has no usable checkpoint ({complete[0]}); nothing was changed; start a new run")
     return None
+
+
+def move_later(run: Path, number: int) -> None:
+    """Renames complete checkpoints after a round, which cannot be used, to NUMBER.damaged-N."""
+    for path in checkpoint_folders(run):
+        if int(path.name) > number and (path / SEAL).exists():
+            move_aside(path, "damaged")
 
 
 def best_variables(run: Path | str, template: Variables | None = None) -> Variables:
     """Returns the model that was best on validation, from the newest intact checkpoint of a run folder.
 
     Args:
-        run: the run folder.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -146,7 +155,7 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
     """Returns the global model of the newest intact checkpoint of a run folder: the final one of a finished run.
 
     Args:
-        run: the run folder.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -178,7 +187,7 @@ def _read_model(
         check_seal: raises ValueError where a checkpoint does not hold the model.
     """
     reasons = []
-    for path in reversed(checkpoint_folders(run)):
+    for path in [run] if (run / SEAL).is_file() else reversed(checkpoint_folders(run)):
         try:
             seal = read_seal(path)
             check_seal(seal)
@@ -204,11 +213,16 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 
 
 def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Variables:
-    expected = {key: tuple(leaf.shape) for key, leaf in _leaves_by_path(template).items()}
-    shapes = {key: leaf.shape for key, leaf in leaves.items()}
-    if expected != shapes:
-        raise ValueError(f"its shapes are {shapes}, the template's {expected}")
+    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
+    _refuse_other_shapes(expected, {key: (leaf.shape, str(leaf.dtype)) for key, leaf in leaves.items()})
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
+
+
+def _refuse_other_shapes(expected: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """Raises ValueError with the first leaf whose shape or dtype is another."""
+    if expected != shapes:
+        other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
+        raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
 
 
 def place_like(template: Tree, state: Tree, sharding: Any = None) -> Tree:
@@ -297,10 +311,7 @@ def _quiet() -> Iterator[None]:
 def _read(path: Path, seal: SealEntries, template: Tree) -> Tree:
     """Returns the arrays of a checkpoint, in the structure of `template`."""
     expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
-    shapes = _shapes(seal)
-    if expected != shapes:
-        other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
-        raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
+    _refuse_other_shapes(expected, _shapes(seal))
     leaves = _read_leaves(path, seal)
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
@@ -349,12 +360,9 @@ def _is_key(leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _prune(run: Path, number: int, keep: int) -> None:
-    """Removes checkpoints up to round `number`, except the newest `keep` that are sealed.
-
-    Later ones, which were skipped when the run was resumed, will be replaced.
-    """
-    folders = [path for path in checkpoint_folders(run) if int(path.name) <= number]
+def _prune(run: Path, keep: int) -> None:
+    """Removes all checkpoints except the newest `keep` that are sealed."""
+    folders = checkpoint_folders(run)
     kept = [path for path in folders if (path / SEAL).is_file()][-keep:]
     for path in folders:
         if path not in kept:

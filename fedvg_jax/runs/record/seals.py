@@ -13,77 +13,33 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedvg_jax.core import files
 
 FOLDER = "checkpoints"
 SEAL = "seal.json"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
+"""Format 1 has the CRC-32 of the history, format 2 its SHA-256."""
+
 DIGEST = "sha256"
 """Key of the digest that a JSON object holds of its other entries."""
-
-LINE_DIGITS = 8
-"""Hexadecimal digits of a line's CRC-32 in `HistorySeal.lines`."""
 
 SealEntries = dict[str, Any]
 """Content of a seal, plain JSON."""
 
 
-class HistorySeal(NamedTuple):
-    """Digests of the lines of history.jsonl up to a round."""
+def history_fits(sealed: Sequence[Any], text: bytes) -> bool:
+    """Returns whether a history begins with the sealed lines; what follows them is not compared.
 
-    size: int = 0
-    """bytes"""
-    crc: int = 0
-    """CRC-32 of these bytes"""
-    lines: str = ""
-    """CRC-32 of every line, eight hexadecimal digits each; shows which lines of a damaged file are intact"""
-    chain: str = ""
-    """SHA-256 over lines: c_i = SHA-256(c_{i-1} line_i), c_0 empty"""
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the entries of a seal."""
-        return {"history": [self.size, self.crc], "lines": self.lines, "chain": self.chain}
-
-
-def extend(seal: HistorySeal, text: bytes) -> HistorySeal:
-    r"""Returns the seal of the history with more lines.
-
-    >>> extend(extend(HistorySeal(), b"one\n"), b"two\n") == extend(HistorySeal(), b"one\ntwo\n")
-    True
+    Args:
+        sealed: size of these lines in bytes, and their SHA-256 (format 2) or CRC-32 (format 1).
+        text: of history.jsonl.
     """
-    crcs, chain = [], seal.chain
-    for line in split_lines(text):
-        crcs.append(f"{zlib.crc32(line):08x}")
-        chain = hashlib.sha256(chain.encode() + line).hexdigest()
-    return HistorySeal(seal.size + len(text), zlib.crc32(text, seal.crc), seal.lines + "".join(crcs), chain)
-
-
-def split_lines(text: bytes) -> list[bytes]:
-    """Returns the lines with their newlines; only a newline ends a line."""
-    return [line + b"\n" for line in text.split(b"\n")[:-1]] + [line for line in text.split(b"\n")[-1:] if line]
-
-
-def history_fits(seal: Mapping[str, Any], text: bytes) -> bool:
-    """Returns whether the history begins with the sealed lines."""
-    size, crc = seal["history"]
-    if len(text) < size or zlib.crc32(text[:size]) != crc:
-        return False
-    return "chain" not in seal or extend(HistorySeal(), text[:size]).chain == seal["chain"]
-
-
-def intact_lines(seal: Mapping[str, Any], text: bytes) -> dict[int, bytes]:
-    """Returns the lines of a damaged history that are as they were sealed, by round, at any position."""
-    round_of = {int(crc, 16): number for number, crc in enumerate(line_crcs(seal), 1)}
-    lines = {round_of.get(zlib.crc32(line)): line for line in split_lines(text)}
-    return {number: line for number, line in lines.items() if number is not None}
-
-
-def line_crcs(seal: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the CRC-32 of every sealed line; empty for a seal of an earlier version."""
-    lines = seal.get("lines", "")
-    return [lines[i : i + LINE_DIGITS] for i in range(0, len(lines), LINE_DIGITS)]
+    size, digest = sealed
+    prefix = text[:size]
+    return len(prefix) == size and digest in (hashlib.sha256(prefix).hexdigest(), zlib.crc32(prefix))
 
 
 def text_digest(text: str) -> str:
@@ -98,14 +54,8 @@ def with_digest(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_own_digest(value: Mapping[str, Any]) -> bool:
-    """Returns whether an object of `with_digest` is as it was written.
-
-    It is true without a digest, which earlier versions did not write.
-    """
-    return DIGEST not in value or with_digest(value)[DIGEST] == value[DIGEST]
-
-
-# --- checkpoints
+    """Returns whether an object of `with_digest` is as it was written."""
+    return value.get(DIGEST) == with_digest(value)[DIGEST]
 
 
 def folder_name(number: int) -> str:
@@ -147,7 +97,7 @@ def read_seal(path: Path) -> SealEntries:
         seal = json.loads(text)
         crc = seal.pop("crc")
         if crc == zlib.crc32(json.dumps(seal).encode()):
-            if seal["format"] != FORMAT:
+            if seal["format"] not in READABLE:
                 raise RuntimeError(f"format {seal['format']}, this version reads {FORMAT}")
             return seal
     raise ValueError(f"{SEAL} is damaged")

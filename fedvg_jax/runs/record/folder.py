@@ -1,0 +1,163 @@
+"""The folder of a run: who may use it, its settings, and the files that describe the run.
+
+config.json      the settings
+manifest.json    digests of data and partition; versions and machine of every part of the run
+partition.json   samples and classes of every client, statistics of their skew, and of the validation set
+layers.json      names of the layers whose shares of the score are recorded
+history.jsonl    one line per round
+checkpoints/     the newest states of the simulation
+summary.json     results, seconds, versions
+tracking/        what trackers wrote, and what identifies the tracked runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config, method_name, to_json
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+
+TRACKING = "tracking"
+"""Folder of the trackers in a run folder."""
+
+DOCUMENTS = ("layers.json", "partition.json")
+"""Files that describe what a run was computed from, and that stay as they were written."""
+
+
+def move_aside(path: Path, why: str) -> str:
+    """Renames NAME.SUFFIX to NAME.WHY-N.SUFFIX, with the first unused N; returns the new name."""
+    paths = (path.with_name(f"{path.stem}.{why}-{i}{path.suffix}") for i in itertools.count(1))
+    target = next(target for target in paths if not os.path.lexists(target))
+    os.replace(path, target)
+    files.flush([path.parent])
+    return target.name
+
+
+def reserve_folder(config: Config) -> Path:
+    """Makes the folder runs/<time>-<method>, with a number appended where that exists, and returns it.
+
+    No other process gets the same one.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
+    paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
+    with files.writing("a run folder in runs", "--out"):
+        Path("runs").mkdir(exist_ok=True)
+        return next(path for path in paths if _make_folder(path))
+
+
+def _make_folder(folder: Path) -> bool:
+    """Makes a folder; returns whether it did not exist."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes a folder of `reserve_folder` if nothing was written to it."""
+    with contextlib.suppress(OSError):  # of a folder that is not empty, or is gone
+        folder.rmdir()
+
+
+def read_config(folder: Path) -> Config:
+    """Returns the settings of a run.
+
+    Raises:
+        UsageError: the folder has no config.json, or it is damaged.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        refuse_sweep(folder)
+        raise UsageError(f"{folder} is not a run folder (it has no {path.name}); name the folder of a run")
+    return config_from_json(files.read_object(path), str(path))
+
+
+def refuse_sweep(folder: Path) -> None:
+    """Raises UsageError for the folder of a sweep where that of a run is needed."""
+    if (folder / "sweep.json").is_file():
+        raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
+
+
+NO_SETTINGS = (("target", None),)
+"""Entries of a config.json that are no settings, and had no effect at this value."""
+
+
+def config_from_json(settings: dict, source: str) -> Config:
+    """Returns the settings that `config.to_json` wrote.
+
+    Args:
+        source: name of the file, for messages.
+
+    Raises:
+        UsageError: they are not settings.
+    """
+    if not isinstance(settings, dict):
+        raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
+    stored = {name: value for name, value in settings.items() if (name, value) not in NO_SETTINGS and name != "unused"}
+    try:
+        flat = configs.dotted(stored)
+    except RecursionError:
+        raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
+    return configs.apply(Config(), flat, source)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten.
+
+    What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
+    """
+    if folder.exists() and (not folder.is_dir() or any(_is_of_a_run(path) for path in folder.iterdir())):
+        raise UsageError(
+            f"run folder {folder} is taken, and no run overwrites files; name another with --out, or continue its run"
+            " with --resume"
+        )
+
+
+def _is_of_a_run(path: Path) -> bool:
+    return path.name[0] != "." and path.name != TRACKING
+
+
+def write_settings(
+    folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None
+) -> None:
+    """Writes config.json, and layers.json and partition.json where they are missing.
+
+    Args:
+        layers: names of the layers whose shares of the score the history holds.
+        partition: its statistics.
+    """
+    write_json(folder / "config.json", to_json(config))
+    texts = {"layers.json": _readable(list(layers)) if layers else "", "partition.json": _lines_of(partition or {})}
+    for name, text in texts.items():
+        if text and not (folder / name).exists():
+            files.replace(folder / name, text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, atomically."""
+    files.replace(path, _readable(value))
+
+
+def _readable(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _lines_of(value: Mapping[str, Any]) -> str:
+    """Returns JSON with one line per name, so that long lists stay readable; no text without names."""
+    if not value:
+        return ""
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
+    return f"{{\n{lines}\n}}\n"

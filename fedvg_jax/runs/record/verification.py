@@ -1,0 +1,234 @@
+"""Checks that the files of a run folder are as its run wrote them.
+
+Recomputes the results of summary.json from history.jsonl, and compares the files of the folder with the digests in the
+seals of its checkpoints, in manifest.json and in summary.json, and its settings with the point of a sweep that it is
+in. A run is resumed, and a report counts it, only if its folder passes. It detects accidents and careless edits, not a
+forger who also rewrites every digest: no key is involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import sweep_folder
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, resume, seals
+from fedvg_jax.runs.record.history import Record
+
+COMMAND = "python -m fedvg_jax.verify"
+
+
+class Report(NamedTuple):
+    """Results of checking a run folder, one line each."""
+
+    misfits: list[str]
+    """files that are not as the run wrote them"""
+    notes: list[str]
+    """remarks on files that fit, such as a checkpoint that a kill left half-written"""
+    unusable: list[str]
+    """those of the misfits that a resumed run leaves behind: single checkpoints, and lines that no seal vouches for"""
+
+
+class MisfitError(UsageError):
+    """Files of a run folder are not as its run wrote them."""
+
+    exit_code = 1
+
+    def __init__(self, folder: Path, misfits: Sequence[str]):
+        more = f" (and {len(misfits) - 1} more: {COMMAND} {folder})" if len(misfits) > 1 else ""
+        advice = ""
+        if newest := _newest_intact(folder):
+            advice = f", or start a new run from the model of round {int(newest.name)} with --init {newest}"
+        super().__init__(
+            f"{folder} is not as its run left it: {misfits[0]}{more}; nothing was changed; restore the file{advice}"
+        )
+        self.misfits = list(misfits)
+
+
+def _newest_intact(folder: Path) -> Path | None:
+    """Returns the newest checkpoint whose files are as they were sealed; None without one."""
+    for path in reversed(seals.checkpoint_folders(folder)):
+        with contextlib.suppress(ValueError, RuntimeError, OSError):
+            if not files.damaged(path, seals.read_seal(path)["files"]):
+                return path
+    return None
+
+
+def is_run(path: Path) -> bool:
+    """Returns whether a folder has files of a run."""
+    return any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
+
+
+def check(path: Path, *, with_arrays: bool = True) -> Report:
+    """Returns the report of comparing the files of a run folder with one another.
+
+    Args:
+        path: of the run folder.
+        with_arrays: whether to read the arrays of the checkpoints, which take most of the time.
+
+    Raises:
+        UsageError: `path` is not a run folder.
+    """
+    try:
+        if not is_run(path):
+            run_folder.refuse_sweep(path)
+            raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
+    report = Report([], [], [])
+    checkpoints = _read_checkpoints(path, report, with_arrays)
+    manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))
+    text, records = _read_history(path, report)
+    sealed = checkpoints | ({"summary.json": summary["seal"]} if summary and "seal" in summary else {})
+    if (checkpoints or summary is not None) and not (manifest or {}).keys() >= {"data", "partition"}:
+        report.misfits.append("manifest.json is missing, or holds no digests of data and partition")
+    for name, seal in [*sealed.items(), ("manifest.json", manifest or {})]:
+        try:
+            report.misfits.extend(_contradictions(path, text, manifest or {}, name, seal))
+        except (LookupError, TypeError, ValueError, AttributeError):
+            report.misfits.append(f"the digests in {name} are damaged")
+    _check_config(path, checkpoints, report)
+    _check_results(checkpoints, text, records, summary, report)
+    return report._replace(misfits=list(dict.fromkeys(report.misfits)))
+
+
+def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str, seals.SealEntries]:
+    """Returns the seals of the checkpoints by folder name, oldest first, and reports those that cannot be used."""
+    entries, unusable = {}, report.unusable
+    for checkpoint in seals.checkpoint_folders(path):
+        name = f"{seals.FOLDER}/{checkpoint.name}"
+        try:
+            seal = seals.read_seal(checkpoint)
+        except (ValueError, RuntimeError) as error:
+            is_partial = str(error) == "half-written"  # a kill leaves such a checkpoint, and no run resumes from it
+            (report.notes if is_partial else unusable).append(f"{name}: {error}")
+            continue
+        if with_arrays:
+            unusable.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, seal["files"]))
+        if seal["round"] != int(checkpoint.name):
+            report.misfits.append(f"{name} is of round {seal['round']}")
+        entries[name] = seal
+    report.misfits.extend(unusable)
+    return entries
+
+
+def _read_object(path: Path, report: Report) -> dict[str, Any] | None:
+    """Returns a JSON object that ends in a digest of itself; None if the file is missing or damaged."""
+    try:
+        value = json.loads(files.read_regular(path).decode("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        report.misfits.append(f"{path.name} is damaged: {files.reason(error)}")
+        return None
+    if not isinstance(value, dict):
+        report.misfits.append(f"{path.name} is damaged: it is not a JSON object")
+        return None
+    if not seals.has_own_digest(value):
+        report.misfits.append(f"{path.name} is not as it was written: its digest differs")
+    return value
+
+
+def _read_history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
+    """Returns bytes and records of history.jsonl."""
+    try:
+        text = files.read_regular(path / "history.jsonl")
+    except FileNotFoundError:
+        return b"", []  # as a kill before the first round leaves it; a seal of more lines does not fit
+    except OSError as error:
+        report.misfits.append(f"history.jsonl cannot be read: {files.reason(error)}")
+        return b"", []
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        report.notes.append(f"history.jsonl ends in {len(text) - len(whole)} bytes of a line that was cut short")
+    try:
+        return text, history.parse(whole)
+    except ValueError as error:
+        report.unusable.append(f"history.jsonl is damaged: {files.reason(error)}")
+        report.misfits.extend(report.unusable[-1:])
+        return text, []
+
+
+def _contradictions(
+    path: Path, text: bytes, manifest: Mapping[str, Any], name: str, seal: Mapping[str, Any]
+) -> list[str]:
+    """Returns what differs from the digests in a file.
+
+    Args:
+        path: of the run folder.
+        text: of history.jsonl.
+        manifest: content of manifest.json.
+        name: of the file.
+        seal: its digests of the history, of data and partition (`sources`), and of other files (`documents`).
+    """
+    misfits = []
+    if name != "manifest.json" and not seals.history_fits(seal["history"], text):
+        misfits.append(f"history.jsonl is not the one that {name} was sealed with")
+    for source, digest in seal.get("sources", {}).items():
+        if manifest.get(source, digest) != digest:
+            misfits.append(f"manifest.json has another digest of the {source} than {name}")
+    for document, digest in seal.get("documents", {}).items():
+        try:
+            is_same = seals.text_digest(files.read_regular(path / document).decode("utf-8")) == digest
+        except (OSError, ValueError) as error:
+            misfits.append(f"{document} cannot be read: {files.reason(error)}")
+        else:
+            misfits.extend([] if is_same else [f"{document} is not the one that {name} was sealed with"])
+    return misfits
+
+
+def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Report) -> None:
+    """Checks that config.json has the settings of the checkpoints, and of the point of a sweep."""
+    try:
+        config = run_folder.read_config(path)
+    except UsageError as error:
+        report.misfits.append(f"config.json: {error}")
+        return
+    if contradiction := sweep_folder.contradiction(path, config):
+        report.misfits.append(contradiction)
+    for name, seal in checkpoints.items():
+        try:
+            changed = resume.differences(run_folder.config_from_json(seal["config"], name), config)
+        except UsageError as error:
+            report.notes.append(f"{name}: {error}")
+            continue
+        if changed:
+            report.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")
+
+
+def _check_results(
+    checkpoints: Mapping[str, seals.SealEntries],
+    text: bytes,
+    records: Sequence[Record],
+    summary: Mapping[str, Any] | None,
+    report: Report,
+) -> None:
+    """Checks that the best models of the checkpoints, and the results of summary.json, are those of the history."""
+    if text and not records:
+        return  # the damage is already reported
+    try:
+        expected: dict[str, Any] = {"rounds": len(records), **history.summarise(records)}
+        for name, seal in checkpoints.items():
+            best, stored = history.summarise(records[: seal["round"]]).get("best_val_round"), seal["best"]
+            if stored and stored["round"] != best:
+                report.misfits.append(f"{name} keeps the model of round {stored['round']} as the best, not of {best}")
+    except (LookupError, TypeError, ValueError):
+        report.misfits.append("history.jsonl lacks numbers that its evaluations must have")
+        return
+    if summary is None:
+        report.notes.append("no summary.json: the run is going on, or it was killed")
+        return
+    for name, value in expected.items():
+        if name not in summary or not _same(summary[name], value):
+            report.misfits.append(f"summary.json: {name} is {summary.get(name)!r}, the history gives {value!r}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Returns whether values are equal as JSON, including their types."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -72,7 +72,7 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
 def stopped_clock(tmp_path, monkeypatch):
     """A folder to run in, at an instant that does not pass."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(history.time, "strftime", lambda form: "NOW")
+    monkeypatch.setattr(run_folder.time, "strftime", lambda form: "NOW")
 
 
 def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):

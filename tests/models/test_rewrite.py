@@ -161,9 +161,7 @@ def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64
     def history(task):
         clients = np.array_split(np.arange(60), 3)
         records = fv.run(config, data=(x, y), partition=clients, task=task).records
-        return np.hstack(
-            [np.hstack([record[name] for name in ("train_loss", "weights")]) for record in records]
-        )
+        return np.hstack([np.hstack([record[name] for name in ("train_loss", "weights")]) for record in records])
 
     calls = []
     monkeypatch.setitem(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -54,6 +54,11 @@ def fast_convolutions(function: F) -> F:
     >>> fast_convolutions(convolve)(x, w)[0, 0].tolist()
     [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
+    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function)
+
+
+def _rewritten(function: F) -> F:
+    """Returns the function of `fast_convolutions`."""
 
     @functools.wraps(function)
     def rewritten(*args, **kwargs):
@@ -73,6 +78,10 @@ def fast_convolutions(function: F) -> F:
         return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, *arrays))
 
     return rewritten  # pyright: ignore[reportReturnType]
+
+
+_rewritten_once = functools.lru_cache(128)(_rewritten)
+"""The same function for the same one, so that compiled programs of it are found again."""
 
 
 def _has_rule(jaxpr: core.Jaxpr) -> bool:

@@ -4,7 +4,9 @@ TOGETHER = (
     ("algorithms/test_algorithms.py", "engine/test_untrained.py"),  # `worlds.any_shared_round`
     (
         "commands/test_report.py",
-        "views/test_report_claims.py",
+        "test_paper_claims.py",
+        "test_paper_figures.py",
+        "test_paper_values.py",
         "views/test_report_collect.py",
         "views/test_report_figures.py",
         "views/test_report_page.py",

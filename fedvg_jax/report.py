@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
@@ -58,19 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
     parser.add_argument("--client", type=_whole_number, metavar="ID", help="client whose weights are bold")
-    parser.add_argument(
-        "--rounds",
-        type=_whole_number,
-        nargs="+",
-        metavar="N",
-        help="rounds of the heat maps of norms by layer; default: the first, the middle and the last",
-    )
-    parser.add_argument(
-        "--claims",
-        type=parse_path,
-        metavar="FILE",
-        help="write the paper's claims with verdicts instead, as Markdown or .csv; each DIR by itself",
-    )
     parser.error = _raise_usage_error
     return parser
 
@@ -103,37 +89,13 @@ def write(argv: Sequence[str]) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit:  # --help
         return 0
-    options = vars(arguments)
-    claims = options.pop("claims")
-    if claims:
-        return write_claims(options, claims)
     from fedvg_jax.views import report
 
-    written = report.write(**options, command=shlex.join([*PROG.split(), *argv]))
+    written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:
         print(path)
     for name, reason in written.left_out.items():
         print(f"no figure {name}: {reason}")
-    return 0
-
-
-def write_claims(options: Mapping[str, Any], path: Path) -> int:
-    """Writes the paper's claims with verdicts, prints them, and returns the exit code.
-
-    Args:
-        options: the others of the command line.
-        path: of the file, Markdown or .csv.
-
-    Raises:
-        UsageError: an option is given that belongs to a report, or a folder holds no finished run.
-    """
-    if others := [name for name, value in options.items() if name != "dirs" and value != _parser().get_default(name)]:
-        raise UsageError(f"--claims writes one file and takes no --{others[0]}; leave it out")
-    from fedvg_jax.views.report import claims
-
-    for judged in claims.write_claims(options["dirs"], path):
-        print(f"{judged.verdict:12} {judged.claim.statement}")
-    print(path)
     return 0
 
 

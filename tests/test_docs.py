@@ -128,7 +128,7 @@ def test_a_single_pair_has_no_interval_and_no_p_value(extension, tmp_path, monke
     (tmp_path / "run.json").write_text(json.dumps(origin), encoding="utf-8")
     monkeypatch.setattr(result_tables, "RESULTS", tmp_path.parent)
     table = result_tables.controls(tmp_path.name)
-    assert "| fedavg, samples | 81.50 | 1 | -1.50 (–) | – |" in table and "nan" not in table
+    assert "| FedAvg | 81.50 | 1 | -1.50 (–) | – |" in table and "nan" not in table
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)

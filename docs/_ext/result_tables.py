@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,9 @@ import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
+from fedvg_jax.views.labels import method_label
 from fedvg_jax.views.report import statistics
+from fedvg_jax.views.report.axes import base_name
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -141,18 +142,8 @@ class Row(NamedTuple):
     """Mean, limits of the 95 % t interval and p after Holm's correction; None for the baseline."""
 
 
-class Baseline(NamedTuple):
-    """The method that others are compared with."""
-
-    heading: str
-    method: str
-
-
-BASELINES = {
-    "fedvg": Baseline("FedVG", "fedvg"),
-    "fedavg": Baseline("FedAvg", "fedavg, samples"),
-    "uniform": Baseline("uniform", "fedavg, uniform"),
-}
+BASELINES = ("fedvg", "fedavg", "uniform")
+"""Methods that others are compared with."""
 
 
 def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
@@ -160,7 +151,7 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
 
     Args:
         name: folder of results.
-        baseline: key of `BASELINES`; where the folder holds tables of a report, the baseline of that report.
+        baseline: one of `BASELINES`; where the folder holds tables of a report, the baseline of that report.
         choice: evaluation that stands for a run, where the folder has a line for every run.
 
     Returns:
@@ -171,11 +162,11 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
     rows = []
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
-        shown = [row.setting, row.method, f"{row.mean:.2f}{spread}", str(row.n or "")]
+        shown = [row.setting, method_label(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
         if row.difference:
             shown += _shown_difference(*(of_fedvg(row.difference) if baseline == "fedvg" else row.difference))
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {BASELINES[baseline].heading}"
+    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_label(baseline)}"
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
@@ -191,13 +182,14 @@ class Study(NamedTuple):
     """A comparison of FedVG with its controls, in the final round."""
 
     what: str
+    folder: str
     seeds: int
     alpha: str
     gaps: dict[str, tuple[float, float, float, float]]
     """control, of those that were run -> FedVG minus it: mean, limits of the 95 % interval, p"""
 
 
-CONTROLS = {"FedAvg": "fedavg, samples", "uniform": "fedavg, uniform", "placebo": "fedavg, permuted(fedvg)"}
+CONTROLS = {"FedAvg": "fedavg", "uniform": "uniform", "placebo": "permuted(fedvg)"}
 """Control -> method. The placebo gives FedVG's weights to other clients of the cohort."""
 
 _EQUAL = "partition dirichlet_equal"
@@ -237,7 +229,7 @@ def studies() -> list[Study]:
             of_setting = {row.method: row for row in rows if row.setting == setting}
             differences = {name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting}
             gaps = {name: of_fedvg(difference) for name, difference in differences.items() if difference}
-            listed.append(Study(what, of_setting["fedvg"].n, alpha, gaps))
+            listed.append(Study(what, folder, of_setting["fedvg"].n, alpha, gaps))
     return listed
 
 
@@ -263,13 +255,27 @@ def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -
     Raises:
         ValueError: the tables of a report, which have another baseline.
     """
-    folder, method = RESULTS / name, BASELINES[baseline].method
+    folder = RESULTS / name
     if has_runs(folder):
-        return rows_of_runs(csv_rows(folder / "runs.csv"), choice, method)
+        return rows_of_runs(csv_rows(folder / "runs.csv"), choice, baseline)
     rows = rows_of_report(folder)
-    if any(row.method == method and row.difference for row in rows):
-        raise ValueError(f"{name}: its tables compare {method} with another baseline")
+    if any(row.method == baseline and row.difference for row in rows):
+        raise ValueError(f"{name}: its tables compare {baseline} with another baseline")
     return rows
+
+
+def name_of_today(method: str) -> str:
+    """Name that a report gives today to a method of a committed file, where it may be "ALGORITHM, WEIGHTING".
+
+    >>> name_of_today("fedavg, samples, tuning.steps 5"), name_of_today("fedavg, permuted(fedvg)")
+    ('fedavg, tuning.steps 5', 'permuted(fedvg)')
+    >>> name_of_today("uniform"), name_of_today("fedvg, norm l2")
+    ('uniform', 'fedvg, norm l2')
+    """
+    algorithm, *rest = method.split(", ")
+    if not rest or " " in rest[0]:
+        return method
+    return ", ".join([base_name(algorithm, rest[0]), *rest[1:]])
 
 
 def has_runs(folder: Path) -> bool:
@@ -282,17 +288,16 @@ def rows_of_report(folder: Path) -> list[Row]:
     accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
     settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
     has_settings = "setting" in effects[0]
-    against = {(row["method"], row["setting"] if has_settings else settings[0]): row for row in effects}
+    against = {(name_of_today(row["method"]), row["setting"] if has_settings else settings[0]): row for row in effects}
     rows = []
     for setting in settings:
         label = setting if has_settings else ""
         for row in (row for row in accuracy if row[f"{setting} mean"]):
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
-            effect = against.get((row["method"], setting))
+            method = name_of_today(row["method"])
+            effect = against.get((method, setting))
             difference = effect and tuple(float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
-            rows.append(
-                Row(label, row["method"], float(mean), float(std or "nan"), int(count or 0), difference or None)
-            )
+            rows.append(Row(label, method, float(mean), float(std or "nan"), int(count or 0), difference or None))
     return rows
 
 
@@ -303,7 +308,7 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
     cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     largest: dict[str, list[float]] = {}
     for run in runs:
-        key = ", ".join(f"{name} {run[name]}" for name in settings), run["method"]
+        key = ", ".join(f"{name} {run[name]}" for name in settings), name_of_today(run["method"])
         cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
         largest.setdefault(key[0], []).extend([float(run["majority"])] if run["majority"] else [])
     compared = {
@@ -337,18 +342,41 @@ def _short(commits: str) -> str:
     return commits[:7] if len(commits) == 40 else commits
 
 
+SCALES = {
+    "controls_cifar10_lenet5_full": (60_000, "cifar10", "lenet5", "200", "100", "10", 40),
+    "controls_cifar10_lenet5": (12_000, "cifar10", "lenet5", "100", "20", "10", 80),
+    "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
+}
+"""Folder of results -> the fields of `benchmarks.paper.claims.Scale`, of comparisons that count for the claims."""
+
+
 def claims() -> str:
     """The paper's claims with the verdicts of committed runs, and what decides them."""
-    from fedvg_jax.views.report.claims import rules
+    from benchmarks.paper import claims as judged
 
-    head = ["claim", "the paper's numbers", "ours", "verdict"]
-    listed, rows = csv_rows(RESULTS / "claims" / "claims.csv"), []
-    for row in listed:
-        *texts, verdict = (escape(row[name].removeprefix("'")) for name in head)  # ' quotes a leading sign in the CSV
-        names = dict.fromkeys(re.findall(r"(?:^|; )(\w+), \w+, \d+ rounds", row["ours"]))
-        rows.append([*texts, " on ".join(filter(None, [verdict, " and ".join(names)]))])
-    sweeps = "\n".join(f"- {row['claim']}: `{row['command']}`" for row in listed)
-    return f"{table(head, rows)}\n\n{_source_of_run('claims')}\n\n{rules()}\n\n## The sweep of each claim\n\n{sweeps}\n"
+    folder = RESULTS / "claims"
+    results = judged.from_csv((folder / "claims.csv").read_text(encoding="utf-8")) + results_of_controls()
+    columns, rows = judged.table(results)[2:4]
+    lines = [table([column.title for column in columns], [[escape(e.text) for e in row] for row in rows])]
+    lines += ["", _source_of_run("claims"), "", "## What decides each claim"]
+    for statement, (rule, *numbers, command) in judged.details(results):
+        lines += ["", f"**{escape(statement)}.** {escape(rule)}", ""]
+        lines += [*(f"- {escape(line)}" for line in numbers), f"- Its sweep: `{command}`"]
+    return "\n".join(lines) + "\n"
+
+
+def results_of_controls() -> list[Any]:
+    """FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
+    from benchmarks.paper.claims import Result, Scale
+    from benchmarks.paper.measures import Finding
+
+    results = []
+    for study in studies():
+        if study.folder in SCALES and study.alpha == "0.05":
+            gap, low, high, _ = study.gaps["FedAvg"]
+            text = f"FedVG minus FedAvg {gap:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}"
+            results.append(Result("gain_over_fedavg", Scale(*SCALES[study.folder]), Finding(gap > 0, text)))
+    return results
 
 
 COSTS = "amd-epyc-2-cores-costs"

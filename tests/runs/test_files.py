@@ -20,7 +20,6 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history
 from fedvg_jax.views import output
 
 

@@ -8,8 +8,8 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
+from benchmarks.paper.layers import layer_norms
 from fedvg_jax.core.types import Batch, Data, Report, Task, UsageError, Variables
-from fedvg_jax.views.report.figures.layers import layer_norms
 from fedvg_jax.weightings import recorded
 
 SMALL = fv.Config(

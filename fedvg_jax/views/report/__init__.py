@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,7 +15,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views.report import page, tables
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES, STEMS, base, layers
+from fedvg_jax.views.report.figures import FIGURES, STEMS, Figure, base
 from fedvg_jax.views.report.figures.base import Drawing
 from fedvg_jax.views.report.markup import FORMATS, Table
 from fedvg_jax.views.report.study import CHOICES, Choice, Study
@@ -47,7 +47,6 @@ def write(
     client: int | None = None,
     choice: str = "final",
     command: str = "",
-    rounds: Sequence[int] | None = None,
 ) -> Report:
     """Writes the tables, the figures and the page of run folders.
 
@@ -65,7 +64,6 @@ def write(
         client: id of the client that is bold among the weights; None for the one with the most even classes.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         command: that writes this report, for the page; empty for the plain one.
-        rounds: of the heat maps of norms by layer; None for the first, the middle and the last.
 
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
@@ -82,18 +80,18 @@ def write(
             raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+    names = FIGURES if figures is None else figures
     study = collect(dirs, partial)
     _refuse_absent_client(study, client)
-    layers.refuse_absent_rounds(study, rounds or ())
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
-    sizes = base.STYLES[style]._replace(client=client, rounds=tuple(rounds or ()))
+    sizes = base.STYLES[style]._replace(client=client)
     with files.writing(folder, "--out"):
-        paths = [path for table in made for path in _write_table(table, folder / "tables")]
-        paths += _write_table(tables.runs(study), folder / "tables", ("csv",))
+        paths = [path for table in made for path in write_table(table, folder / "tables")]
+        paths += write_table(tables.runs(study), folder / "tables", ("csv",))
         with ThreadPoolExecutor(1) as pool:
             script = pool.submit(page.bundle)  # while the figures are drawn
-            drawn, left_out = _write_figures(study, folder / "figures", sizes, figures)
+            drawn, left_out = write_figures(study, folder / "figures", sizes, {name: FIGURES[name] for name in names})
         paths += [path for _, several in drawn for path in several]
         pictures = [(drawing, several[0]) for drawing, several in drawn]
         text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
@@ -122,7 +120,7 @@ def _command(dirs: Sequence[Path | str]) -> str:
     return " ".join(["python -m fedvg_jax.report", *(shlex.quote(str(path)) for path in dirs)])
 
 
-def _write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:
+def write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:
     """Writes a table in every format, or in some; returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{table.name}.{suffix}" for suffix in suffixes]
@@ -146,14 +144,14 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
                 path.unlink()
 
 
-def _write_figures(
-    study: Study, folder: Path, style: base.Style, names: Sequence[str] | None
+def write_figures(
+    study: Study, folder: Path, style: base.Style, figures: Mapping[str, Figure]
 ) -> tuple[list[tuple[Drawing, list[Path]]], dict[str, str]]:
     """Draws figures; returns them with their files, and why others are left out."""
     written, left_out = [], {}
     with base.drawing(style):
-        for name in FIGURES if names is None else names:
-            drawn = FIGURES[name](study, style)
+        for name, draw in figures.items():
+            drawn = draw(study, style)
             if isinstance(drawn, str):
                 left_out[name] = drawn
             else:

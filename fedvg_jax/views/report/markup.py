@@ -105,15 +105,15 @@ def _leading_number(entry: Entry) -> float | None:
 
 def markdown(table: Table) -> str:
     """Returns a table in Markdown; best values are bold, second best underlined."""
-    rows = [[_marked(e, _markdown, "**{}**", "<u>{}</u>") for e in row] for row in table.rows]
-    header = [_markdown(column.title) for column in table.columns]
+    rows = [[_marked(e, plain_markdown, "**{}**", "<u>{}</u>") for e in row] for row in table.rows]
+    header = [plain_markdown(column.title) for column in table.columns]
     lines = [
-        f"**{_markdown(table.title)}**",
+        f"**{plain_markdown(table.title)}**",
         "",
         _piped(header),
         _piped([":---", "---:"][right] for right in _right(table)),
     ]
-    notes = [line for note in table.notes for line in ("", _markdown(note))]
+    notes = [line for note in table.notes for line in ("", plain_markdown(note))]
     return "\n".join(lines + [_piped(row) for row in rows] + notes) + "\n"
 
 
@@ -199,7 +199,7 @@ def _piped(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _markdown(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """Returns a text of which Markdown renders every character as itself."""
     escaped = re.sub(r"([\\`*_{}\[\]|~$])", r"\\\1", one_line(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

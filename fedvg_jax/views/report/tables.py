@@ -1,24 +1,21 @@
-"""The tables of a report: accuracy, choice of the round, effect against a baseline, cost, and the paper's values."""
+"""The tables of a report: accuracy, choice of the round, effect against a baseline, and cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax import paper
-from fedvg_jax.config import Config, flatten, presets, shorthands
-from fedvg_jax.config.uses import unused
+from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import labels
 from fedvg_jax.views.report import costs, statistics
-from fedvg_jax.views.report.axes import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
+from fedvg_jax.views.report.axes import base_name
 from fedvg_jax.views.report.markup import Column, Entry, Table, number, p_value, rank, spread
 from fedvg_jax.views.report.study import (
     CHOICES,
     Cell,
     Choice,
-    Run,
     Scenario,
     Study,
     column_setting,
@@ -32,7 +29,7 @@ from fedvg_jax.views.report.study import (
     value_text,
 )
 
-NAMES = ("accuracy", "choices", "effects", "cost", "paper", "runs")
+NAMES = ("accuracy", "choices", "effects", "cost", "runs")
 """Stems of the files of all tables."""
 
 INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
@@ -46,22 +43,6 @@ WORST_DECILE = (
     "Worst decile: mean accuracy of the tenth of the clients with the lowest accuracy of the global model on their own"
     " test rows."
 )
-PAPER_SEEDS = 5
-
-DIRICHLET = ("dirichlet", "official")
-"""Partitions that the paper's alpha stands for."""
-
-OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
-"""Groups of settings in which a run with a value of the paper has the paper's, see `paper_name`."""
-
-NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", "record", *REPLICATE)
-"""Settings that identify a value of the paper, seeds, and entries of the history on which no result depends."""
-
-PAPER_NAMES = {name: labels.method_label(name) for name in presets.METHODS if "+" not in name}
-"""Part of a method's name -> the paper's spelling."""
-
-EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}
-"""Source of the validation set -> the paper's name of FedVG with it."""
 
 
 class Options(NamedTuple):
@@ -122,9 +103,7 @@ def all_tables(study: Study, chosen: Options) -> list[Table]:
     made = [accuracy(study, chosen.choice), choices(study)]
     if len(study.methods) > 1:
         made.append(effects(study, chosen))
-    made.append(cost(study, chosen))
-    published = against_paper(study)
-    return made + ([published] if published else [])
+    return [*made, cost(study, chosen)]
 
 
 def metric_name(study: Study) -> str:
@@ -169,14 +148,14 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Ent
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     cells = [study.cell(method, scenario) for method in study.methods]
-    entries = [_spread_of(study, cell, choice) for cell in cells]
+    entries = [spread_of(study, cell, choice) for cell in cells]
     if len(cells) == 1:
         return entries
     whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
     return [entry if entry.footnotes else next(whole) for entry in entries]
 
 
-def _spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
+def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
     """Returns mean and deviation of a cell, with the marks of its footnotes."""
     values = list(results(study, cell, choice).values())
     digits = 2 if study.metric == "accuracy" else 4
@@ -227,7 +206,7 @@ def _setting(scenario: Scenario) -> Entry:
     return Entry(scenario_text(scenario) or "none")
 
 
-def _per_cell(
+def per_cell(
     study: Study, columns: Sequence[Column], entries: Callable[[Cell], Sequence[Entry]], skip: str = ""
 ) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
     """Returns the columns and rows of a table with a row per scenario and method.
@@ -261,11 +240,11 @@ def choices(study: Study) -> Table:
     columns += [Column("worst decile of clients", ("worst_decile",))] * with_decile
 
     def entries(cell: Cell) -> list[Entry]:
-        spreads = [_spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
+        spreads = [spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
         largest = [number(majority(cell))] if study.metric == "accuracy" else []
         return spreads + largest + [deciles.get(id(cell), number(None))] * with_decile
 
-    header, rows = _per_cell(study, columns, entries)
+    header, rows = per_cell(study, columns, entries)
     held_out = study.settings.get("select") == "held_out"
     note = "the half of D_val that no weights use" if held_out else "D_val, which FedVG's weights also use"
     notes = (
@@ -327,7 +306,7 @@ def effects(study: Study, chosen: Options) -> Table:
         Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
     ]
     baseline = labels.method_label(chosen.baseline)
-    header, rows = _per_cell(study, columns, entries, skip=chosen.baseline)
+    header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
     counts = sorted({comparison.n for comparison in compared.values() if comparison.n})
     warnings = [text for n in counts if (text := statistics.warning(n, family))]
     notes = (
@@ -372,7 +351,7 @@ def cost(study: Study, chosen: Options) -> Table:
         relative = gradients / base_gradients if gradients and base_gradients else None
         times = [costs.seconds(run) for run in runs]
         return [
-            _spread_of(study, cell._replace(missing=(), failures=())),
+            spread_of(study, cell._replace(missing=(), failures=())),
             number(target, digits),
             _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
             number(_mean([t for t in times if t is not None]), 1),
@@ -380,7 +359,7 @@ def cost(study: Study, chosen: Options) -> Table:
             number(relative, 2),
         ]
 
-    header, rows = _per_cell(study, columns, entries)
+    header, rows = per_cell(study, columns, entries)
     default = f"the mean final result of {baseline}; a dash where it has none"
     target = default if chosen.target is None else "the one given"
     notes = (
@@ -434,139 +413,3 @@ def _value(value: Any) -> Entry:
     """Returns the entry of a setting's or a run's value; None is empty."""
     is_text = isinstance(value, (bool, str))
     return Entry(value_text(value), () if is_text else (value,)) if value is not None else number(None)
-
-
-# --- the paper
-
-
-def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
-    """Returns the paper's name of a method; None where its tables have none.
-
-    Its tables have neither other hyperparameters of a method, nor objects from Python, attacks and corrupt clients.
-
-    Args:
-        config: of a run.
-        given: objects from Python that replace settings.
-
-    >>> from fedvg_jax.config import FedVG
-    >>> paper_name(Config(method="fedprox+fedvg")), paper_name(Config(weighting="uniform"))
-    ('FedProx + FedVG', None)
-    >>> paper_name(Config(method="fedvg", fedvg=FedVG(norm="l2"))), paper_name(Config(method="fedvg"), {"weighting"})
-    (None, None)
-    """
-    method = base_name(config.algorithm, config.weighting)
-    parts = method.split("+")
-    if given or not all(part in PAPER_NAMES for part in parts) or not _has_papers_method(config, method):
-        return None
-    name = " + ".join(PAPER_NAMES[part] for part in parts)
-    is_external = config.validation.source != "clients"
-    if config.fedvg.granularity != "modelwise" and "fedvg" in config.weighting:
-        return f"FedVG ({config.fedvg.granularity.capitalize()})" if name == "FedVG" and not is_external else None
-    if is_external:
-        return EXTERNAL.get(config.validation.source) if name == "FedVG" else None
-    return name
-
-
-def _has_papers_method(config: Config, method: str) -> bool:
-    """Returns whether the settings of method, data and clients besides those of the preset are the paper's.
-
-    A setting that the run does not use is of no account.
-    """
-    official, expected = presets.FIDELITY["official"], flatten(Config()) | presets.METHODS.get(method, {})
-    ignored = {"fedvg.granularity", "fedvg.block", "validation.source", "validation.data_dir", *unused(config)}
-    for name, value in flatten(config).items():
-        is_papers = value in (expected[name], official.get(name, expected[name]))
-        if name.split(".")[0] in OF_PAPERS_METHOD and name not in ignored and not is_papers:
-            return False
-    return True
-
-
-def published(config: Config, given: Collection[str] = ()) -> tuple[float, float | None] | None:
-    """Returns the paper's mean and deviation for the data set, model, method and alpha of a run; None if it has none.
-
-    Args:
-        config: of a run.
-        given: objects from Python that replace settings.
-
-    >>> published(Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05))
-    (53.58, 2.78)
-    """
-    name = paper_name(config, given)
-    if name is None or config.partition not in DIRICHLET:
-        return None
-    try:
-        return paper.accuracy(config.dataset, config.model, name, config.alpha)
-    except UsageError:
-        return None
-
-
-def against_paper(study: Study) -> Table | None:
-    """Returns our values beside the paper's; None where the paper has none of these runs."""
-    if study.metric != "accuracy":
-        return None
-    values = {
-        key: published(_any_run(cell).config, _any_run(cell).given) for key, cell in study.cells.items() if cell.runs
-    }
-    if not any(values.values()):
-        return None
-    columns = [
-        Column("ours, final round", ("final mean", "final std", "final n")),
-        Column("ours, maximum", ("max mean", "max std", "max n")),
-        Column("paper", ("paper mean", "paper std")),
-        Column("maximum minus paper", ("difference",)),
-        Column("joint standard errors", ("standard_errors",)),
-    ]
-
-    def entries(cell: Cell) -> list[Entry]:
-        stated = values.get((cell.method, cell.scenario))
-        ours = list(results(study, cell, "max").values())
-        mean, std = statistics.mean_and_std(ours)
-        bare = cell._replace(missing=(), failures=())
-        shown = [_spread_of(study, bare), _spread_of(study, bare, "max")]
-        if not stated or not ours:
-            return [*shown, Entry("–", (None, None)), number(None), number(None)]
-        theirs = Entry(f"{stated[0]:.2f}" + (f" ± {stated[1]:.2f}" if stated[1] is not None else ""), stated)
-        errors = None
-        if stated[1] is not None and len(ours) > 1:
-            errors = statistics.joint_standard_errors((mean, std, len(ours)), (*stated, PAPER_SEEDS))  # pyright: ignore
-        return [*shown, theirs, number(mean - stated[0], signed=True), number(errors, 1, signed=True)]
-
-    header, rows = _per_cell(study, columns, entries)
-    notes = (
-        f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
-        *_scale(study),
-        *footnotes(study),
-    )
-    return Table("paper", f"{study.title}: the paper's values beside ours, test accuracy, %", header, rows, notes)
-
-
-def _any_run(cell: Cell) -> Run:
-    return next(iter(cell.runs.values()))
-
-
-def _scale(study: Study) -> list[str]:
-    """Returns a line with the settings that differ from the paper's, for every data set.
-
-    These are settings that some run beside a value of the paper uses, other than those of its method, its seeds, and
-    those that identify that value.
-    """
-    lines = []
-    runs = [run for run in study.runs if published(run.config, run.given)]
-    for dataset in dict.fromkeys(run.config.dataset for run in runs):
-        used = [used_settings(Point("", run.config)) for run in runs if run.config.dataset == dataset]
-        preset, official = flatten(Config()) | presets.of_dataset(dataset), presets.FIDELITY["official"]
-        differing = []
-        for name in dict.fromkeys(name for ours in used for name in ours):
-            theirs = preset[name], official.get(name, preset[name])
-            values = dict.fromkeys(ours[name] for ours in used if name in ours)
-            is_compared = name not in NO_SCALE and name.split(".")[0] not in OF_PAPERS_METHOD
-            if is_compared and any(value not in theirs for value in values):
-                listed = " or ".join(map(_setting_text, values))
-                differing.append(f"{name} {listed} (paper {_setting_text(preset[name])})")
-        if differing:
-            lines.append(f"{dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
-    return lines
-
-
-def _setting_text(value: Any) -> str:
-    return "none" if value in (None, "") else value_text(value)

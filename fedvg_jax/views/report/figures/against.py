@@ -1,4 +1,4 @@
-"""The final result against a numeric setting: Dirichlet's alpha, or the imbalance rho of D_val."""
+"""The final result against a numeric setting, such as Dirichlet's alpha."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from fedvg_jax.views.report.study import Scenario, Study, majority, results, sce
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RHO = "validation.rho"
-
 
 def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure with the final result of every method against alpha, on a logarithmic axis."""
-    return _against(study, style, "alpha", "alphas", r"Dirichlet $\alpha$ (small is skewed)", "log")
+    return against(study, style, "alpha", "alphas", r"Dirichlet $\alpha$ (small is skewed)", "log")
 
 
-def accuracy_against_rho(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure with the final result of every method against the imbalance of D_val.
+def against(
+    study: Study, style: Style, setting: str, name: str, label: str, scale: str, with_lines: bool = False
+) -> list[Drawing] | str:
+    """Returns a figure with the final result of every method against a numeric setting.
 
-    A method that has runs at one rho only, such as FedAvg, which uses no D_val, is a horizontal line.
+    Args:
+        study: what is drawn.
+        style: sizes.
+        setting: dotted name.
+        name: of the drawing.
+        label: of the axis.
+        scale: of the axis, "log" or "linear".
+        with_lines: whether a method that has runs at one value only is a horizontal line.
     """
-    return _against(study, style, RHO, "rho", r"imbalance $\rho$ of $D_{val}$", "linear")
-
-
-def _against(study: Study, style: Style, setting: str, name: str, label: str, scale: str) -> list[Drawing] | str:
     varied = [scenario for scenario in study.scenarios if dict(scenario).get(setting) is not None]
     if len({dict(scenario)[setting] for scenario in varied}) < 2:
         return f"the runs have one value of {setting}; a sweep varies it with --{setting}"
@@ -43,14 +46,16 @@ def _against(study: Study, style: Style, setting: str, name: str, label: str, sc
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
         panel.set_xscale(scale)
         where = scenario_text(rest)
-        rows += [(where, *row) for row in _panel(study, panel, scenarios, setting, style)]
+        rows += [(where, *row) for row in _panel(study, panel, scenarios, setting, style, with_lines)]
         panel.set(xlabel=label, title=base.plain(where))
     figure.supylabel(metric_label(study), fontsize=style.font)
     columns = ("setting", "method", setting, "mean", "std", "n")
     return [Drawing(name, f"Final result against {setting}", figure, columns, rows)]
 
 
-def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style) -> list[tuple]:
+def _panel(
+    study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style, with_lines: bool
+) -> list[tuple]:
     """Draws the lines of one panel; returns the rows of the CSV file."""
     styles = base.line_styles(study.methods)
     values = [dict(scenario)[setting] for scenario in scenarios]
@@ -65,7 +70,7 @@ def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, st
             continue
         line = styles[method]
         x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        is_reference = len(points) == 1 and setting == RHO
+        is_reference = len(points) == 1 and with_lines
         if is_reference:
             axes.axhline(mean[0], color=line.colour, ls="--")
         else:

@@ -40,11 +40,6 @@ DASHES: tuple[tuple[Dashes, Dashes], ...] = (
 MARKER_SHIFT = 3
 """Steps by which markers are shifted against colours with every eight methods."""
 
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
-HATCHES += ("||||", "//..", "oo--", "**", "\\\\..", "||oo", "xx..", "--..")
-HATCHES += ("//oo", "||..", "OO", "xx**", "\\\\oo", "--**", "xxoo", "||**")
-"""Patterns of bars, one for each of 24 methods."""
-
 GREY = "0.45"
 
 FEDVG = "+fedvg"
@@ -70,8 +65,6 @@ class Style(NamedTuple):
     """Whether figures have their title above them."""
     client: int | None = None
     """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
-    rounds: tuple[int, ...] = ()
-    """Rounds of the heat maps of norms by layer; () for the first, the middle and the last."""
 
 
 STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
@@ -84,7 +77,6 @@ class LineStyle(NamedTuple):
     colour: str
     dashes: Dashes
     marker: str
-    hatch: str
 
 
 class Drawing(NamedTuple):
@@ -136,8 +128,7 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
         cycle, index = divmod(bases.index(base), len(COLOURS))
         dashed = base == method and with_fedvg(base) in methods
         marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
-        hatch = HATCHES[methods.index(method) % len(HATCHES)]
-        styles[method] = LineStyle(COLOURS[index], DASHES[cycle % len(DASHES)][dashed], marker, hatch)
+        styles[method] = LineStyle(COLOURS[index], DASHES[cycle % len(DASHES)][dashed], marker)
     return styles
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.paper.layers import layer_norms
+from benchmarks.paper.validity import of_present, rank_correlation, thinned
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.layers import layer_norms
-from fedvg_jax.views.report.figures.validity import of_present, rank_correlation, thinned
 from fedvg_jax.views.report.study import Run, Study, scenario_text
 
 if TYPE_CHECKING:

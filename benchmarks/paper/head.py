@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.paper.layers import layer_norms
+from benchmarks.paper.validity import LOSS, of_present, rank_correlation
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.layers import layer_norms
-from fedvg_jax.views.report.figures.validity import LOSS, of_present, rank_correlation
 from fedvg_jax.views.report.study import Cell, Run, Study, scenario_text
 
 HEADS = ("classifier", "head")
@@ -130,7 +130,7 @@ def head_against_body(study: Study, style: Style) -> list[Drawing] | str:
     figure.supylabel("rank correlation with weights\nfrom this part alone", fontsize=style.font)
     names = [f"{rule}_with_{part}" for rule in RULES for part in PARTS]
     columns = ("setting", "method", "seed", "round", "head_share", *names)
-    title = "Which part of the network weights by gradients and by validation loss follow"
+    title = "Weights by gradients and by validation loss: rank correlation with the head and the body"
     return [Drawing("head", title, figure, columns, rows)]
 
 

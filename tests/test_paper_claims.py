@@ -3,34 +3,48 @@
 import csv
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from run_folders import write_run, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
 
-from fedvg_jax.views.report import claim_measures, claims
-from fedvg_jax.views.report.claim_measures import Value
+from benchmarks.paper import __main__ as command
+from benchmarks.paper import claims, layers, measures
+from benchmarks.paper.claims import Result, Scale
+from benchmarks.paper.measures import Finding, Value
 from fedvg_jax.views.report.collect import collect
 
 
+class Judged(NamedTuple):
+    """What the runs of one folder show of a claim."""
+
+    verdict: str
+    """"seen", "not seen" or "not reached"."""
+    ours: str
+
+
 def verdicts(folder):
-    return {judged.claim.id: judged for judged in claims.judge([collect([folder], partial=True)])}
+    study = collect([folder], partial=True)
+    found = {result.claim: result.finding for result in claims.results_of_study(study)}
+    shown = {name: Judged(claims.VERDICTS[finding.holds], finding.text) for name, finding in found.items()}
+    return {claim.id: shown.get(claim.id, Judged(claims.NOT_REACHED, "")) for claim in claims.claims()}
 
 
 def test_every_claim_has_a_measure_and_the_papers_numbers():
-    measures = {**claim_measures.OF_VALUES, **claim_measures.OF_STUDY}
     for claim in claims.claims():
-        assert claim.measure in measures
-        assert claim.paper or claim_measures.printed(claim.measure).text
-    assert len({claim.id for claim in claims.claims()}) == 14
+        assert claim.measure in {**measures.OF_VALUES, **measures.OF_STUDY}
+        assert claims.papers_numbers(claim) and claims.rule(claim)
+    assert len({claim.id for claim in claims.claims()}) == 15
 
 
 @pytest.mark.parametrize(("measure", "holds", "text"), [
     ("rank_at_smallest_alpha", True, "rank 1 of 7, 1 of 7, 1 of 7, 1 of 7, 2 of 7, 2 of 7, 2 of 7 at alpha 0.05"),
     ("best_on_organamnist", True, "rank 1 of 7 at 0.05, 1 of 7 at 0.1, 1 of 7 at 1, 1 of 7 at 10, 1 of 7 at 100"),
     ("low_variance", True, "deviation at most the median in 29 of 35 cells"),
-    ("gain_with_transformers", True, "+1.04, +2.67 points over FedAvg"),
+    ("gain_over_fedavg", True, "FedVG minus FedAvg +0.73, +0.79, +1.20, +4.75, +10.26 points"),
+    ("gain_with_transformers", True, "FedVG minus FedAvg +1.04, +2.67 points"),
     ("improved_cells", False, "FedAvg 12 of 15, FedAvgM 12 of 15, FedProx 12 of 15, Scaffold 6 of 15, FedDyn 9 of 15, "
      "Elastic 11 of 15"),
     ("external_within", True,
@@ -44,7 +58,7 @@ def test_measures_give_what_the_papers_tables_say(measure, holds, text):
 
     Of the 35 cells of the granularities, one is a tie of layerwise and blockwise. It counts for both.
     """
-    assert claim_measures.printed(measure) == (holds, text)
+    assert measures.printed(measure) == (holds, text)
 
 
 def values_of(means, std=math.nan, model="m", dataset="d"):
@@ -57,9 +71,9 @@ def values_of(means, std=math.nan, model="m", dataset="d"):
 def test_variance_is_low_up_to_the_median_of_the_others_in_most_cells(deviation, holds):
     means = dict.fromkeys(("FedVG", "FedAvg", "FedProx", "Scaffold"), 60.0)
     others = {"FedAvg": 1.0, "FedProx": 2.0, "Scaffold": 9.0}
-    assert claim_measures.low_variance(values_of(means, others | {"FedVG": deviation})).holds == holds
+    assert measures.low_variance(values_of(means, others | {"FedVG": deviation})).holds == holds
     half = values_of(means, others | {"FedVG": 1.0}) + values_of(means, others | {"FedVG": 9.0}, dataset="e")
-    assert claim_measures.low_variance(half) == (False, "deviation at most the median in 1 of 2 cells")
+    assert measures.low_variance(half) == (False, "deviation at most the median in 1 of 2 cells")
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.5, True), (0.0, False), (-0.5, False)])
@@ -67,24 +81,24 @@ def test_gain_transfers_if_fedvg_is_above_fedavg_with_every_transformer(gain, ho
     values = values_of({"FedVG": 61.0, "FedAvg": 60.0}, model="vit_s16")
     values += values_of({"FedVG": 60.0 + gain, "FedAvg": 60.0}, model="vit_b16")
     values += values_of({"FedVG": 50.0, "FedAvg": 60.0}, model="cnn")
-    finding = claim_measures.gain_with_transformers(values)
-    assert finding == (holds, f"{gain:+.2f}, +1.00 points over FedAvg")
+    finding = measures.gain_with_transformers(values)
+    assert finding == (holds, f"FedVG minus FedAvg {gain:+.2f}, +1.00 points")
 
 
 @pytest.mark.parametrize(("blockwise", "holds"), [(62.0, True), (60.0, False)])
 def test_granularities_are_mixed_if_none_is_best_everywhere(blockwise, holds):
     values = values_of({"FedVG": 61.0, "FedVG (Layerwise)": 60.0})
     values += values_of({"FedVG": 61.0, "FedVG (Blockwise)": blockwise}, dataset="e")
-    assert claim_measures.best_granularities(values).holds == holds
+    assert measures.best_granularities(values).holds == holds
 
 
 def test_a_tied_granularity_is_best_too():
     values = values_of({"FedVG": 61.0, "FedVG (Layerwise)": 61.0})
-    assert claim_measures.best_granularities(values) == (False, "best: layerwise 1, modelwise 1")
+    assert measures.best_granularities(values) == (False, "best: layerwise 1, modelwise 1")
 
 
 def test_commands_name_sweeps_that_exist():
-    folder = Path(__file__).parents[2] / "configs" / "sweeps" / "paper"
+    folder = Path(__file__).parents[1] / "configs" / "sweeps" / "paper"
     named = {claim.sweep for claim in claims.claims()} - {""}
     assert named <= {path.stem for path in folder.glob("*.toml")}
 
@@ -94,10 +108,7 @@ def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
     results = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
     assert results["first_or_second"].verdict == "seen"
-    assert results["first_or_second"].ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 of 4 at alpha 0.05"
-    study = collect([tmp_path / "a"])
-    both = next(judged for judged in claims.judge([study, study]) if judged.claim.id == "first_or_second")
-    assert both.ours == "digits, mlp, 2 rounds, 4 clients, n = 2: rank 2 of 4 at alpha 0.05; rank 2 of 4 at alpha 0.05"
+    assert results["first_or_second"].ours == "rank 2 of 4 at alpha 0.05"
     methods["fedavg"] = 0.9
     assert (
         verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))["first_or_second"].verdict
@@ -105,14 +116,36 @@ def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     )
 
 
-def test_claim_holds_only_if_it_holds_in_every_study(tmp_path):
-    axes = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05], "seed": [0]}
-    good, bad = (
-        write_sweep(tmp_path / name, axes, lambda v, x=best: (0.5, x if v["method"] == "fedvg" else 0.6))
-        for name, best in {"good": 0.7, "bad": 0.5}.items()
-    )
-    judged = claims.judge([collect([good]), collect([bad])])[0]
-    assert judged.verdict == "not seen" and judged.ours.count("rank") == 2
+def result(holds, images, runs=10, dataset="cifar10", claim="gain_over_fedavg"):
+    return Result(claim, Scale(images, dataset, "lenet5", "100", "20", "5", runs), Finding(holds, "a text"))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs(holds):
+    """A larger study decides whatever smaller ones show; no other claim's study counts."""
+    results = [
+        result(holds, 60_000, 5), result(not holds, 60_000, 4), result(not holds, 12_000, 400),
+        result(not holds, 1_797, 900, "digits"),
+    ]  # fmt: skip
+    text = f"{'seen' if holds else 'not seen'} on CIFAR-10, 60,000 images"
+    for order in (results, results[::-1]):
+        assert claims.verdict(order) == text
+        table = claims.table([*order, result(not holds, 70_000, claim="low_variance")])
+        row = next(r for r in table.rows if r[0].text == "FedVG is ahead of FedAvg at alpha 0.05")
+        assert [column.title for column in table.columns[1:-1]] == [
+            "digits, 1,797 images", "CIFAR-10, 12,000 images", "CIFAR-10, 60,000 images", "CIFAR-10, 70,000 images",
+        ]  # fmt: skip
+        others = "not seen" if holds else "seen"
+        assert [entry.text for entry in row[1:]] == [others, others, text.partition(" on ")[0], "–", text]
+
+
+def test_claim_that_no_study_measures_is_not_reached():
+    assert claims.verdict([]) == "not reached"
+
+
+def test_results_are_read_as_they_were_written():
+    results = [result(True, 60_000), result(False, 1_797, dataset="digits")]
+    assert claims.from_csv(claims.as_csv(results)) == results
 
 
 def test_claim_without_its_runs_is_not_reached(tmp_path):
@@ -165,7 +198,7 @@ def test_norms_hold_only_if_they_do_in_every_cell(tmp_path, bad):
     for alpha in (0.05, 0.5):
         write_norms(tmp_path / str(alpha), {"l2"} if alpha == bad else {"l1", "l2"}, alpha=alpha)
     study = collect([tmp_path / "0.05", tmp_path / "0.5"], partial=True)
-    finding = claim_measures.balanced_client_by_norm(study)
+    finding = measures.balanced_client_by_norm(study)
     assert not finding.holds
     assert f"l1 0.60 (fedvg, norm l1, alpha {bad:g})" in finding.text
 
@@ -174,7 +207,7 @@ def test_norms_hold_only_if_they_do_in_every_cell(tmp_path, bad):
 def test_external_sets_are_within_the_margin_for_every_pair_of_data_set_and_model(order):
     values = values_of({"FedVG": 80.0, "FedVG val=STL-10": 60.0}, model="a")
     values += values_of({"FedVG": 80.0, "FedVG val=STL-10": 79.5}, model="b")
-    finding = claim_measures.external_within(values[::order])
+    finding = measures.external_within(values[::order])
     assert not finding.holds
     for text in ("STL-10 -20.00 at 0.05 on d, a", "STL-10 -0.50 at 0.05 on d, b"):
         assert text in finding.text
@@ -188,16 +221,17 @@ def test_best_on_organamnist_holds_for_every_model(worse):
         for model in "ab"
         for value in values_of(means | ({"FedAvg": 81.0} if model == worse else {}), model=model, dataset="organamnist")
     ]
-    finding = claim_measures.best_on_organamnist(values)
+    finding = measures.best_on_organamnist(values)
     assert not finding.holds and f"2 of 3 at 0.05 on organamnist, {worse}" in finding.text
 
 
 def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
     axes = {"method": list(methods), "lr": [0.1, 0.01], "seed": [0]}
-    judged = verdicts(write_sweep(tmp_path / "s", axes, lambda v: (0.5, methods[v["method"]])))["first_or_second"]
-    assert judged.verdict == "not reached"
-    assert "left out: FedAvg on digits, mlp, alpha 0.05 has 2 cells that differ in other settings" in judged.ours
+    sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, methods[v["method"]]))
+    assert verdicts(sweep)["first_or_second"].verdict == "not reached"
+    lines = measures.ambiguities(collect([sweep]))
+    assert "FedAvg on digits, mlp, alpha 0.05 has 2 cells that differ in other settings" in lines
 
 
 def test_partition_without_alpha_has_no_value_at_the_default_alpha(tmp_path):
@@ -231,7 +265,7 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
 
 def test_depth_of_layers_follows_numbers_with_the_classifier_last():
     names = ["classifier/kernel", "conv1/kernel", "layer1/0/kernel", "layer10/0/kernel", "layer2/1/kernel"]
-    assert claim_measures.depths(names) == [4, 0, 1, 3, 2]
+    assert layers.depths(names) == [4, 0, 1, 3, 2]
 
 
 def test_norms_that_grow_with_depth_hold(tmp_path):
@@ -280,21 +314,40 @@ def test_head_claim_holds_where_losses_follow_the_head_and_scores_the_body(tmp_p
 
 def test_significance_needs_five_pairs():
     values = [Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan) for d in "abcd" for n in ("FedVG", "FedAvg")]
-    assert claim_measures.significance_over_pairs(values) is None
+    assert measures.significance_over_pairs(values) is None
     values += [Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")]
-    assert claim_measures.significance_over_pairs(values).holds
+    assert measures.significance_over_pairs(values).holds
 
 
-def test_file_has_a_row_per_claim_with_its_command(tmp_path):
-    run = write_run(tmp_path / "a|b", method="fedavg")
-    judged = claims.write_claims([run], tmp_path / "paper.md")
-    text = (tmp_path / "paper.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len([line for line in text.splitlines() if line.startswith("- ")]) == len(judged)
-    assert len(lines) == len(judged) + 2
-    assert "python -m fedvg\\_jax.sweep --config configs/sweeps/paper/bars.toml" in lines[2]
-    claims.write_claims([run], tmp_path / "paper.csv")
-    with (tmp_path / "paper.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["claim"] for row in rows] == [j.claim.statement for j in judged]
-    assert [row["verdict"] for row in rows] == [j.verdict for j in judged]
+def test_command_writes_verdicts_values_and_figures(tmp_path, capsys):
+    methods = {"fedavg": 0.5, "fedprox": 0.6, "fedvg": 0.4}
+    axes = {"method": list(methods), "seed": [0, 1]}
+    settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05}
+    sweep = write_sweep(tmp_path / "a|b", axes, lambda v: (0.3, methods[v["method"]]), **settings)
+    out = tmp_path / "out"
+    assert command.main([str(sweep), "--out", str(out), "--figures", "bars", "rho"]) == 0
+    printed = capsys.readouterr().out
+    assert "not seen on CIFAR-10, 32 images: FedVG is ahead of FedAvg at alpha 0.05" in printed
+    assert "no figure rho: the runs have one value of validation.rho" in printed
+    with (out / "claims.csv").open(newline="") as file:
+        found = {row["claim"]: row for row in csv.DictReader(file)}
+    assert (found["gain_over_fedavg"]["verdict"], found["gain_over_fedavg"]["text"]) == (
+        "not seen", "FedVG minus FedAvg -10.00 points",
+    )  # fmt: skip
+    text = (out / "claims.md").read_text(encoding="utf-8")
+    assert text.count("\n## ") == len(claims.claims()) and "configs/sweeps/paper/bars.toml" in text
+    assert {path.name for path in (out / "a|b").iterdir()} >= {"paper.md", "paper.csv", "bars.png", "bars.csv"}
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path, capsys):
+    assert command.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["fisher", "head", "layers", "validity", "values"])
+def test_examples_in_docstrings_hold(module):
+    import doctest
+    import importlib
+
+    results = doctest.testmod(importlib.import_module(f"benchmarks.paper.{module}"))
+    assert results.attempted and not results.failed

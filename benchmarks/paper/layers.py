@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.report.figures import base
 from fedvg_jax.views.report.figures.base import Drawing, Style
 from fedvg_jax.views.report.study import Replicate, Run, Scenario, Study, replicate_text, scenario_text
-
-NUM_ROUNDS = 3
-"""Rounds of a heat map without --rounds: the first, the middle and the last."""
 
 ROW_INCHES = 0.14
 
@@ -64,32 +60,6 @@ def measured(run: Run) -> list[Record]:
     return [record for record in run.records if record.get("layer_shares")]
 
 
-def refuse_absent_rounds(study: Study, rounds: Sequence[int]) -> None:
-    """Raises UsageError, with the rounds that there are, where a heat map lacks one of the chosen rounds."""
-    if not rounds:
-        return
-    recorded = [{record["round"] for record in measured(run)} for *_, run in drawn_runs(study)]
-    shared = set.intersection(*recorded) if recorded else set()
-    if absent := sorted({*rounds} - shared):
-        known = ranges(shared) if shared else "none; runs with weighting fedvg or generalised record them"
-        raise UsageError(f"round {absent[0]} has no recorded norms of layers; rounds that have: {known}")
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Returns whole numbers for people, in order.
-
-    >>> ranges([1, 2, 3, 7, 9, 10])
-    '1 to 3, 7, 9 to 10'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
 def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a heat map per scenario of one run's norms by client and layer at chosen rounds, on a common scale.
 
@@ -106,14 +76,13 @@ def norms_by_layer(study: Study, style: Style) -> list[Drawing] | str:
     return drawn or "no run records shares of layers; runs with weighting fedvg or generalised do"
 
 
-def chosen_rounds(recorded: Sequence[int], chosen: Sequence[int] = ()) -> list[int]:
-    """Returns the rounds of a heat map: the chosen ones, or the first, the middle and the last of those recorded.
+def chosen_rounds(recorded: Sequence[int]) -> list[int]:
+    """Returns the first, the middle and the last of the recorded rounds.
 
-    >>> chosen_rounds(range(1, 10)), chosen_rounds([4]), chosen_rounds(range(1, 10), [7, 2, 7])
-    ([1, 5, 9], [4], [2, 7])
+    >>> chosen_rounds(range(1, 10)), chosen_rounds([4])
+    ([1, 5, 9], [4])
     """
-    last = len(recorded) - 1
-    return sorted({*chosen} or {recorded[round(i * last / (NUM_ROUNDS - 1))] for i in range(NUM_ROUNDS)})
+    return sorted({recorded[0], recorded[(len(recorded) - 1) // 2], recorded[-1]})
 
 
 def _signal_name(run: Run) -> str:
@@ -128,7 +97,7 @@ def _heat_maps(run: Run, style: Style):
     from matplotlib.colors import LogNorm
 
     by_round = {record["round"]: record for record in measured(run)}
-    records = [by_round[number] for number in chosen_rounds(list(by_round), style.rounds)]
+    records = [by_round[number] for number in chosen_rounds(list(by_round))]
     norms = [layer_norms(record) for record in records]
     positive = np.concatenate([n[np.isfinite(n) & (n > 0)] for n in norms if n is not None])
     scale = LogNorm(positive.min(), positive.max()) if positive.size else None

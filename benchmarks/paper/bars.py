@@ -1,4 +1,4 @@
-"""Bars: methods at one alpha, granularities, and sources of the validation set."""
+"""Bars: methods at one alpha, granularities of the weights, and sources of the validation set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 SOURCES = ("validation.source", "validation.clients")
 """Settings of where the rows of D_val come from."""
+
 BAR_INCHES = 0.22
+
+
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++", "oooo", "----")
+HATCHES += ("||||", "//..", "oo--", "**", "\\\\..", "||oo", "xx..", "--..")
+HATCHES += ("//oo", "||..", "OO", "xx**", "\\\\oo", "--**", "xxoo", "||**")
+"""Patterns of bars, one for each of 24 methods."""
 
 
 class Bar(NamedTuple):
@@ -51,8 +58,8 @@ def methods_at_smallest_alpha(study: Study, style: Style) -> list[Drawing] | str
     where = ""
     if any(map(math.isfinite, alphas)):
         where = f" at alpha {value_text(min(alphas))}" if len(alphas) == 1 else " at the smallest alpha"
-    groups = [_group(study, scenario, study.methods) for scenario in smallest.values()]
-    return [_draw(study, style, "bars", f"Methods{where}", groups)]
+    groups = [group(study, scenario) for scenario in smallest.values()]
+    return [draw(study, style, "bars", f"Methods{where}", groups)]
 
 
 def _alpha(scenario: Scenario) -> float:
@@ -65,8 +72,8 @@ def granularities(study: Study, style: Style) -> list[Drawing] | str:
     methods = [method for method in study.methods if "granularity " in method]
     if len(methods) < 2:
         return "the runs have one granularity; a sweep varies it with --fedvg.granularity"
-    groups = [_group(study, scenario, study.methods) for scenario in study.scenarios]
-    return [_draw(study, style, "granularity", "Granularity of the weights", groups)]
+    groups = [group(study, scenario) for scenario in study.scenarios]
+    return [draw(study, style, "granularity", "Granularity of the weights", groups)]
 
 
 def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
@@ -83,26 +90,28 @@ def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
     for scenario in (scenario for scenario in study.scenarios if source in dict(scenario)):
         rest = tuple(pair for pair in scenario if pair[0] != source)
         for method in study.methods:
-            if bar := _bar(study, scenario, method):
+            if bar := bar_of(study, scenario, method):
                 label = f"{method}, {source.split('.')[1]} {value_text(dict(scenario)[source])}"
                 groups.setdefault(rest, []).append(bar._replace(label=label))
                 lines[rest] = majority(study.cell(method, scenario))
-    panels = [Group(scenario_text(rest), bars, lines[rest]) for rest, bars in groups.items()]
-    return [_draw(study, style, "external", "Source of the validation set", panels)]
+    panels = [Group(scenario_text(rest), several, lines[rest]) for rest, several in groups.items()]
+    return [draw(study, style, "external", "Source of the validation set", panels)]
 
 
-def _group(study: Study, scenario: Scenario, methods: Sequence[str]) -> Group:
-    bars = [bar for method in methods if (bar := _bar(study, scenario, method))]
-    shares = [share for method in methods if (share := majority(study.cell(method, scenario))) is not None]
+def group(study: Study, scenario: Scenario) -> Group:
+    """Returns the bars of all methods in a scenario."""
+    bars = [bar for method in study.methods if (bar := bar_of(study, scenario, method))]
+    shares = [share for method in study.methods if (share := majority(study.cell(method, scenario))) is not None]
     return Group(scenario_text(scenario), bars, float(np.mean(shares)) if shares else None)
 
 
-def _bar(study: Study, scenario: Scenario, method: str) -> Bar | None:
+def bar_of(study: Study, scenario: Scenario, method: str) -> Bar | None:
+    """Returns the bar of a method in a scenario; None without a result."""
     values = list(results(study, study.cell(method, scenario)).values())
     return Bar(method, *mean_and_std(values), len(values), method) if values else None
 
 
-def _draw(study: Study, style: Style, name: str, title: str, groups: Sequence[Group]) -> Drawing:
+def draw(study: Study, style: Style, name: str, title: str, groups: Sequence[Group]) -> Drawing:
     """Returns a figure with a panel of horizontal bars per group; names stand beside the bars."""
     groups = [group for group in groups if group.bars]
     most = max((len(group.bars) for group in groups), default=1)
@@ -128,8 +137,8 @@ def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
     low, high = min(0.0, *ends), max(0.0, *ends)
     reach = high - low
     for place, bar in enumerate(group.bars):
-        look = styles[bar.method]
-        axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=look.hatch, lw=0.8)
+        look, hatch = styles[bar.method], HATCHES[study.methods.index(bar.method) % len(HATCHES)]
+        axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=hatch, lw=0.8)
         if np.isfinite(bar.std):
             deviations = [[min(bar.std, bar.mean - span[0])], [min(bar.std, span[1] - bar.mean)]]
             axes.errorbar([bar.mean], [place], xerr=deviations, color="black", lw=0.8, capsize=2)

@@ -1,0 +1,17 @@
+"""The final result against the imbalance rho of the validation set."""
+
+from __future__ import annotations
+
+from fedvg_jax.views.report.figures.against import against
+from fedvg_jax.views.report.figures.base import Drawing, Style
+from fedvg_jax.views.report.study import Study
+
+RHO = "validation.rho"
+
+
+def accuracy_against_rho(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure with the final result of every method against the imbalance of D_val.
+
+    A method that has runs at one rho only, such as FedAvg, which uses no D_val, is a horizontal line.
+    """
+    return against(study, style, RHO, "rho", r"imbalance $\rho$ of $D_{val}$", "linear", with_lines=True)

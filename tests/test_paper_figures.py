@@ -295,3 +295,23 @@ def test_rank_correlation_needs_three_clients_and_variation():
     assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
         validity.rank_correlation([1] * 3, [1, 2, 3])
     )
+
+
+def test_pairs_are_of_methods_that_weigh_by_fedvg(tmp_path):
+    """--weighting uniform replaces FedVG's weights, so that X+fedvg is no combination under it."""
+    axes = {"method": ["fedavg", "fedprox", "fedavg+fedvg"], "weighting": ["native", "uniform"], "seed": [0]}
+    drawing = draw(collect([write_sweep(tmp_path / "s", axes, lambda values: (0.5, 0.6))]), "pairs")[0]
+    assert [axes.get_title() for axes in drawing.figure.axes] == ["fedavg"]
+    assert {r["method"] for r in rows(drawing)} == {"fedavg", "fedavg+fedvg"}
+
+
+def test_bars_of_losses_below_zero_and_of_accuracies_are_within_the_axes(tmp_path):
+    for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
+        fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}
+        write_run(tmp_path / "losses" / method, (None, None, None), method=method, seed=0, fields=fields)
+    left, right = draw(collect([tmp_path / "losses"]), "bars")[0].figure.axes[0].get_xlim()
+    assert left < -3 and right > 0
+    axes = {"method": ["fedavg", "fedvg"], "seed": [0, 1, 2]}
+    wide = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.1, [0.01, 0.02, 0.99][v["seed"]]))])
+    for panel in draw(wide, "bars")[0].figure.axes:
+        assert panel.get_xlim()[0] == 0 and max(panel.get_xticks()) <= 100

@@ -44,7 +44,7 @@ def sweep(tmp_path_factory):
 def written(sweep):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "bundle", lambda: BUNDLE)  # the real one takes five seconds
-        return report.write([sweep], figures=["bars"])
+        return report.write([sweep], figures=["alphas"])
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_specification_is_valid_vega_lite(written):
 
 
 def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path, monkeypatch):
-    """The first report has two groups of settings and values of the paper; the second has one method and no values."""
+    """The first report has two groups of settings and two methods; the second has one of each."""
     monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
     settings = {"dataset": "cifar10", "model": "resnet18"}
     for method in ("fedavg", "fedvg"):
@@ -93,14 +93,13 @@ def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path, 
             write_run(folder, method=method, local_epochs=epochs, alpha=alpha, **settings)
     out = tmp_path / "report"
     first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
-    others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/paper.txt")]
-    of_its_own = [out / "figures" / name for name in ("validity_weights.pdf", "fisher_tensors.csv")]
-    for path in (*others, *of_its_own):
+    others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/effects.txt")]
+    for path in others:
         path.write_text("written earlier")
     write_run(tmp_path / "second", method="fedavg")
     second = report.write([tmp_path / "second"], out, figures=["weights"])
     stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
-    assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/paper.html", "tables/effects.tex"} <= stale
+    assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/effects.tex"} <= stale
     assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}
 
 
@@ -131,6 +130,8 @@ def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_pat
 
 def test_curves_stand_once_and_every_figure_has_a_caption(sweep, monkeypatch):
     monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
-    text = report.write([sweep], figures=["bars", "curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
+    text = (
+        report.write([sweep], figures=["effective_clients", "curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
+    )
     assert text.count("<figure>") == text.count("<figcaption>") == 2 and 'alt="Learning curves' not in text
-    assert figures.CAPTIONS["bars"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)
+    assert figures.CAPTIONS["alphas"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)

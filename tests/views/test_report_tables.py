@@ -364,7 +364,7 @@ def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
     made = tables.all_tables(study, tables.options(study))
     assert not any("largest class" in markup.hypertext(table) for table in made)
     with base.drawing(base.STYLES["wide"]):
-        axes = [a for n in ("curves", "bars") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
+        axes = [a for n in ("curves", "weights") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
     assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
     assert not any("largest class" in str(page.specification(study, i)) for i in range(len(study.scenarios)))
 

@@ -26,9 +26,11 @@ def draw(path: Path) -> None:
     import result_tables
 
     studies = result_tables.studies()
-    figure, panels = plt.subplots(1, len(COLOURS), sharey=True, figsize=(9, 4.2), layout="constrained")
+    figure, panels = plt.subplots(1, len(COLOURS), sharey=True, figsize=(9, 5.6), layout="constrained")
     for panel, (name, colour) in zip(panels, COLOURS.items(), strict=True):
         for height, study in enumerate(reversed(studies)):
+            if name not in study.gaps:
+                continue
             gap, low, high, _ = study.gaps[name]
             panel.plot([max(low, -SHOWN), min(high, SHOWN)], [height, height], color=colour, lw=1.5)
             panel.plot([gap], [height], "o", color=colour, ms=5)

@@ -26,7 +26,7 @@ author = "the fedvg_jax authors"
 copyright = "the fedvg_jax authors, MIT licence"
 version = release = fedvg_jax.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docstrings", "generated", "mathml"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cells", "docstrings", "generated", "mathml"]
 exclude_patterns = ["_build", "_ext"]
 default_role = "py:obj"
 smartquotes = False  # "--flag" stays as it is

@@ -29,7 +29,7 @@ from fedvg_jax.weightings import signals
 def with_traces(fedvg: Weighting, model) -> Weighting:
     def signal(hyper, report, data):
         mean = signals.validation_gradient(model, False, 1)(hyper, report, data)
-        pool = jax.tree.map(lambda x: x[jnp.maximum(data.val.reshape(-1), 0)], data.pool)
+        pool, _ = fv.tree.gather(data.pool, data.val.reshape(-1))
         own = jax.tree.map(lambda x: x[None], report.variables.params)
         drawn = fv.sampled_joint_fisher(logits, own, pool.x, jax.random.key(0), num_samples=2)
         return {

@@ -24,7 +24,7 @@ from fedvg_jax.algorithms import fedprox
 # %%
 def fedprox_with_server_rate() -> Algorithm:
     def residual(hyper, server, params, cohort):
-        return tree.scale(1 - hyper["eta_g"], cohort.update), server
+        return jax.tree.map(lambda u: (1 - hyper["eta_g"]) * u, cohort.update), server
 
     return fedprox()._replace(residual=residual)
 

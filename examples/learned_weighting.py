@@ -45,15 +45,11 @@ def mean_loss(sim, model, rows):
     """Mean cross-entropy on a table of rows."""
 
     def one(total, batch):
-        sums = sim.task.measure(*model, *_gather(sim.data.pool, batch))
+        sums = sim.task.measure(*model, *fv.tree.gather(sim.data.pool, batch))
         return total + sums["loss"], None
 
     total, _ = jax.lax.scan(one, jnp.zeros(()), rows)
     return total / (rows >= 0).sum().astype(total.dtype)
-
-
-def _gather(pool, rows):
-    return jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], pool), rows >= 0
 
 
 # %% [markdown]

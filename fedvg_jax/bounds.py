@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config
-from fedvg_jax.config.population import Corrupt, Validation
-from fedvg_jax.config.robustness import Attack, Robust, Tuning
+from fedvg_jax.config import Attack, Config, Corrupt, Robust, Tuning, Validation
 from fedvg_jax.core.types import UsageError
 
 if TYPE_CHECKING:

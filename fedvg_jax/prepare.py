@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, arguments, default_cache_dir, presets
+from fedvg_jax.config import Config, command_line, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
         )
     name, *others = argv
     flags = [flag for flag in others if flag != "--download"]
-    given = arguments.given(flags)
+    given = command_line.parse(flags, PROG)
     if "dataset" in given:
         raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
     if "resume" in given:  # a run would read its folder

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.arguments import parse_path
+from fedvg_jax.config.command_line import parse_path
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.report"

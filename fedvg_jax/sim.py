@@ -7,7 +7,6 @@ keys of the file.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import gc
@@ -21,11 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, arguments, presets, shorthands
-from fedvg_jax.config import help as help_texts
+from fedvg_jax.config import Config, command_line, presets, shorthands
 from fedvg_jax.core import collection, files, hardware
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.data.arrays import OWN_WARNING
 from fedvg_jax.runs import history, hub_folder, launch, resume, seals, stop_signals
 from fedvg_jax.views import output, tracking
 
@@ -83,13 +80,10 @@ def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -
         purpose: what the command does, in a sentence.
         examples: indented command lines.
     """
-    if "--help-all" in argv:
-        print(help_texts.all_options(command, purpose))
-    elif {"-h", "--help"} & set(argv):
-        print(help_texts.common_options(command, purpose, examples))
-    else:
-        return False
-    return True
+    if asked := {"--help-all", "-h", "--help"} & set(argv):
+        shown = "all" if "--help-all" in asked else "common"
+        print(command_line.help_text(command, purpose, examples, shown))
+    return bool(asked)
 
 
 def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int:
@@ -142,46 +136,24 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
             of other methods, because the runs of a sweep share it.
     """
-    sources = _read_sources(argv)
-    named, argv = _split_shorthands(argv)
-    file = configs.read_toml(sources.config) if sources.config else {}
+    values = command_line.parse(argv, PROG)
+    named = {name: values.pop(name) for name in presets.SHORTHANDS if name in values}
+    path = values.get("config")
+    file = configs.read_toml(path) if path else {}
     if "config" in file:
-        raise UsageError(f"{sources.config}: config is read from the command line only; copy the settings of that file")
-    dataset = sources.dataset or file.get("dataset", Config.dataset)
+        raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
+    dataset = values.get("dataset") or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
-    resumed = sources.resume or file.get("resume", resume.AUTO)
+    resumed = values.get("resume") or file.get("resume", resume.AUTO)
     if isinstance(resumed, str) and resumed != resume.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(history.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
-    config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(sources.config))
+    config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(path))
     config = configs.apply(config, shorthands.meaning(named), "shorthand")
-    config = configs.apply(config, arguments.parse(argv, PROG), "command line")
+    config = configs.apply(config, values, "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
-    given = arguments.given(argv)
-    configs.refuse_unused(config, given)
-    return CommandLine(config, configs.unused(config, [name for name in file if name not in given]))
-
-
-def _read_sources(argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the flags that decide where defaults come from: `config`, `dataset` and `resume`."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, nargs="?")
-    parser.add_argument("--dataset", nargs="?")
-    parser.add_argument("--resume", nargs="?")
-    return parser.parse_known_args(argv)[0]
-
-
-def _split_shorthands(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the shorthands of a command line by name, and its other words."""
-    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in presets.SHORTHANDS:
-        parser.add_argument(f"--{name}")
-    try:
-        named, others = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        name = (error.argument_name or "").lstrip("-")
-        raise UsageError(f"--{name} needs a name; allowed: {', '.join(presets.SHORTHANDS[name])}") from None
-    return {name: value for name, value in vars(named).items() if value is not None}, others
+    configs.refuse_unused(config, values)
+    return CommandLine(config, configs.unused(config, [name for name in file if name not in values]))
 
 
 def refuse_options(config: Config, command: str, reasons: Mapping[str, str]) -> None:
@@ -425,6 +397,8 @@ def _is_writable(cache_dir: Path) -> bool:
     """Returns whether the cache folder can be written; prints a line if not."""
     if cache_dir.is_dir() and os.access(cache_dir, os.W_OK):
         return True
+    from fedvg_jax.data.arrays import OWN_WARNING
+
     print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
     warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it
     return False

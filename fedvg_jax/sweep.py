@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import help as help_texts
-from fedvg_jax.config import tuning_grid
+from fedvg_jax.config import command_line, tuning_grid
 from fedvg_jax.config.axes import RANGED
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help", "--help-all"} & set(words):
         print(HELP)
         if "--help-all" in words:
-            print(f"\n{help_texts.all_options(sim.PROG, sim.PURPOSE)}")
+            print(f"\n{command_line.help_text(sim.PROG, sim.PURPOSE)}")
         return 0
     return sim.guarded(lambda: run(read_command_line(words)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, arguments, axes, presets, sweep_points, tuning_grid
+from fedvg_jax.config import axes, command_line, sweep_points, tuning_grid
 from fedvg_jax.config.axes import Axis
 from fedvg_jax.config.sweep_points import Layer, Points, Sweep
 from fedvg_jax.config.tuning_grid import Tuning
@@ -24,6 +24,9 @@ OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_b
 
 HIDDEN = ("worker", "phase")
 """Flags that a sweep gives to its workers."""
+
+OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", *HIDDEN)
+"""Flags that are no settings of a run."""
 
 EXECUTION = ("jobs", "executor", "slurm", "shard", "out", *HIDDEN)
 """Flags that a worker does not get as they are."""
@@ -174,12 +177,6 @@ def _typed_lists(tuned: dict[str, list[str]]) -> dict[str, list[Any]]:
     return typed
 
 
-def _typed_list(name: str, words: list[str]) -> list[Any]:
-    """Returns the typed values of one setting."""
-    settings, crossed = typed_flags({name: words})
-    return [settings[name]] if settings else [row[0] for row in crossed[0].values]
-
-
 def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
     if name not in EXECUTORS:
         raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
@@ -192,76 +189,48 @@ def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
     """Returns the words behind every flag of a command line, by the flag's name.
 
     Raises:
-        UsageError: a word stands before all flags, a flag is given twice, or --tune has no setting.
+        UsageError: a word stands before all flags, a flag is unknown or given twice, or --tune has no setting.
 
     >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run", "--tune", "lr", "0.1"])
     {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2'], 'dry_run': [], 'tune lr': ['0.1']}
     """
-    flags: dict[str, list[str]] = {}
-    name = ""
-    for word in argv:
-        if word.startswith("--"):
-            flag, is_joined, value = word[2:].partition("=")
-            name = flag.replace("-", "_")
-            _refuse_repeated(name, flags)
-            flags[name] = [value] if is_joined else []
-        elif name == "tune" and not flags[name]:
-            del flags[name]
-            name = f"tune {word}"
-            _refuse_repeated(name, flags)
-            flags[name] = []
-        elif name:
-            flags[name].append(word)
-        else:
-            raise UsageError(f"unknown argument {word[:100]}; {PROG} --help lists the options")
-    _refuse_bare_tune(flags)
-    return flags
+    parser = command_line.Parser(PROG)
+    command_line.add_settings(parser, takes_many=True)
+    for name in OF_SWEEP:
+        parser.add_argument(command_line.flag_of(name), nargs="*", action="append")
+    found = command_line.read_words(parser, argv, f"{PROG} --help lists the options")
+    named = [(name, words) for name, given in found.items() for words in given if name != "tune"]
+    for words in found.get("tune", []):
+        if not words:
+            raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
+        named.append((f"tune {words[0]}", words[1:]))
+    names = [name for name, _ in named]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--{repeated.replace('_', '-')} is given twice; give it once, with all its values")
+    return dict(named)
 
 
-def _refuse_bare_tune(flags: Mapping[str, Sequence[str]]) -> None:
-    if "tune" in flags:
-        raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
-
-
-def _refuse_repeated(name: str, flags: Mapping[str, Sequence[str]]) -> None:
-    _refuse_bare_tune(flags)
-    if name in flags:
-        raise UsageError(f"--{name.replace('_', '-')} is given twice; give it once, with all its values")
-
-
-def typed_flags(flags: dict[str, list[str]]) -> tuple[dict[str, Any], list[Axis]]:
+def typed_flags(flags: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[Axis]]:
     """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
 
     Raises:
-        UsageError: a flag is unknown, or a value is not one of its setting's.
+        UsageError: a value is not one of its setting's.
     """
-    texts = {name: [str(v) for word in words for v in axes.seeds(name, word)] for name, words in flags.items()}
-    columns: dict[str, list[Any]] = {name: [] for name in texts}
-    for i in range(max(map(len, texts.values()), default=0) or 1):
-        row = {name: words[i : i + 1] for name, words in texts.items() if i == 0 or i < len(words)}
-        for name, value in _typed_row(row).items():
-            columns.setdefault(name, []).append(value)
-    columns = {name: values for name, values in columns.items() if values}
+    columns = {name: _typed_list(name, words) for name, words in flags.items()}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
     return settings, axes.cross({n: values for n, values in columns.items() if n not in settings}, "command line")
 
 
-def _typed_row(row: dict[str, list[str]]) -> dict[str, Any]:
-    """Returns the typed values of flags with at most one word each, by setting."""
-    kept = {n: w[0] for n, w in row.items() if w and (n in presets.SHORTHANDS or w[0] == axes.FOLLOW)}
-    if bare := [name for name, words in row.items() if not words and name in presets.SHORTHANDS]:
-        raise UsageError(f"--{bare[0]} needs a name; allowed: {', '.join(presets.SHORTHANDS[bare[0]])}")
-    others = [word for name, words in row.items() if name not in kept for word in _words(name, words)]
-    return {**kept, **arguments.parse(others, PROG)}
-
-
-def _words(name: str, values: list[str]) -> list[str]:
-    """Returns the words of a flag; that of a switch has its value in its name."""
-    default = configs.flatten(Config()).get(name)
-    if isinstance(default, bool) and [v.lower() for v in values] in (["true"], ["false"]):
-        group, dot, last = name.rpartition(".")
-        name, values = (name if values[0].lower() == "true" else f"{group}{dot}no_{last}"), []
-    return [f"--{name.replace('_', '-')}", *values]
+def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
+    """Returns the typed values of one setting; a switch without a value is on."""
+    if command_line.is_switch(name):
+        if wrong := [word for word in words if word.lower() not in ("true", "false")]:
+            raise UsageError(f"--{name.replace('_', '-')} is true or false; got {wrong[0][:100]}")
+        return [word.lower() == "true" for word in words or ["true"]]
+    if not words:
+        raise command_line.missing_value(command_line.flag_of(name))
+    listed = [str(value) for word in words for value in axes.seeds(name, word)]
+    return [word if word == axes.FOLLOW else command_line.value_of(name, word, PROG) for word in listed]
 
 
 def _single(name: str, words: list[str]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.arguments import parse_path
+from fedvg_jax.config.command_line import parse_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import verification
 from fedvg_jax.views import output

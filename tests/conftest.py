@@ -5,7 +5,6 @@ import gc
 import os
 import shutil
 import tempfile
-from pathlib import Path
 
 import xla_flags
 
@@ -19,16 +18,13 @@ os.environ |= {
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("XLA_FLAGS", xla_flags.environment())
 
-import order
 import pytest
-from quick import QUICK
 
 gc.set_threshold(200_000, 20, 100)  # tracing makes millions of objects that live on
 
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:::fedvg_jax")
-    config.option.loadscopereorder = False  # pytest-xdist keeps the order of the files
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers of xdist inherit it, and what they start
         folder = tempfile.mkdtemp(prefix="fedvg_jax-tests-")
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
@@ -45,40 +41,18 @@ def pytest_collection(session):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`-m quick` imports no other file than those with a quick law."""
+    """`-m quick` imports no other file than those with a quick test: some need what a wheel lacks."""
     if config.getoption("markexpr") != "quick" or collection_path.suffix != ".py":
         return None
-    return None if _below_tests(collection_path) in {name.partition("::")[0] for name in QUICK} else True
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class LoadGroupsOfFiles(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            return order.group_of(file.removeprefix("tests/"))
-
-    return LoadGroupsOfFiles(config, log)
+    return None if "mark.quick" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: order.rank(_below_tests(item.path)))
     for item in items:
         if " at 0x" in item.nodeid:  # the workers of pytest-xdist must collect the same names
             raise pytest.UsageError(
                 f"{item.nodeid} names an address, which processes do not share; give its case an id"
             )
-        file = _below_tests(item.path)
-        if file in QUICK or f"{file}::{getattr(item, 'originalname', None) or item.name}" in QUICK:
-            item.add_marker("quick")
-
-
-def _below_tests(path):
-    return Path(path).relative_to(Path(__file__).parent).as_posix()
 
 
 def pytest_collection_finish():

@@ -83,7 +83,7 @@ def results(executor, num_rounds, cohort_size=6):
                     for r in range(num_rounds):
                         schedule = world.schedule(r, executor.num_lanes, **plan)
                         state, metrics = step(state, schedule, data, {n: np.asarray(v) for n, v in hyper.items()})
-                    stored = client_memories.stored_form(state, len(world.train))
+                    stored = client_memories.save(state, len(world.train))
                     outputs[f"{name} {rule} {block_size}"] = stored, metrics._replace(detail={})
     measure = worlds.jit(evaluate.make_evaluate(worlds.TASK, executor), out_shardings=executor.placement)
     outputs["evaluation"] = measure(place(worlds.variables()), data.pool, data.test)
@@ -96,10 +96,11 @@ def _placed_state(world, algorithm, executor):
     import numpy as np
     import worlds
 
-    from fedvg_jax.core import memory_rows, processes
+    from fedvg_jax.core import processes
     from fedvg_jax.engine import cohort_memories
+    from fedvg_jax.runs import client_memories
 
-    state, count = worlds.state(world, algorithm), memory_rows.padded(len(world.train), executor.rows)
+    state, count = worlds.state(world, algorithm), client_memories.padded(len(world.train), executor.rows)
 
     def padded(leaf):
         return np.pad(leaf, [(0, count - len(leaf)), *(leaf.ndim - 1) * [(0, 0)]])

@@ -6,57 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from benchmarks import configs
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.views import display
-from fedvg_jax.views.dry_run import Prediction
-
-RESULTS = json.loads(configs.RESULT.read_text())["configs"]
-every_config = pytest.mark.parametrize("name", configs.REDUCED)
-
-
-def comment(name: str) -> str:
-    """Returns the header of a config as running text."""
-    lines = (configs.CONFIGS / f"{name}.toml").read_text().splitlines()
-    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-
-
-def test_every_config_of_the_paper_can_be_measured():
-    written = {path.stem for path in configs.CONFIGS.glob("*.toml")} - set(data.datasets.BUILT_IN)
-    assert set(configs.REDUCED) == written >= set(RESULTS)
-
-
-@every_config
-def test_header_quotes_the_measurement(name):
-    known = RESULTS.get(name, {})
-    assert not known or configs.format_measurement(known) in comment(name)
-    assert ("not yet measured" in comment(name)) == (not {"plan", "five_rounds"} & known.keys())
-
-
-def test_header_quotes_the_table_of_a_plan(tmp_path, monkeypatch):
-    numbers = dict.fromkeys(Prediction._fields, 0) | {"rounds": 1200, "seconds_per_round": 3.96, "seconds": 4752.0}
-    table = display.plan_table(Prediction(**numbers))
-    monkeypatch.setattr(configs, "run_process", lambda name, flags, out: Console(file=out).print(table))
-    assert (
-        configs.plan("digits", tmp_path).items() >= {"one round": "3.96 s", "1,200 rounds": "4,752 s (1.3 h)"}.items()
-    )
-    measured = RESULTS["cifar10_lenet5"]
-    planned = measured["plan"] | configs.plan("digits", tmp_path)
-    planned.pop("200 rounds")
-    result = measured | {"plan": planned}
-    assert "3.96 s a round, 4,752 s (1.3 h) for 1,200 rounds." in configs.format_measurement(result)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.194, "0.19"), (3.33, "3.3"), (9.94, "9.9"), (9.96, "10"), (143.4, "143")]
-)
-def test_seconds_of_a_header_have_two_digits(seconds, text):
-    cost = configs._cost({"seconds_per_round": [seconds], "compile_seconds": 1.0, "peak_memory_gib": 1.0})
-    assert cost.startswith(f"{text} to {text} s a round")
 
 
 def test_incomplete_measurement_is_refused():
@@ -66,14 +20,6 @@ def test_incomplete_measurement_is_refused():
         for values in ([1.0], [1.0, None], [float("nan"), 1.0], [1.0, float("inf")]):
             with pytest.raises(UsageError, match=column):
                 configs.refuse_incomplete(whole | {column: values}, 2)
-
-
-def test_new_measurement_replaces_the_old_one_in_a_header():
-    text = "# A title\n#\n# Measured at night:\n# 3 s\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
-    first = configs.replace_measurement(text, "Measured at a reduced size " + "and " * 60)
-    again = configs.replace_measurement(first, "Measured at noon")
-    assert again == "# A title\n#\n# Measured at noon\n# Memory: 1 GiB\n#\nmodel = 'x'\n"
-    assert max(map(len, first.splitlines())) <= 120 and len(first.splitlines()) > len(text.splitlines())
 
 
 def test_data_set_is_reduced_evenly(tmp_path):

@@ -26,8 +26,7 @@ from benchmarks import (
     rounds,
     table,
 )
-from fedvg_jax.config import to_json
-from fedvg_jax.config.robustness import Robust, Tuning
+from fedvg_jax.config import Robust, Tuning, to_json
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
 from fedvg_jax.models.conv import selection

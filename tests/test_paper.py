@@ -1,6 +1,5 @@
 """The paper's numbers as package data, and the headers of the configs."""
 
-import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -45,39 +44,6 @@ def test_text_and_tables_give_the_same_means(method):
 def test_run_that_the_paper_lacks_is_refused():
     with pytest.raises(UsageError, match="no FedVG with mlp on digits at alpha 1"):
         paper.accuracy("digits", "mlp", "FedVG", 1)
-
-
-def header(dataset, model):
-    text = (CONFIGS / f"{dataset}_{model}.toml").read_text()
-    return [line for line in text.splitlines() if line.startswith("#")]
-
-
-@every_pair
-def test_config_header_gives_the_papers_numbers(dataset, model):
-    lines = [re.findall(r"[\d.]+", line) for line in header(dataset, model) if re.match(r"#   (alpha|Fed)", line)]
-    printed = [[float(number) for number in line] for line in lines]
-    expected = [
-        [number for alpha in ALPHAS for number in paper.accuracy(dataset, model, method, alpha)]
-        for method in ("FedAvg", "FedVG")
-    ]
-    assert printed == [list(ALPHAS), *expected]
-
-
-@every_pair
-def test_config_header_gives_its_command_and_data_source(dataset, model):
-    text = "\n".join(header(dataset, model))
-    assert f"python -m fedvg_jax.sim --config configs/{dataset}_{model}.toml --data-dir DIR" in text
-    assert "DIR holds" in text and "http" in text and "Memory" in text
-
-
-@every_pair
-def test_config_header_gives_the_number_of_parameters(dataset, model):
-    """The head has one row and one bias per class; other parameters have published counts."""
-    at_ten = {"resnet18": 11_181_642, "resnet50": 23_528_522, "vit_s16": 21_669_514, "vit_b16": 85_806_346}
-    head = {"resnet18": 513, "resnet50": 2049, "vit_s16": 385, "vit_b16": 769}
-    classes = {"cifar10": 10, "organamnist": 11, "tinyimagenet": 200, "covid19": 4, "dermamnist": 7}
-    count = at_ten[model] + head[model] * (classes[dataset] - 10)
-    assert f"{count:,} parameters" in "\n".join(header(dataset, model))
 
 
 @every_pair

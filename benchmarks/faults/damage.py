@@ -64,7 +64,7 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
                 (state, {"round": number, "val_accuracy": 1 / number, "test_accuracy": 1 / number, "test_loss": 1.0})
             )
             recorder.add([truth[-1][1]], state)
-            stored = client_memories.stored_form(state, settings.clients)
+            stored = client_memories.save(state, settings.clients)
             recorder.write_checkpoint(stored, truth[-1][1], (0.0, float(number)))
             recorder.wait()
     return truth

@@ -26,7 +26,7 @@ OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
 NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", "record", *REPLICATE)
 """Settings that identify a value of the paper, seeds, and entries of the history on which no result depends."""
 
-PAPER_NAMES = {name: labels.PRINTED[name] for name in presets.METHODS if "+" not in name}
+PAPER_NAMES = {name: labels.method_label(name) for name in presets.METHODS if "+" not in name}
 """Part of a method's name -> the paper's spelling."""
 
 EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}

@@ -20,7 +20,6 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.targets import devices
 from benchmarks.targets.devices import Target
 from fedvg_jax.config import Config
-from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import cohort_memories
 from fedvg_jax.engine import schedule as schedules
@@ -86,7 +85,7 @@ def simulate_for(
     given = {name: getattr(here, name) for name in ("task", "algorithm", "weighting") if name in here.given}
     images = None if "task" in given else programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
     program = programs.make_program(config, images, **given, machine=machine)
-    state, layout = _state_shapes(config, here.state, program.executor, machine)
+    state, memories = _state_shapes(config, here.state, program.executor, machine)
     placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
     of_states = cohort_memories.placement(program.executor) or placement
     return here._replace(
@@ -99,7 +98,7 @@ def simulate_for(
             here.partition,
             program.executor,
             task=program.task,
-            layout=layout,
+            memories=memories,
             algorithm=program.algorithm,
         ),
         chunk=program.chunk,
@@ -109,13 +108,12 @@ def simulate_for(
 
 
 def _state_shapes(config: Config, state: Any, executor: Any, machine: programs.Machine) -> tuple[Any, Any]:
-    """Returns the shapes of a state with the rows of memories that the machine needs, and their layout."""
-    client_bytes = memory.num_bytes((state.clients, state.optimisers))
-    num_rows = max((len(leaf) for leaf in jax.tree.leaves((state.clients, state.optimisers))), default=1)
-    num_parts = memory_rows.num_parts(executor.rows, machine.hardware)
-    sizes = (client_bytes // num_rows, simulation.MAX_ROUNDS, machine.hardware, num_parts)
-    layout = client_memories.choose(config, *sizes)
-    return client_memories.shapes_of_rows(state, layout.num_rows, config.clients, executor.rows), layout
+    """Returns the shapes of a state with the rows of memories that the machine needs, and their placement."""
+    of_clients = client_memories.memories_of(state)
+    num_rows = max((len(leaf) for leaf in jax.tree.leaves(of_clients)), default=1)
+    client_bytes = memory.num_bytes(of_clients) // num_rows
+    placed = client_memories.choose(config, client_bytes, simulation.MAX_ROUNDS, machine.hardware, executor.rows)
+    return client_memories.shapes_of_rows(state, placed.num_rows, config.clients, executor.rows), placed
 
 
 def _on_sharding(sharding: Any, shapes: Any) -> Any:

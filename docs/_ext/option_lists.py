@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config import Config, allowed, presets
-from fedvg_jax.config.help import TITLES, TOPICS, descriptions
+from fedvg_jax.config import SETTINGS, Config, presets
+from fedvg_jax.config.declare import Setting, descriptions
 
-KINDS = {"str": "text", "int": "whole number", "float": "number", "Path": "path"}
-"""A field's type -> the word for it."""
+KINDS = {str: "text", int: "whole number", float: "number", Path: "path"}
+"""A setting's type -> the word for it."""
 
 
 def options() -> str:
     """Every option, under headings by topic."""
-    default = Config()
-    groups = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
-    nested = {name: group for name, group in groups.items() if dataclasses.is_dataclass(group)}
-    flat = [name for name in groups if name not in nested]
-    listed = {name for names in TOPICS.values() for name in names}
-    topics = {title: [name for name in names if name in flat] for title, names in TOPICS.items()}
-    topics["Other settings"] = [name for name in flat if name not in listed]
-    parts = [section(title, default, names) for title, names in topics.items() if names]
-    for prefix, group in nested.items():
-        names = [f.name for f in dataclasses.fields(group)]
-        parts.append(section(TITLES.get(prefix, prefix), group, names, f"{prefix}."))
-    return "\n".join(parts)
+    texts, topics = descriptions(Config), {}
+    for name, setting in SETTINGS.items():
+        topics.setdefault(setting.facts.topic, []).append(entry(name, setting, texts[name]))
+    return "\n".join("\n".join([f"## {topic}", "", *entries, ""]) for topic, entries in topics.items())
 
 
-def section(title: str, group: Any, names: list[str], prefix: str = "") -> str:
-    """A heading and a list."""
-    texts, lines = descriptions(type(group)), [f"## {title}", ""]
-    hints = {f.name: f.type for f in dataclasses.fields(group)}
-    for name in names:
-        lines.append(entry(prefix + name, hints[name], getattr(group, name), texts.get(name, "")))
-    return "\n".join([*lines, ""])
-
-
-def entry(name: str, hint: str, default: Any, text: str) -> str:
+def entry(name: str, setting: Setting, text: str) -> str:
     """`--flag` TYPE: the description, the default and the allowed values."""
     flag = "--" + name.replace("_", "-")
-    kinds = [KINDS.get(part, part) for part in str(hint).split(" | ") if part not in ("None", "bool")]
+    kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
     kind = f" *{' or '.join(kinds)}*" if kinds else ""
-    is_said = default in (None, "") and "default" in text.lower()
-    facts = [] if is_said else [f"Default: {shown(default)}."]
-    if name in allowed.NAMES:
-        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in allowed.NAMES[name]) + ".")
-    elif name in allowed.RANGES:
-        facts.append(f"Allowed: {escape(allowed.RANGES[name][1])}.")
+    is_said = setting.default in (None, "") and "default" in text.lower()
+    facts = [] if is_said else [f"Default: {shown(setting.default)}."]
+    if setting.names:
+        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in setting.names) + ".")
+    elif setting.range:
+        facts.append(f"Allowed: {escape(setting.range.words)}.")
     return f"- `{flag}`{kind}: {' '.join([escape(text), *facts])}"
 
 

@@ -12,21 +12,11 @@ import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
-from fedvg_jax import paper as published
 from fedvg_jax.views.labels import method_label
 from fedvg_jax.views.report import statistics
 from fedvg_jax.views.report.axes import base_name
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-
-RESNETS = {
-    "cifar10": ("CIFAR-10", "resnet18"),
-    "organamnist": ("OrganAMNIST", "resnet18"),
-    "tinyimagenet": ("Tiny ImageNet", "resnet50"),
-    "covid19": ("COVID19", "resnet50"),
-    "dermamnist": ("DermaMNIST", "resnet50"),
-}
-ALPHAS = (0.05, 0.1, 1.0, 10.0, 100.0)
 
 
 def load(name: str) -> Any:
@@ -77,16 +67,13 @@ def host_pool() -> str:
 
 
 def targets() -> str:
-    """Memory, kernels and estimated seconds of shipped configs on other hardware."""
+    """Memory and kernels of shipped configs, compiled for other hardware."""
     rows = []
     for name, case in load("targets")["plans"].items():
         plan = case["plan"]
-        low, high = plan["seconds_per_round"]
         kernels = [f"{plan['parts'][part]['kernels']:,}" for part in ("step", "scoring pass", "round")]
-        rows.append([name, f"{plan['memory_bytes'] / 2**30:.2f} GiB", *kernels, f"{low:.2g} to {high:.2g} s"])
-    return table(
-        ["config", "memory", "kernels of a step", "of a scoring pass", "of a round", "estimate of a round"], rows
-    )
+        rows.append([name, f"{plan['memory_bytes'] / 2**30:.2f} GiB", *kernels])
+    return table(["config", "memory", "kernels of a step", "of a scoring pass", "of a round"], rows)
 
 
 def hypergradient_memory() -> str:
@@ -199,11 +186,13 @@ class Study(NamedTuple):
     seeds: int
     alpha: str
     gaps: dict[str, tuple[float, float, float, float]]
-    """control -> FedVG minus it: mean, limits of the 95 % interval, p"""
+    """control, of those that were run -> FedVG minus it: mean, limits of the 95 % interval, p"""
 
 
 CONTROLS = {"FedAvg": "fedavg", "uniform": "uniform", "placebo": "permuted(fedvg)"}
 """Control -> method. The placebo gives FedVG's weights to other clients of the cohort."""
+
+_EQUAL = "partition dirichlet_equal"
 
 STUDIES = (
     ("CIFAR-10, LeNet-5, 100 clients, 200 rounds", "controls_cifar10_lenet5_full", {"": "0.05"}),
@@ -217,18 +206,29 @@ STUDIES = (
     ("digits, tiny CNN", "controls_digits_tinycnn_milder", {f"alpha {a}": a for a in ("0.1", "0.5")}),
     ("breast cancer, MLP", "controls_breast_cancer", {"": "0.05"}),
     ("texts, GRU", "controls_literature", {"": "by author"}),
+    ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {_EQUAL: "0.05"}),
+    *(
+        ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", f"controls_cifar10_lenet5_alpha_{alpha}", {_EQUAL: alpha})
+        for alpha in ("0.1", "0.5")
+    ),
+    *(
+        (f"equal sizes: digits, {network}", folder, {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")})
+        for network, folder in (("MLP", "controls_digits_equal"), ("tiny CNN", "controls_digits_tinycnn_equal"))
+    ),
 )
-"""(data set and network, folder of results, its settings -> alpha), the largest study first."""
+"""(data set and network, folder of results, its settings -> alpha). With clients of one size FedAvg's weights are
+uniform."""
 
 
 def studies() -> list[Study]:
-    """FedVG minus its controls in every study, the largest first."""
+    """FedVG minus its controls in every study."""
     listed = []
     for what, folder, settings in STUDIES:
         rows = rows_of_results(folder)
         for setting, alpha in settings.items():
             of_setting = {row.method: row for row in rows if row.setting == setting}
-            gaps = {name: of_fedvg(of_setting[method].difference) for name, method in CONTROLS.items()}  # pyright: ignore
+            differences = {name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting}
+            gaps = {name: of_fedvg(difference) for name, difference in differences.items() if difference}
             listed.append(Study(what, folder, of_setting["fedvg"].n, alpha, gaps))
     return listed
 
@@ -236,7 +236,9 @@ def studies() -> list[Study]:
 def overview() -> str:
     """FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
     rows = [
-        [s.what, s.alpha, str(s.seeds), *(_shown_difference(*gap)[0] for gap in s.gaps.values())] for s in studies()
+        [s.what, s.alpha, str(s.seeds)]
+        + [_shown_difference(*s.gaps[name])[0] if name in s.gaps else "–" for name in CONTROLS]
+        for s in studies()
     ]
     return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
@@ -414,45 +416,6 @@ def planning() -> str:
     return f"{table(head, rows)}\n\nWith 12 rows a client. {_source(measured['machine'])}\n"
 
 
-def scale() -> str:
-    """Estimated rounds on many devices with their first bottleneck; what was measured on this machine's CPU."""
-    from benchmarks.scale import cell
-
-    document = load("scale")
-    parts = []
-    for name, plan in document["plans"].items():
-        points = {(p["cohort"], p["devices"]): cell(p) for p in plan["points"]}
-        devices = sorted({count for _, count in points})
-        rows = [
-            [f"{count:,}", *(points[cohort, count] for cohort in sorted({cohort for cohort, _ in points}))]
-            for count in devices
-        ]
-        cohorts = [f"cohort of {cohort:,}" for cohort in sorted({cohort for cohort, _ in points})]
-        parts += [f"### {name}", table(["devices", *cohorts], rows)]
-    parts.append(
-        "Each cell: seconds of a round from the optimistic to the pessimistic end, efficiency, and the first"
-        " bottleneck, which is the longest phase."
-    )
-    assumptions = next(iter(document["plans"].values()))["assumptions"]
-    parts.append("Assumptions:\n\n" + "\n".join(f"- {line}" for line in assumptions))
-    if "measured" in document:
-        parts.append(_scale_measured(document["measured"]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _scale_measured(measured: dict[str, Any]) -> str:
-    rows = [
-        [f"{p['processes']}", f"{p['devices'] // p['processes']}"]
-        + [f"{1e3 * p[key]:.3g} ms" for key in ("measured", "estimated")]
-        for p in measured["points"]
-    ]
-    text = "### The same arithmetic on one CPU\n\nThe digits with `tinycnn`, 8 of 16 clients a round, starting from one"
-    text += " device. More devices than cores take turns, and nothing is estimated for what processes exchange."
-    return f"{text}\n\n{table(['processes', 'devices of each', 'measured', 'estimated'], rows)}\n\n" + _source(
-        measured["machine"]
-    )
-
-
 def _source(machine: dict[str, Any]) -> str:
     busy = " beside other work" if machine["busy"] else ""
     return f"`{machine['command']}`, measured{busy} on {machine['date'][:10]}."
@@ -539,25 +502,3 @@ def demo() -> str:
     from benchmarks import table as tables
 
     return tables.demo(RESULTS) + "\n"
-
-
-def paper() -> str:
-    """The paper's main tables for ResNets: a table for every data set."""
-    cells = [cell for cell in published.cells() if cell.table == "results_resnet"]
-    parts = []
-    for dataset, (title, model) in RESNETS.items():
-        mine = {(c.method, c.alpha): c for c in cells if (c.dataset, c.model) == (dataset, model)}
-        methods = list(dict.fromkeys(method for method, _ in mine))
-        alphas = [alpha for alpha in ALPHAS if any(a == alpha for _, a in mine)]
-        rows = [[method, *(printed(mine.get((method, alpha))) for alpha in alphas)] for method in methods]
-        if rows:
-            parts += [f"### {title}, {model}", "", table(["method", *(f"alpha {a:g}" for a in alphas)], rows)]
-    return "\n".join(parts)
-
-
-def printed(cell) -> str:
-    """Mean and deviation as the paper prints them, its best in bold."""
-    if cell is None:
-        return ""
-    text = f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
-    return f"**{text}**" if cell.mark == "bold" else text

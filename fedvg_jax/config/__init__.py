@@ -1,11 +1,17 @@
 """The settings of a run: `options` declares them, `io` reads them, `checks` refuses what cannot work. No jax."""
 
-from fedvg_jax.config.allowed import ALGORITHMS, ATTACKS, CONVS, DATASETS, MODELS, PRECISIONS, RULES
+from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
 from fedvg_jax.config.io import apply, dotted, flatten, read_toml, typed
 from fedvg_jax.config.options import (
+    ALGORITHMS,
+    MODELS,
+    PARTITIONS,
+    SETTINGS,
+    WEIGHTINGS,
     Attack,
     Config,
+    Corrupt,
     Elastic,
     FedAvgM,
     FedDyn,
@@ -15,71 +21,14 @@ from fedvg_jax.config.options import (
     Robust,
     Scaffold,
     Tuning,
+    Validation,
     block_size,
     cohort_size,
     default_cache_dir,
     method_name,
     num_corrupt,
 )
-from fedvg_jax.config.population import CORRUPTIONS, PARTITIONS, VALIDATION_SOURCES, Corrupt, Validation
+from fedvg_jax.config.presets import DATASETS
 from fedvg_jax.config.suggestions import closest, suggestion
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
-from fedvg_jax.config.weighting_grammar import (
-    GRANULARITIES,
-    NORMS,
-    SCORING_MODES,
-    SIGNALS,
-    WEIGHTINGS,
-    parse_weighting,
-    streams,
-)
-
-__all__ = [
-    "ALGORITHMS",
-    "ATTACKS",
-    "CONVS",
-    "CORRUPTIONS",
-    "DATASETS",
-    "GRANULARITIES",
-    "MODELS",
-    "NORMS",
-    "PARTITIONS",
-    "PRECISIONS",
-    "RULES",
-    "SCORING_MODES",
-    "SIGNALS",
-    "VALIDATION_SOURCES",
-    "WEIGHTINGS",
-    "Attack",
-    "Config",
-    "Corrupt",
-    "Elastic",
-    "FedAvgM",
-    "FedDyn",
-    "FedOpt",
-    "FedProx",
-    "FedVG",
-    "Robust",
-    "Scaffold",
-    "Tuning",
-    "Validation",
-    "apply",
-    "block_size",
-    "check",
-    "closest",
-    "cohort_size",
-    "default_cache_dir",
-    "dotted",
-    "epochs_range",
-    "flatten",
-    "method_name",
-    "num_corrupt",
-    "parse_weighting",
-    "read_toml",
-    "refuse_unused",
-    "streams",
-    "suggestion",
-    "to_json",
-    "typed",
-    "unused",
-]
+from fedvg_jax.config.weighting_grammar import parse_weighting, streams

@@ -11,14 +11,13 @@ A file has the settings that all points share, as a run's file has them, and
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config.io import dotted, flatten, read_toml
-from fedvg_jax.config.options import Config
+from fedvg_jax.config.io import dotted, name_hint, read_toml
+from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
@@ -231,23 +230,17 @@ def python_scalar(value: Any) -> Any:
 
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
-    known = _settings()
+    known = (*SHORTHANDS, *SETTINGS)
     if name not in known:
-        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{suggestion(str(name), known)}")
+        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
 
 
-@functools.cache
-def _settings() -> tuple[str, ...]:
-    return (*SHORTHANDS, *flatten(Config()))
-
-
 def refuse_set(config: Config) -> None:
     """Raises UsageError if the config that all points share has a setting that no point has."""
-    default, given = flatten(Config()), flatten(config)
     for name, reason in NO_AXES.items():
-        if given[name] != default[name]:
+        if getattr(config, name) != getattr(Config, name):
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 

@@ -8,22 +8,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedvg_jax.config import population_checks
-from fedvg_jax.config.allowed import (
-    DATASETS,
-    FLOAT32,
-    NAMES,
-    PLANES_MODELS,
-    RANGES,
-    RECORDS,
-    SINGLE_PRECISION,
-    TRACKERS,
-)
 from fedvg_jax.config.io import flatten, typed
-from fedvg_jax.config.options import Config, cohort_size, num_corrupt, recorded_names, tracker_names
-from fedvg_jax.config.presets import OUTSIDE
+from fedvg_jax.config.options import (
+    MODELS,
+    RECORDS,
+    SETTINGS,
+    TRACKERS,
+    WEIGHTINGS,
+    Config,
+    cohort_size,
+    num_corrupt,
+    recorded_names,
+    tracker_names,
+)
+from fedvg_jax.config.presets import DATASETS, OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.config.weighting_grammar import NO_PATTERN, STREAMED, parse_multipliers, parse_weighting, streams
+from fedvg_jax.config.weighting_grammar import NO_PATTERN, parse_multipliers, parse_weighting, streams
 from fedvg_jax.core.types import UsageError
+
+FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
+"""Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
 
 
 def check(config: Config) -> Config:
@@ -88,9 +92,9 @@ def _check_names(config: Config) -> None:
     """Raises UsageError for a value that is not among the allowed names of its setting."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
         _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    settings = flatten(config)
-    for name, allowed in NAMES.items():
-        _require_name(name, settings[name], allowed)
+    for name, setting in SETTINGS.items():
+        if setting.names:
+            _require_name(name, setting.get(config), setting.names)
     for name in recorded_names(config):
         _require_name("record", name, RECORDS)
     for name in tracker_names(config):
@@ -107,13 +111,13 @@ def _check_text_and_size(config: Config) -> None:
 
 def _check_ranges(config: Config) -> None:
     """Raises UsageError for a number that is out of its range, or that float32 cannot hold."""
-    settings = flatten(config)
-    for name, (holds, allowed) in RANGES.items():
-        value = settings[name]
-        _require(not (isinstance(value, float) and math.isnan(value)) and holds(value), name, value, allowed)
-    for name in SINGLE_PRECISION:
-        value = settings[name]
-        _require(value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1], name, value, "a number that float32 can hold")
+    for name, setting in SETTINGS.items():
+        value = setting.get(config)
+        if setting.range:
+            _require(setting.range.holds(value), name, value, setting.range.words)
+        if setting.facts.hyper:
+            fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
+            _require(fits, name, value, "a number that float32 can hold")
 
 
 def _check_ratios(config: Config) -> None:
@@ -220,10 +224,9 @@ def _check_model(config: Config) -> None:
             raise UsageError(
                 f"--{name} {value} is for ResNets, and model {config.model} has no choice of {name}; leave it out"
             )
-    if config.conv == "planes" and config.model not in PLANES_MODELS:
-        raise UsageError(
-            f"conv planes is for {', '.join(PLANES_MODELS)}; got model {config.model}; use --conv gemm or auto"
-        )
+    if config.conv == "planes" and not MODELS[config.model].has_planes:
+        fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
+        raise UsageError(f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto")
 
 
 def _check_hold(config: Config) -> None:
@@ -238,9 +241,10 @@ def _check_hold(config: Config) -> None:
         )
     layer_stats = config.fedvg.stats == "layer" and "fedvg" in config.weighting
     if layer_stats or not streams(config.weighting):
+        streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
         raise UsageError(
             f"hold {config.hold} of a cohort of {size} needs weights that can be averaged client by client:"
-            f" {', '.join(STREAMED)} or a mean of two, running statistics uniform; got"
+            f" {streamed} or a mean of two, running statistics uniform; got"
             f" {config.weighting}{' with fedvg.stats layer' if layer_stats else ''}; use --hold 0 or one of these"
         )
 

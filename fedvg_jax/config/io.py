@@ -6,47 +6,37 @@ A file has the names of `Config`: top-level keys, and a `[table]` for a nested g
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tomllib
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.options import Config
+from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
 MAX_FILE_SIZE = 2**20
 """Most characters of a file of settings; a device such as /dev/zero has no end."""
 
-_GROUPS = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default_factory)}
+GROUPS = {f.name: f.default_factory for f in dataclasses.fields(Config) if isinstance(f.default_factory, type)}
+"""Name of a group -> its dataclass."""
+
+SYNONYMS = {name: setting.facts.also for name, setting in SETTINGS.items()}
+"""Setting -> words that other libraries have for it."""
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Config) -> dict[str, Any]:
     """Returns settings by dotted name.
-
-    Args:
-        config: a dataclass of settings.
-        prefix: before every name, e.g. "fedvg.".
 
     >>> flatten(Config())["alpha"], flatten(Config())["fedvg.norm"]
     (0.05, 'l1')
     """
-    flat: dict[str, Any] = {}
-    for name in _field_names(type(config)):
-        value = getattr(config, name)
-        if hasattr(type(value), "__dataclass_fields__"):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
+    return {name: setting.get(config) for name, setting in SETTINGS.items()}
 
 
-@functools.cache
-def _field_names(group: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(group))
+def name_hint(name: str, allowed: Iterable[str] = SETTINGS) -> str:
+    """Returns the end of an error message about an unknown setting, with what is probably meant."""
+    return suggestion(name, allowed, SYNONYMS)
 
 
 def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
@@ -63,14 +53,12 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
     'l2'
     """
-    current = flatten(config)
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
-        if name not in current:
-            raise UsageError(f"{source}: unknown setting '{name[:100]}'{suggestion(name, current)}")
+        if name not in SETTINGS:
+            raise UsageError(f"{source}: unknown setting '{name[:100]}'{name_hint(name)}")
         group, _, last = name.rpartition(".")
-        hints = _hints(type(getattr(config, group) if group else config))
-        changes.setdefault(group, {})[last] = _typed(hints[last], value, f"{source}: {name}")
+        changes.setdefault(group, {})[last] = _typed(SETTINGS[name].types, value, f"{source}: {name}")
     replaced = changes.pop("", {})
     replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
     return dataclasses.replace(config, **replaced) if replaced else config
@@ -107,28 +95,15 @@ def typed(config: Any) -> Config:
     """
     if not isinstance(config, Config):
         raise UsageError(f"config must be a fedvg_jax.Config; got {_shown(config)}")
-    defaults = Config()
-    groups = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(Config)}
-    changed: dict[str, Any] = {}
-    for name, default in groups.items():
+    given: dict[str, Any] = {}
+    for name, group in GROUPS.items():
         value = getattr(config, name)
-        if not dataclasses.is_dataclass(default) or isinstance(default, type):
-            changed[name] = _typed(_hints(Config)[name], value, f"Config: {name}")
-        elif isinstance(value, Mapping):
-            inner = {f"{name}.{key}": _scalar(v) for key, v in value.items()}
-            changed[name] = getattr(apply(Config(), inner, "Config"), name)
-        elif type(value) is type(default):
-            hints = _hints(type(value)).items()
-            inner = {key: _typed(hint, getattr(value, key), f"Config: {name}.{key}") for key, hint in hints}
-            changed[name] = dataclasses.replace(value, **inner)
-        else:
-            raise UsageError(f"Config: {name} must be a {type(default).__name__} or a dict; got {_shown(value)}")
-    return dataclasses.replace(config, **changed)
-
-
-@functools.cache
-def _hints(group: type) -> dict[str, Any]:
-    return typing.get_type_hints(group)
+        if isinstance(value, Mapping):
+            given |= {f"{name}.{key}": inner for key, inner in value.items()}
+            config = dataclasses.replace(config, **{name: group()})
+        elif type(value) is not group:
+            raise UsageError(f"Config: {name} must be a {group.__name__} or a dict; got {_shown(value)}")
+    return apply(config, flatten(config) | given, "Config")
 
 
 def _scalar(value: Any) -> Any:
@@ -136,12 +111,11 @@ def _scalar(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Returns `value` as the type `hint`: an int becomes a float or text, and a string a path."""
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+def _typed(allowed: tuple[type, ...], value: Any, where: str) -> Any:
+    """Returns `value` as one of the types `allowed`: an int becomes a float or text, and a string a path."""
     if not isinstance(value, allowed):
         value = _scalar(value)
-    if value == "" and types.NoneType in allowed:
+    if value == "" and type(None) in allowed:
         raise UsageError(f"{where} must not be empty; leave it out, or name . for the current folder")
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return value
@@ -171,7 +145,7 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        is_table = isinstance(value, dict) and (value or prefix + name in _GROUPS)
+        is_table = isinstance(value, dict) and (value or prefix + name in GROUPS)
         flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
     return flat
 

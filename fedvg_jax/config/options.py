@@ -1,67 +1,211 @@
-"""All settings of a run, as one frozen dataclass with a nested one per group.
+# ruff: noqa: RUF009  the calls in the dataclasses return fields
+"""All settings of a run, as one frozen dataclass with a nested one per group, and the names that they may have.
 
-The defaults are the digits demonstration. The text below each field is its entry in `--help`, `--help-all` and the
+The defaults are the digits demonstration. The docstring of a field is its entry in `--help`, `--help-all` and the
 option reference. Its first sentence must stand alone, because `--help` shows no more.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from fedvg_jax.config.population import Corrupt, Validation
-from fedvg_jax.config.robustness import Attack, Robust, Tuning
-from fedvg_jax.config.shorthands import accept_shorthands
+from fedvg_jax.config import presets
+from fedvg_jax.config.declare import (
+    ABOVE_0,
+    BELOW_1,
+    COUNT,
+    FRACTION,
+    FROM_0,
+    SEED,
+    UNIT,
+    Condition,
+    Range,
+    group,
+    is_not,
+    is_one,
+    setting,
+    table,
+    weighs_by,
+)
 from fedvg_jax.core.types import UsageError
+
+ALGORITHMS = {
+    "fedavg": "FedAvg",
+    "fedavgm": "FedAvgM",
+    "fedprox": "FedProx",
+    "scaffold": "Scaffold",
+    "feddyn": "FedDyn",
+    "elastic": "Elastic",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "fedadagrad": "FedAdagrad",
+    "fednova": "FedNova",
+}
+"""Algorithm -> its spelling in papers."""
+
+WEIGHTINGS = {
+    "native": True,
+    "samples": True,
+    "uniform": True,
+    "fedvg": True,
+    "inverse_samples": True,
+    "val_loss": True,
+    "val_accuracy": True,
+    "fltrust": False,
+    "fitted": False,
+    "generalised": False,
+}
+"""Weighting -> whether it weighs a cohort block by block, without the models of the whole cohort."""
+
+
+class Network(NamedTuple):
+    """What settings and checks depend on of a model."""
+
+    smallest: int = 1
+    """Smallest height and width of images that it takes."""
+    has_convolutions: bool = False
+    has_planes: bool = False
+    """Whether it has `--conv planes`."""
+    has_batch_norm: bool = False
+    """Whether it has running statistics; a ResNet may have group normalisation instead."""
+    is_sequence: bool = False
+    """Whether it gives a label to every place of a row [T, L], and not one to each row."""
+
+
+_RESNET = Network(has_convolutions=True, has_batch_norm=True)
+
+MODELS = {
+    "mlp": Network(),
+    "tinycnn": Network(4, has_convolutions=True, has_planes=True),
+    "cnn": Network(16, has_convolutions=True, has_planes=True),
+    "lenet5": Network(16, has_convolutions=True, has_planes=True, has_batch_norm=True),
+    "resnet18": _RESNET,
+    "resnet34": _RESNET,
+    "resnet50": _RESNET,
+    "vit_s16": Network(),
+    "vit_b16": Network(),
+    "gru": Network(is_sequence=True),
+}
+
+PARTITIONS = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid", "shards", "classes")
+PARTITIONS += ("group", "file")
+DRAWN_SIZES = ("dirichlet", "official", "quantity")
+"""Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
+
+RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
+RECORDS += ("confusion", "calibration", "accuracy_by_client")
+"""Names in `record`."""
+
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Names in `track`."""
+
+
+# --- when a setting is used
+
+_RESNETS = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
+_CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
+_RUNNING_STATISTICS = Condition(
+    "model",
+    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _RESNETS.holds(config)),
+    "models with BatchNorm: lenet5, ResNets of norm batch",
+)
+_HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
+_FEDVG = weighs_by("fedvg", "generalised")
+_GENERALISED = weighs_by("generalised")
+_FITTED = weighs_by("fitted")
+_NOT_DELTA = is_not("fedvg.norm", "delta", "every other norm")
+_EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
+_SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
+
+
+def _reads_eps(config: Config) -> bool:
+    """Whether the weighting inverts a norm; the softmax link does not."""
+    rule = config.weighting
+    return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
+
+
+def _has_first_moment(config: Config) -> bool:
+    """Whether the server has a first moment; FedAdagrad has one only in the published code."""
+    is_official = config.algorithm == "fedadagrad" and config.fedopt.variant == "official"
+    return is_official or config.algorithm in ("fedadam", "fedyogi")
+
+
+def _has_memories(config: Config) -> bool:
+    """Whether anything is remembered of a client from one round to the next."""
+    return config.algorithm in ("scaffold", "feddyn") or config.optimiser_state == "kept"
+
+
+def _of(settings: type, *algorithms: str):
+    """Returns the field of a group of settings that these algorithms use."""
+    return group(settings, ", ".join(ALGORITHMS[name] for name in algorithms), is_one("algorithm", *algorithms))
+
+
+# --- settings
 
 
 @dataclass(frozen=True)
 class FedVG:
     """FedVG's weights: inverse norms of each client's gradient on the shared validation set."""
 
-    signal: str = "gradient"
+    signal: str = setting("gradient", ("gradient", "delta", "fisher"), used=(_FEDVG, _NOT_DELTA))
     """Quantity that is measured for each client. gradient: of the loss on D_val; delta: of its model against the global
     model; fisher: trace of the empirical Fisher information."""
-    norm: str = "l1"
+    norm: str = setting("l1", ("l1", "l2", "spectral", "spectral_l2", "delta"), used=(_FEDVG,))
     """Norm of the signal. l1 is published; spectral uses matrices only; spectral_l2 adds the L2 norm of vectors; delta
     is the L1 norm of the signal delta."""
-    layer: str = "tensor"
+    layer: str = setting("tensor", ("tensor", "module"), used=(_FEDVG,))
     """Layer of which norms are taken. tensor: every tensor (published); module: weight and bias together."""
-    include: str = ""
+    include: str = setting("", word="REGEX", used=(_FEDVG,))
     """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
     "a/b/kernel"; empty selects all tensors."""
-    per_element: bool = False
+    per_element: bool = setting(False, used=(_FEDVG,))
     """Divide each norm by the number of entries (l1), or by its square root (other norms)."""
-    granularity: str = "modelwise"
+    granularity: str = setting(
+        "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise modelwise"
+    )
     """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:
     one per client and network block."""
-    block: str = "residual"
+    block: str = setting(
+        "residual", ("residual", "stage"), used=(_FEDVG, is_one("fedvg.granularity", "blockwise"), _RESNETS)
+    )
     """Network blocks of a ResNet. residual: every residual block (the paper); stage: six stages (the published
     code)."""
-    eps: float = 1e-8
+    eps: float = setting(
+        1e-8,
+        ABOVE_0,
+        hyper="eps",
+        used=(Condition("weighting", _reads_eps, "fedvg, val_loss, or generalised of link inverse"),),
+    )
     """Number added to each norm before it is inverted."""
-    mode: str = "train"
+    mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
     """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
-    stats: str = "uniform"
+    stats: str = setting(
+        "uniform",
+        ("uniform", "layer"),
+        used=(_FEDVG, is_one("fedvg.granularity", "layerwise", "blockwise"), _RUNNING_STATISTICS),
+    )
     """Weights of running statistics at layerwise and blockwise granularity. uniform is published; layer: the mean of
     the weights of their own layer."""
-    fit_steps: int = 10
+    fit_steps: int = setting(10, Range(lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"), used=(_FITTED,))
     """Optimisation steps of --weighting fitted."""
-    fit_rate: float = 1.0
+    fit_rate: float = setting(1.0, ABOVE_0, hyper="fit_rate", used=(_FITTED,))
     """Learning rate of --weighting fitted, per unit of loss."""
-    link: str = "inverse"
+    link: str = setting("inverse", ("inverse", "softmax"), used=(_GENERALISED,))
     """Function from norms to weights, of --weighting generalised. inverse: a power of the inverse norm; softmax: of the
     norms over their mean."""
-    exponent: float = 1.0
+    exponent: float = setting(1.0, Range(math.isfinite, "a finite number"), hyper="exponent", used=(_GENERALISED,))
     """Exponent of the inverse norm, of --weighting generalised. 1 is published, 0 gives uniform weights;
     below 0, clients with large norms weigh more."""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, ABOVE_0, hyper="temperature", used=(_GENERALISED,))
     """Temperature of --weighting generalised. Weights are raised to the power 1 / temperature; large values approach
     uniform weights."""
-    mix: float = 0.0
+    mix: float = setting(0.0, UNIT, hyper="mix", used=(_GENERALISED,))
     """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
-    multipliers: str = ""
+    multipliers: str = setting("", kind="data", used=(_GENERALISED,), word="REGEX=NUMBER,...")
     """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
     path applies, and 1 where none does."""
 
@@ -70,9 +214,9 @@ class FedVG:
 class FedAvgM:
     """FedAvgM: momentum on the server."""
 
-    momentum: float = 0.9
+    momentum: float = setting(0.9, BELOW_1, hyper="server_momentum", also="server_momentum")
     """Nesterov momentum beta of the server."""
-    lr: float = 1.0
+    lr: float = setting(1.0, ABOVE_0, hyper="server_lr")
     """Learning rate of the server."""
 
 
@@ -80,15 +224,20 @@ class FedAvgM:
 class FedOpt:
     """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
 
-    lr: float = 0.1
+    lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr server_learning_rate global_lr")
     """Learning rate of the server."""
-    b1: float = 0.9
+    b1: float = setting(
+        0.9,
+        BELOW_1,
+        hyper="b1",
+        used=(Condition("algorithm", _has_first_moment, "fedadam, fedyogi, or fedadagrad of variant official"),),
+    )
     """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has a first moment only with variant official."""
-    b2: float = 0.999
+    b2: float = setting(0.999, BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
     """Decay of the second moment (FedAdam, FedYogi)."""
-    eps: float = 1e-3
+    eps: float = setting(1e-3, ABOVE_0, hyper="server_eps")
     """Number tau that is added to the root of the second moment."""
-    variant: str = "paper"
+    variant: str = setting("paper", ("paper", "official", "optax"))
     """Update rule. paper: Algorithm 2 of Reddi et al.; official: the published FedVG code, whose second moment starts
     at 0; optax: optax's optimisers, which correct the bias and have FedAdagrad's eps inside the root."""
 
@@ -97,7 +246,7 @@ class FedOpt:
 class FedProx:
     """FedProx: a proximal term in the clients' loss."""
 
-    mu: float = 0.01
+    mu: float = setting(0.01, FROM_0, hyper="mu", also="mu proximal_mu prox_mu")
     """Coefficient of the proximal term."""
 
 
@@ -105,11 +254,11 @@ class FedProx:
 class Scaffold:
     """Scaffold: control variates."""
 
-    eta_g: float = 1.0
+    eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g", also="global_learning_rate")
     """Learning rate of the server."""
-    steps: str = "epochs"
+    steps: str = setting("epochs", ("epochs", "single"), "data")
     """Minibatches of a local epoch. epochs: all; single: one (the published code)."""
-    memory: str = "kept"
+    memory: str = setting("kept", ("kept", "lost"))
     """Control variates of clients between rounds. kept, or lost (the published code)."""
 
 
@@ -117,15 +266,15 @@ class Scaffold:
 class FedDyn:
     """FedDyn: a dynamic regulariser."""
 
-    alpha: float = 0.1
+    alpha: float = setting(0.1, ABOVE_0, hyper="dyn_alpha")
     """Coefficient of the regulariser."""
-    clip: float = 10.0
+    clip: float = setting(10.0, ABOVE_0, hyper="clip")
     """Global norm to which a client's gradient is clipped."""
-    regulariser: str = "full"
+    regulariser: str = setting("full", ("full", "linear"))
     """Terms of the regulariser. full, or linear: without alpha theta (the published code)."""
-    weights: str = "uniform"
+    weights: str = setting("uniform", ("uniform", "samples"), used=(weighs_by("native"),))
     """Weights of --weighting native. uniform, or samples (the published code)."""
-    average: str = "always"
+    average: str = setting("always", ("always", "once"), used=(weighs_by("fedvg"),))
     """Rounds in which the server averages the clients under FedVG weights. always, or once: only in the first round
     (the published code)."""
 
@@ -134,20 +283,140 @@ class FedDyn:
 class Elastic:
     """Elastic aggregation: sensitive tensors move less."""
 
-    ratio: float = 0.3
+    ratio: float = setting(0.3, FRACTION, "data")
     """Fraction of a client's rows on which sensitivity is measured."""
-    tau: float = 0.5
+    tau: float = setting(0.5, FROM_0, hyper="tau")
     """Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau."""
-    mu: float = 0.95
+    mu: float = setting(0.95, BELOW_1, hyper="sensitivity_decay")
     """Decay of the moving average of sensitivities over minibatches."""
-    sensitivity: str = "output"
+    sensitivity: str = setting("output", ("output", "official"))
     """Measure of sensitivity. output: gradient of the outputs, compared over tensors; official: gradient of the loss,
     compared over clients (the published code)."""
-    rows: str = "all"
+    rows: str = setting("all", ("all", "rest"), "data")
     """Rows that a client trains on. all, or rest: those on which sensitivity is not measured (the published code)."""
 
 
-@accept_shorthands
+@dataclass(frozen=True)
+class Robust:
+    """Robust aggregation of the clients' models, some of which may be corrupt."""
+
+    rule: str = setting(
+        "mean", ("mean", "median", "trimmed_mean", "krum", "clipped_mean"), also="robust defense defence"
+    )
+    """Aggregation rule. mean and clipped_mean use the weights of --weighting; the others ignore them."""
+    trim: float = setting(
+        0.1, Range(lambda v: 0 <= v < 0.5, "in [0, 0.5)"), used=(is_one("robust.rule", "trimmed_mean"),)
+    )
+    """Fraction of the clients that trimmed_mean leaves out at each end, in [0, 0.5)."""
+    num_bad: int = setting(1, FROM_0, used=(is_one("robust.rule", "krum"),))
+    """Number of corrupt clients that krum tolerates. The cohort needs at least 2 num_bad + 3 clients."""
+    num_kept: int = setting(1, COUNT, used=(is_one("robust.rule", "krum"),))
+    """Number of models that krum averages. More than 1 is multi-Krum."""
+    clip_norm: float = setting(10.0, ABOVE_0, hyper="clip_norm", used=(is_one("robust.rule", "clipped_mean"),))
+    """Global norm to which clipped_mean shortens updates."""
+    noise: float = setting(0.0, FROM_0, hyper="noise", used=(is_one("robust.rule", "clipped_mean"),))
+    """Noise multiplier of clipped_mean. The standard deviation is noise x clip_norm x largest weight; no privacy is
+    claimed."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Clients with corrupt updates, the same in every round."""
+
+    kind: str = setting("none", ("none", "sign_flip", "scaling", "noise"), also="attack")
+    """Corruption of updates. sign_flip: times -scale; scaling: times scale; noise: replaced by noise of scale times
+    their norm."""
+    clients: float = setting(0.2, FRACTION, "data", used=(is_not("attack.kind", "none"),))
+    """Fraction of all clients that are corrupt, in (0, 1]."""
+    scale: float = setting(1.0, FROM_0, hyper="attack_scale", used=(is_not("attack.kind", "none"),))
+    """Factor of the corrupt update."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The server's own training steps on the shared validation set, after every round."""
+
+    steps: int = setting(0, Range(lambda v: 0 <= v < 2**31, ">= 0 and below 2**31"))
+    """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
+    lr: float = setting(
+        0.01,
+        ABOVE_0,
+        hyper="tuning_lr",
+        used=(Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more"),),
+    )
+    """Learning rate of the plain SGD."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The shared validation set D_val."""
+
+    source: str = setting("clients", ("clients", "cifar100", "stl10", "npz"), "data")
+    """Source of D_val. clients: a fraction of every client's rows (published); cifar100 and stl10: an external set,
+    mapped to CIFAR-10's classes; npz: arrays in a file, whose class names are matched."""
+    data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
+    """Folder or file of the external set."""
+    copies: str = setting("official", ("official", "none"), "data", used=(_EXTERNAL,))
+    """Images taken from an external set. official: 50 of every class and then every image, at most 5,000; none:
+    every image once."""
+    classes: str = setting("paper", ("paper", "all"), "data", used=(is_one("validation.source", "cifar100"),))
+    """Classes taken from an external cifar100. paper: the paper's seven; all: also pickup_truck, as truck."""
+    clients: float = setting(
+        1.0, FRACTION, "data", used=(is_one("validation.source", "clients"), is_one("split", "client"))
+    )
+    """Fraction of the clients whose validation rows are used, in (0, 1]. partition_seed selects them."""
+    size: int = setting(0, Range(lambda v: v == 0 or v >= 2, ">= 2, or 0 for all"), "data")
+    """Number of images kept, selected at random; 0 keeps all."""
+    fraction: float = setting(1.0, FRACTION, "data")
+    """Fraction of the images kept, selected at random, in (0, 1]."""
+    rho: float = setting(0.0, UNIT, "data")
+    """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
+    rho^i."""
+    imbalance: str = setting(
+        "corrected",
+        ("corrected", "official"),
+        "data",
+        used=(Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0"),),
+    )
+    """Order of an imbalanced D_val. corrected: the order of D_val, all minibatches; official: sorted by class, without
+    an incomplete last minibatch (the published code)."""
+    pixel_noise: float = setting(0.0, FROM_0, "data")
+    """Standard deviation of Gaussian noise on the pixels, which are 0 to 1."""
+    label_noise: float = setting(0.0, UNIT, "data")
+    """Fraction of the labels that are replaced by another class, at random."""
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """Clients with corrupt training rows, the same in every round."""
+
+    kind: str = setting(
+        "none",
+        ("none", "label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate90", "rotate"),
+        "data",
+        also="corrupt corruption label_noise",
+    )
+    """Corruption of training rows. label_flip: class c becomes C-1-c; label_noise: another class; pixel_noise: Gaussian
+    noise. Feature shifts that differ between clients: feature_noise (levels up to the strength), rotate90, rotate
+    (angles up to strength x 180 degrees)."""
+    clients: float = setting(0.2, FRACTION, "data", used=(is_not("corrupt.kind", "none"),))
+    """Fraction of all clients that are corrupt, selected by the seed, in (0, 1]."""
+    strength: float = setting(
+        1.0,
+        FRACTION,
+        "data",
+        used=(
+            Condition(
+                "corrupt.kind",
+                lambda config: config.corrupt.kind not in ("none", "rotate90"),
+                "every other kind than none and rotate90",
+            ),
+        ),
+    )
+    """Strength of the corruption, in (0, 1]: fraction of the labels, deviation of the noise, or fraction of a half
+    turn."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings of one federated run.
@@ -160,203 +429,327 @@ class Config:
     ('fedprox', 'native', 0.5, 10)
     """
 
-    dataset: str = "digits"
+    algorithm: str = setting(
+        "fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy alg algo server federated_algorithm"
+    )
+    """Federated algorithm."""
+    weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation aggregator weights weight")
+    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses.
+    permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
+    server_stats: str = setting("averaged", ("averaged", "official"), used=(_RUNNING_STATISTICS,))
+    """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
+    parameters (the published code)."""
+    dataset: str = setting(
+        "digits", kind="data", topic="Data set", word="NAME", is_common=True, also="data_set dataset_name"
+    )
     """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
     per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
     save_to_disk or as parquet files, below data_dir if that is set."""
-    data_dir: Path | None = None
+    data_dir: Path | None = setting(
+        None,
+        kind="data",
+        used=(
+            Condition(
+                "dataset",
+                lambda config: config.dataset not in presets.BUILT_IN,
+                f"every other data set than {', '.join(presets.BUILT_IN)}",
+            ),
+        ),
+        word="DIR",
+        is_common=True,
+        also="data data_path datadir data_root root dataset_dir dataset_path",
+    )
     """Folder or file with the raw data set."""
-    image_size: str = ""
+    image_size: str = setting(
+        "",
+        kind="data",
+        used=(
+            Condition(
+                "dataset",
+                lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
+                ", ".join((*_SIZED, *presets.OUTSIDE.values())),
+            ),
+        ),
+        word="S|HxW",
+    )
     """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
     Default: the size of the set."""
-    splits: str = "all"
+    splits: str = setting("all", ("all", "official"), "data", used=(is_one("dataset", "dermamnist"),))
     """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
     code)."""
-    max_rows: int = 0
+    max_rows: int = setting(
+        0,
+        Range(FROM_0.holds, ">= 0, where 0 is all"),
+        "data",
+        also="max_samples num_samples limit subset max_train_samples num_images data_fraction",
+    )
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
-    image_column: str = ""
+    image_column: str = setting("", kind="data", used=(_HUB_SET,))
     """Column of the images of a set hf:FOLDER. Default: the only column of images, or the one with a usual name."""
-    label_column: str = ""
+    label_column: str = setting("", kind="data", used=(_HUB_SET,))
     """Column of the labels of a set hf:FOLDER. Default: the only column of class labels, or the one with a usual
     name."""
-    group_column: str = ""
+    group_column: str = setting(
+        "",
+        kind="data",
+        used=(_HUB_SET, is_one("partition", "group")),
+        also="writer user_column client_column natural_id partition_by",
+    )
     """Column of a set hf:FOLDER that partition group divides the rows by, such as writer."""
-    model: str = "mlp"
-    """Network. tinycnn is for 8x8 images."""
-    pretrained: Path | None = None
-    """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
-    has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
-    stem: str = "imagenet"
-    """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = "batch"
-    """Normalisation layers of a ResNet. batch is published."""
-    normalise: str = "none"
+    normalise: str = setting("none", ("none", "imagenet", "half"), also="normalize normalization normalisation")
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2."""
-    augment: str = "none"
+    augment: str = setting("none", ("none", "flip", "crop", "flip_crop"), also="augmentation data_augmentation")
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
-    algorithm: str = "fedavg"
-    """Federated algorithm."""
-    weighting: str = "fedvg"
-    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses.
-    permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    alpha: float = 0.05
-    """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their
-    sizes."""
-    clients: int = 20
+    model: str = setting(
+        "mlp", MODELS, topic="Model", is_common=True, also="arch architecture network net backbone model_name"
+    )
+    """Network. tinycnn is for 8x8 images."""
+    pretrained: Path | None = setting(None, kind="data", word="FILE|DIR", also="weights_file init_weights checkpoint")
+    """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
+    has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
+    stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
+    """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
+    norm: str = setting("batch", ("batch", "group"), used=(_RESNETS,), also="norm_layer normalization_layer")
+    """Normalisation layers of a ResNet. batch is published."""
+    clients: int = setting(
+        20,
+        COUNT,
+        topic="Clients and partition",
+        is_common=True,
+        also="num_clients n_clients client num_users users n_parties parties k n",
+    )
     """Number of clients N."""
-    join_ratio: float = 0.5
+    join_ratio: float = setting(
+        0.5,
+        FRACTION,
+        is_common=True,
+        also="fraction client_fraction frac fraction_fit sample_rate participation sampling c",
+    )
     """Fraction of the clients sampled each round, in (0, 1]."""
-    rounds: int = 100
-    """Number of federated rounds."""
-    local_epochs: int | str = 5
-    """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
-    batch_size: int = 32
-    """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = 0.1
-    """Learning rate of the clients."""
-    optimiser: str = "sgd"
-    """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
-    momentum: float = 0.0
-    """Momentum of the clients' optimiser sgd."""
-    optimiser_state: str = "reset"
-    """State of a client's optimiser between rounds. reset, or kept until the client is sampled again."""
-    weight_decay: float = 0.0
-    """Weight decay of the clients' optimiser."""
-    lr_schedule: str = "constant"
-    """Schedule of the clients' learning rate over rounds. exponential multiplies by lr_decay each round; cosine ends at
-    0."""
-    lr_decay: float = 0.99
-    """Factor per round of the exponential schedule."""
-    dropout: float = 0.0
+    cohorts: str = setting("seeded", ("seeded", "official"), "data")
+    """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
+    dropout: float = setting(0.0, BELOW_1, "data", also="drop_rate client_dropout dropout_rate client_drop_rate")
     """Probability that a client of the cohort drops out of the round."""
-    untrained: str = "absent"
+    untrained: str = setting("absent", ("absent", "weighed"))
     """Treatment of clients that take no local step because they have too few rows. absent: weight 0, as if dropped out;
     weighed: like the others, although they return the global model (the published code)."""
-    single_rows: str = "trained"
-    """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
-    undefined; skipped: skipped for every model (the published code)."""
-    nonfinite: str = "raise"
+    nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
-    seed: int = 0
-    """Seed of the model, the cohorts and the minibatches."""
-    partition: str = "dirichlet"
+    partition: str = setting(
+        "dirichlet", PARTITIONS, "data", is_common=True, also="split_method partitioner iid non_iid noniid distribution"
+    )
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ."""
-    shards_per_client: int = 2
+    alpha: float = setting(
+        0.05,
+        Range(lambda v: 0 < v <= 1e30, "> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
+        "data",
+        used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
+        is_common=True,
+        also="dirichlet dirichlet_alpha concentration diralpha dir_alpha",
+    )
+    """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their
+    sizes."""
+    partition_seed: int = setting(42, SEED, "data", also="data_seed split_seed")
+    """Seed of the partition, independent of the seed of the run."""
+    shards_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "shards"),))
     """Shards that every client gets, of the rows sorted by label (partition shards)."""
-    classes_per_client: int = 2
+    classes_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "classes"),))
     """Number of different classes that every client has (partition classes)."""
-    partition_file: Path | None = None
+    partition_file: Path | None = setting(None, kind="data", used=(is_one("partition", "file"),), word="FILE")
     """File of every client's rows, .npz or .json (partition file)."""
-    export_partition: Path | None = None
+    export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File for the rows of every client, .npz or .json, which partition file reads."""
-    export_form: str = "parts"
+    export_form: str = setting(
+        "parts",
+        ("parts", "clients"),
+        "host",
+        used=(Condition("export_partition", lambda config: config.export_partition is not None, "a FILE"),),
+    )
     """Form of --export-partition. parts: training, validation and test rows of every client, so that the same run
     follows from the file; clients: all rows of every client by its number, as flwr-datasets and FedLab have them."""
-    split: str = "client"
-    """Where validation and test rows are held out. client: from every client (published); global: from the whole set
-    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
-    cohorts: str = "seeded"
-    """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
-    server_stats: str = "averaged"
-    """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
-    parameters (the published code)."""
-    partition_seed: int = 42
-    """Seed of the partition, independent of the seed of the run."""
-    min_samples: int = 10
+    min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
-    min_samples_rule: str = "redraw"
+    min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
     largest client."""
-    test_ratio: float = 0.25
+    split: str = setting("client", ("client", "global", "stratified"), "data")
+    """Where validation and test rows are held out. client: from every client (published); global: from the whole set
+    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
+    test_ratio: float = setting(
+        0.25, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", also="test_split test_size test_fraction"
+    )
     """Fraction of every client's rows that joins the test set."""
-    val_ratio: float = 0.1
+    val_ratio: float = setting(
+        0.1,
+        Range(BELOW_1.holds, "in [0, 1); 0 only with an external D_val"),
+        "data",
+        also="validation_ratio validation_split val_split val_size val_fraction",
+    )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
-    select: str = "shared"
+    select: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
     half of D_val, which the weights then do not use."""
-    eval_every: int = 5
+    rounds: int = setting(
+        100,
+        COUNT,
+        hyper="rounds",
+        topic="Training",
+        is_common=True,
+        also="num_rounds n_rounds communication_rounds comm_rounds global_rounds global_epochs t",
+    )
+    """Number of federated rounds."""
+    local_epochs: int | str = setting(
+        5, kind="data", word="INT|MIN:MAX", is_common=True, also="epochs epoch num_epochs n_epochs num_local_epochs e"
+    )
+    """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
+    batch_size: int = setting(32, COUNT, is_common=True, also="batch batchsize minibatch minibatch_size bs b")
+    """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
+    single_rows: str = setting("trained", ("trained", "skipped"), "data")
+    """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
+    undefined; skipped: skipped for every model (the published code)."""
+    lr: float = setting(
+        0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate client_lr local_lr eta eta_l step_size rate"
+    )
+    """Learning rate of the clients."""
+    optimiser: str = setting("sgd", ("sgd", "adam", "adamw"), also="optimizer client_optimizer opt")
+    """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
+    momentum: float = setting(0.0, BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
+    """Momentum of the clients' optimiser sgd."""
+    optimiser_state: str = setting(
+        "reset",
+        ("reset", "kept"),
+        used=(
+            Condition(
+                "momentum",
+                lambda config: config.momentum > 0 or config.optimiser != "sgd",
+                "momentum above 0, adam and adamw",
+            ),
+        ),
+    )
+    """State of a client's optimiser between rounds. reset, or kept until the client is sampled again."""
+    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd l2 decay")
+    """Weight decay of the clients' optimiser."""
+    lr_schedule: str = setting(
+        "constant", ("constant", "exponential", "cosine"), also="scheduler lr_scheduler schedule"
+    )
+    """Schedule of the clients' learning rate over rounds. exponential multiplies by lr_decay each round; cosine ends at
+    0."""
+    lr_decay: float = setting(
+        0.99, FRACTION, hyper="lr_decay", used=(is_one("lr_schedule", "exponential"),), also="gamma learning_rate_decay"
+    )
+    """Factor per round of the exponential schedule."""
+    seed: int = setting(0, SEED, "data", is_common=True, also="random_seed random_state rng_seed manual_seed")
+    """Seed of the model, the cohorts and the minibatches."""
+    eval_every: int = setting(
+        5, COUNT, "data", also="eval_interval eval_frequency eval_freq evaluate_every test_every eval_gap"
+    )
     """Rounds between two evaluations. The last round is always evaluated."""
-    record: str = ""
+    record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
     calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
     rows, its mean and worst decile."""
-    lanes: str = "auto"
-    """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
-    hold: int = 0
-    """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
-    devices: str = "auto"
+    devices: str = setting(
+        "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
+    )
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
-    pool: str = "auto"
+    lanes: str = setting("auto", word="INT|auto|all")
+    """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
+    hold: int = setting(0, FROM_0)
+    """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
+    pool: str = setting("auto", ("auto", "device", "host"), "data")
     """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
     rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
-    memories: str = "auto"
+    memories: str = setting(
+        "auto",
+        ("auto", "device", "host"),
+        "data",
+        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, or any with optimiser_state kept"),),
+    )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
     them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
     """
-    conv: str = "auto"
+    conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a
     minibatch innermost, for tinycnn, cnn and lenet5."""
-    precision: str = "default"
+    precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype mixed_precision amp fp16 bf16")
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
-    export: Path | None = None
-    """File for the final model, .safetensors, or a new folder for it with a model card, as on the Hugging Face hub.
-    ResNets and ViTs have torch's names, for `load_state_dict`."""
-    dry_run: bool = False
-    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
-    force: bool = False
+    deterministic: bool = setting(False)
+    """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
+    force: bool = setting(False, kind="host")
     """Start even if the estimate of memory exceeds the memory of this machine."""
-    profile: Path | None = None
-    """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
-    track: str = ""
-    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
-    goes on in the same tracked run; a tracker that fails does not end the run."""
-    out: Path | None = None
+    config: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="FILE", is_common=True)
+    """TOML file of settings, which flags override. The command line alone reads it."""
+    out: Path | None = setting(
+        None,
+        kind="host",
+        word="DIR",
+        is_common=True,
+        also="output output_dir out_dir outdir log_dir logdir run_dir save_dir workdir",
+    )
     """Run folder. Default: runs/<time>-<method>."""
-    resume: str | None = None
+    resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
-    checkpoint_every: int = 0
+    checkpoint_every: int = setting(
+        0,
+        FROM_0,
+        "host",
+        used=(Condition("keep", lambda config: config.keep > 0, "1 or more"),),
+        also="save_every save_interval checkpoint_interval",
+    )
     """Rounds between two checkpoints; 0: about one a minute, and each round of over 5 s. The last round and every stop
     are saved in any case."""
-    keep: int = 2
+    keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
     select)."""
-    deterministic: bool = False
-    """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
-    cache_dir: Path | None = None
+    cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
     created for its user alone; a folder of another user, or writable by others, is refused."""
-    trust_cache: bool = False
+    trust_cache: bool = setting(False, kind="host")
     """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
-    config: Path | None = None
-    """TOML file of settings, which flags override. The command line alone reads it."""
-    fedvg: FedVG = field(default_factory=FedVG)
-    fedavgm: FedAvgM = field(default_factory=FedAvgM)
-    fedopt: FedOpt = field(default_factory=FedOpt)
-    fedprox: FedProx = field(default_factory=FedProx)
-    scaffold: Scaffold = field(default_factory=Scaffold)
-    feddyn: FedDyn = field(default_factory=FedDyn)
-    elastic: Elastic = field(default_factory=Elastic)
-    robust: Robust = field(default_factory=Robust)
-    attack: Attack = field(default_factory=Attack)
-    tuning: Tuning = field(default_factory=Tuning)
-    validation: Validation = field(default_factory=Validation)
-    corrupt: Corrupt = field(default_factory=Corrupt)
+    export: Path | None = setting(None, kind="host", word="FILE|DIR")
+    """File for the final model, .safetensors, or a new folder for it with a model card, as on the Hugging Face hub.
+    ResNets and ViTs have torch's names, for `load_state_dict`."""
+    track: str = setting(
+        "", kind="host", word="NAME,...", also="logger tracker tracking report_to wandb tensorboard mlflow log_to"
+    )
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
+    goes on in the same tracked run; a tracker that fails does not end the run."""
+    profile: Path | None = setting(None, kind="host", word="DIR")
+    """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
+    dry_run: bool = setting(False, kind="host", is_common=True)
+    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
+    fedvg: FedVG = group(FedVG, "FedVG")
+    fedavgm: FedAvgM = _of(FedAvgM, "fedavgm")
+    fedopt: FedOpt = _of(FedOpt, "fedadam", "fedyogi", "fedadagrad")
+    fedprox: FedProx = _of(FedProx, "fedprox")
+    scaffold: Scaffold = _of(Scaffold, "scaffold")
+    feddyn: FedDyn = _of(FedDyn, "feddyn")
+    elastic: Elastic = _of(Elastic, "elastic")
+    robust: Robust = group(Robust, "Robust aggregation")
+    attack: Attack = group(Attack, "Corrupt updates", names_method=False)
+    tuning: Tuning = group(Tuning, "Server steps on the validation set")
+    validation: Validation = group(Validation, "Validation set", names_method=False)
+    corrupt: Corrupt = group(Corrupt, "Corrupt rows", names_method=False)
     method: InitVar[str | None] = None
     """ALGORITHM with its own weighting, WEIGHTING under FedAvg, or ALGORITHM+WEIGHTING, with the hyperparameters of the
     paper. fedavg+fedvg is the paper's FedAvg + FedVG, the mean of both weights."""
     fidelity: InitVar[str | None] = None
     """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
     code."""
+
+
+SETTINGS = table(Config)
+"""Dotted name -> setting, in the order of `--help-all`."""
 
 
 def default_cache_dir() -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedvg_jax.config.options import Config
-from fedvg_jax.config.population import DRAWN_SIZES
+from fedvg_jax.config.options import DRAWN_SIZES, Config
 from fedvg_jax.core.types import UsageError
 
 

@@ -53,6 +53,9 @@ CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
 OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 """Prefix of data sets that other libraries prepare -> how such a name is written."""
 
+BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
+"""Data sets that need no files."""
+
 NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
 """Number of images of each set in the paper."""
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.allowed import ALGORITHMS
+from fedvg_jax.config.io import GROUPS, name_hint
+from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.config.weighting_grammar import WEIGHTINGS, parse_weighting
+from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
-
-T = TypeVar("T")
 
 
 def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,39 +52,34 @@ def _composed(method: str) -> dict[str, Any] | None:
     return {**presets.METHODS.get(algorithm, {}), "algorithm": algorithm, "weighting": weighting or "native"}
 
 
-def accept_shorthands(config_class: type[T]) -> type[T]:
-    """Makes the constructor of the dataclass of settings apply its arguments `method` and `fidelity`.
+_FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+_generated = Config.__init__
+
+
+@functools.wraps(_generated)
+def _construct(self: Config, *args: Any, **settings: Any) -> None:
+    """Applies the arguments `method` and `fidelity` of `Config`.
 
     Settings given beside a shorthand win. A group may be given as a dict of the settings to change. Of a group given as
     a dataclass, the values that differ from the defaults win. A default that contradicts the shorthand is refused,
     because whether it was chosen cannot be known.
-
-    Args:
-        config_class: a dataclass with a default for every field.
     """
-    generated = config_class.__init__
-    fields: dict[str, Any] = {f.name: f for f in dataclasses.fields(config_class)}  # pyright: ignore[reportArgumentType]
+    given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
+    given = {name: value for name, value in given.items() if value is not None}
+    unknown = next((name for name in settings if name not in _FIELDS), None)
+    if unknown is not None:
+        raise UsageError(f"unknown setting '{unknown}'{name_hint(unknown, [*_FIELDS, *presets.SHORTHANDS])}")
+    settings |= dict(zip(_FIELDS, args, strict=False))
+    if given and settings.keys() >= _FIELDS.keys():
+        raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
+    meant = _by_group(meaning(given))
+    for name, group in GROUPS.items():
+        if name in meant or isinstance(settings.get(name), Mapping):
+            settings[name] = _fill_group(name, settings.get(name, {}), group(), meant.pop(name, {}))
+    _generated(self, **{**meant, **settings})
 
-    @functools.wraps(generated)
-    def construct(self: Any, *args: Any, **settings: Any) -> None:
-        given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
-        given = {name: value for name, value in given.items() if value is not None}
-        unknown = next((name for name in settings if name not in fields), None)
-        if unknown is not None:
-            raise UsageError(f"unknown setting '{unknown}'{suggestion(unknown, [*fields, *presets.SHORTHANDS])}")
-        settings |= dict(zip(fields, args, strict=False))
-        if given and settings.keys() >= fields.keys():
-            raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
-        for name, value in _by_group(meaning(given)).items():
-            if isinstance(value, dict):
-                default = fields[name].default_factory()
-                settings[name] = _fill_group(name, settings.get(name, {}), default, value)
-            else:
-                settings.setdefault(name, value)
-        generated(self, **settings)
 
-    config_class.__init__ = construct
-    return config_class
+Config.__init__ = _construct
 
 
 def _by_group(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedvg_jax.config import presets, shorthands
 from fedvg_jax.config.axes import FOLLOW, Axis, check_distinct, check_name, unset_paths
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply, flatten
-from fedvg_jax.config.options import Config
+from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.config.uses import refuse_unused, unmet
 from fedvg_jax.core.types import UsageError
 
@@ -29,8 +29,7 @@ MAX_NAME = 150
 ONLY = "point"
 """Name of the point of a sweep in which nothing varies."""
 
-HOST = ("out", "resume", "dry_run", "force", "profile", "export", "checkpoint_every", "keep", "cache_dir")
-HOST += ("trust_cache", "config", "track", "export_partition", "export_form")
+HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
 """Settings that change no result, so that points which differ in them only are one point."""
 
 

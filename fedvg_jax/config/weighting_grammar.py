@@ -7,28 +7,10 @@ import math
 import re
 from typing import NamedTuple
 
+from fedvg_jax.config.options import WEIGHTINGS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
-WEIGHTINGS = (
-    "native",
-    "samples",
-    "uniform",
-    "fedvg",
-    "inverse_samples",
-    "val_loss",
-    "val_accuracy",
-    "fltrust",
-    "fitted",
-    "generalised",
-)
-STREAMED = ("native", "samples", "uniform", "fedvg", "inverse_samples", "val_loss", "val_accuracy")
-"""Weightings that do not need the models of a whole cohort at once."""
-NORMS = ("l1", "l2", "spectral", "spectral_l2", "delta")
-GRANULARITIES = ("modelwise", "layerwise", "blockwise")
-SCORING_MODES = ("train", "eval")
-SIGNALS = ("gradient", "delta", "fisher")
-LINKS = ("inverse", "softmax")
 NO_PATTERN = (re.error, RecursionError, OverflowError)
 """Exceptions of Python for an invalid regular expression, one nested too deep, or one that repeats too often."""
 MAX_CHARACTERS = 200
@@ -103,13 +85,13 @@ def _summands(text: str) -> list[str]:
 
 
 def streams(text: str) -> bool:
-    """Returns whether a rule can weigh a cohort block by block: a NAME in `STREAMED`, or the mean of two.
+    """Returns whether a rule can weigh a cohort block by block: a NAME that `WEIGHTINGS` marks, or the mean of two.
 
     >>> streams("samples+fedvg"), streams("permuted(fedvg)")
     (True, False)
     """
     rule = parse_weighting(text)
-    return all(part in STREAMED for part in (rule if isinstance(rule, Mean) else (rule,)))
+    return all(isinstance(part, str) and WEIGHTINGS[part] for part in (rule if isinstance(rule, Mean) else (rule,)))
 
 
 def parse_multipliers(text: str) -> list[tuple[str, float]]:

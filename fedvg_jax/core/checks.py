@@ -40,7 +40,9 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
         return num_clients
     floating(pytree, what)
     first = next(iter(leaves))
-    source = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {leaves[first].shape}"
+    source = (
+        f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {jnp.shape(leaves[first])}"
+    )
     shape = jnp.shape(leaves[first])
     expected = num_clients or (shape[0] if shape else 0)
     for path, leaf in leaves.items():

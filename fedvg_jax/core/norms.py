@@ -13,6 +13,8 @@ from jax import Array, lax
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Norm, Tree
 
+__all__ = ["l1", "l2", "spectral", "spectral_l2"]
+
 
 def l1(x: Array) -> Array:
     """Returns sum |x|, the published norm."""
@@ -49,7 +51,12 @@ def spectral(x: Array) -> Array:
     >>> float(spectral(jnp.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])))
     4.0
     """
-    return _largest(x.reshape(-1, x.shape[-1])) if x.ndim > 1 and x.size else jnp.zeros((), x.dtype)
+    if x.ndim < 2 or not x.size:
+        return jnp.zeros((), x.dtype)
+    matrix = x.reshape(-1, x.shape[-1])
+    if x.dtype in (jnp.float16, jnp.bfloat16):  # LAPACK has no half precision
+        return _largest(matrix.astype(jnp.float32)).astype(x.dtype)
+    return _largest(matrix)
 
 
 def spectral_l2(x: Array) -> Array:

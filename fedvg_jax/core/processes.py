@@ -7,6 +7,7 @@ So every function here that exchanges values must be called by all processes; wi
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -72,11 +73,13 @@ def from_first(arrays: Tree) -> Tree:
     return jax.tree.structure(arrays).unflatten(leaves)
 
 
-def text_from_first(text: str) -> str:
-    """Returns the text of process 0."""
-    encoded = np.frombuffer(text.encode(), np.uint8)
+def json_from_first(value: Any) -> Any:
+    """Returns the JSON value of process 0."""
+    if count() == 1:
+        return value
+    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
     (size,) = from_first([np.array([len(encoded)], np.int64)])
-    return bytes(from_first([np.resize(encoded, int(size[0]))])[0]).decode()
+    return json.loads(bytes(from_first([np.resize(encoded, int(size[0]))])[0]))
 
 
 def place(arrays: Tree, placement: Any) -> Tree:

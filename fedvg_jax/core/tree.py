@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Tree, Variables
 
+__all__ = ["dtype", "gather", "paths", "take"]
+
 add = optax.tree.add
 sub = optax.tree.sub
 scale = optax.tree.scale
@@ -72,6 +74,8 @@ def weighted_sum(
     Where several devices hold the x_k, each adds up its own, and the devices' sums are then added: one x is exchanged
     instead of K. This order of additions differs from one device's, so the results are equal up to rounding.
 
+    An x_k of weight 0 adds 0, also where it is not finite.
+
     Args:
         weights: [K].
         stack: [K, ...], the x_k, floats.
@@ -80,7 +84,7 @@ def weighted_sum(
         sharding: of axis K over devices; None if every device that computes the sum holds all x_k. XLA divides a
             product by itself, and would gather all x_k for a loop.
 
-    >>> weighted_sum(jnp.array([0.5, 0.25]), jnp.array([[3.0], [5.0]]), jnp.ones(1)).tolist()
+    >>> weighted_sum(jnp.array([0.5, 0.25, 0.0]), jnp.array([[3.0], [5.0], [jnp.nan]]), jnp.ones(1)).tolist()
     [2.0]
     """
     loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
@@ -91,8 +95,9 @@ def weighted_sum(
 
 def _product_sum(weights: Array, stack: Array, origin: Array) -> Array:
     """Returns the sum as one reduction, which a GPU computes in one kernel together with the differences."""
-    origin = origin[None] if origin.ndim else origin
-    return (weights.reshape(-1, *(stack.ndim - 1) * [1]) * (wide(stack) - wide(origin))).sum(0)
+    weights = weights.reshape(-1, *(stack.ndim - 1) * [1])
+    origin = wide(origin[None] if origin.ndim else origin)
+    return (weights * (jnp.where(weights == 0, origin, wide(stack)) - origin)).sum(0)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -103,7 +108,7 @@ def _weighted_sum(sum_of, weights: Array, stack: Array, origin: Array) -> Array:
 @jax.jit  # traced once for all tensors of a shape
 def _loop_sum(weights: Array, stack: Array, origin: Array) -> Array:
     def add_one(k, total):
-        return total + weights[k] * (wide(stack[k]) - wide(origin))
+        return total + weights[k] * (jnp.where(weights[k] == 0, wide(origin), wide(stack[k])) - wide(origin))
 
     return lax.fori_loop(0, len(weights), add_one, jnp.zeros_like(stack[0], weights.dtype))
 
@@ -135,16 +140,25 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 @_weighted_sum.defjvp
 def _weighted_sum_jvp(sum_of, primals, tangents):
     (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
+    is_absent = (weights == 0).reshape(-1, *(stack.ndim - 1) * [1]) & ~jnp.isfinite(stack)
 
     def product(w, x, start):
         difference = wide(x) - wide(start[None] if start.ndim else start)
-        return jnp.tensordot(w, difference, 1, precision=lax.Precision.HIGHEST)
+        return jnp.tensordot(w, jnp.where(is_absent, 0, difference), 1, precision=lax.Precision.HIGHEST)
 
     return _weighted_sum(sum_of, *primals), product(d_weights, stack, origin) + product(weights, d_stack, d_origin)
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
-    """Returns the rows of a minibatch and their mask, bool [B]; `rows` is int32 [B], -1 for padding."""
+    """Returns the rows of a minibatch and their mask, bool [B].
+
+    Args:
+        pool: leaves [T, ...], e.g. `Data.pool`.
+        rows: int32 [B], -1 for padding, e.g. a row of `Data.val` or `Schedule.rows`.
+
+    >>> gather({"x": jnp.array([5.0, 6.0, 7.0])}, jnp.array([2, 0, -1]))
+    ({'x': Array([7., 5., 5.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
+    """
     return take(pool, jnp.maximum(rows, 0)), rows >= 0
 
 

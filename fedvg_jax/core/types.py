@@ -423,6 +423,9 @@ class Metrics(NamedTuple):
     """bool [K] whether the client's model, loss, signals and weights are finite."""
     detail: dict[str, Array]
     """[K, ...] see `Weighting.detail`."""
+    extremes: Tree = ()
+    """[2] over the tensors' weights of present clients, as the weighting returns them: the sum that is furthest from 1,
+    and the least weight. () unless the round checks weights; NaN where a weight is not finite."""
 
 
 RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]

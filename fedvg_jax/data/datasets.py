@@ -157,11 +157,11 @@ def _source(name: str) -> Source:
     if name.startswith(hf.PREFIX):
         options = (*_IMAGES, "columns")
         return Source(partial(hf.load, name=name.removeprefix(hf.PREFIX)), hf.LAYOUT, options)
-    if name not in NAMES:
-        raise UsageError(
-            f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}"
-        )
-    return SOURCES[name] if name in SOURCES else Source(BUILT_IN[name], "")
+    if name in SOURCES:
+        return SOURCES[name]
+    if name in BUILT_IN:
+        return Source(BUILT_IN[name], "")
+    raise UsageError(f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}")
 
 
 def _printable(arrays: Arrays) -> Arrays:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import Config
-from fedvg_jax.config.allowed import SEQUENCE_MODELS
+from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, with_groups
 
@@ -92,11 +91,11 @@ def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> Usag
 def check_model_fits(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model cannot take these data."""
     own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
-    if config.model in SEQUENCE_MODELS:
+    if MODELS[config.model].is_sequence:
         _check_sequences(arrays, config)
         return
     named = f"model {config.model}"
-    class_labels(arrays, named, f"use --model {', '.join(SEQUENCE_MODELS)}" if is_sequences(arrays) else own)
+    class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
     if config.model != "mlp" and not images:

@@ -12,39 +12,23 @@ mean that is stored is m = theta_g - u, so
     m <- theta_g - sum_{k in b} s_k (theta_g - theta_k) - r (theta_g - m)
 
 The weights are computed from a table of a few scalars per client. Those computed after the last cohort block are the
-weights of the round.
+weights of the round. The steps of a cohort block are those of a cohort that is held whole, see `round_steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import NamedSharding
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.hardware import Hardware
-from fedvg_jax.core.types import Schedule, SimState, Term, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
 from fedvg_jax.engine import lane_plan, robust
+from fedvg_jax.engine import round_steps as steps
+from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
 from fedvg_jax.weightings import streaming
-
-
-class ClientTable(NamedTuple):
-    """Scalars of each client of the cohort, leaves [K, ...]."""
-
-    measured: Tree
-    """Signals of the weighting."""
-    probes: Tree
-    """Results of the algorithm's probe."""
-    loss: Array
-    """[K] sum of the minibatch losses over the local steps."""
-    finite: Array
-    """bool [K] whether model, loss, signals and weights are finite."""
-    present: Array
-    """bool [K] whether the client is averaged."""
 
 
 class RunningCohort(NamedTuple):
@@ -55,20 +39,14 @@ class RunningCohort(NamedTuple):
     """Leaves [K], 0 for clients that are not processed yet."""
     models: tuple[Variables, ...]
     """Weighted means of the clients' models."""
-    message_means: tuple[Tree, ...]
+    messages: tuple[Tree, ...]
     """Weighted means of the messages to be averaged."""
     message_sums: Tree
     """Sums of the messages to be summed."""
-    client_memories: Tree
-    """The memories of clients, leaves [M, ...]; where devices divide them, [K, ...] of the cohort until the round ends.
-    """
-    optimiser_memories: Tree
-    """Likewise of optimisers; () where they are fresh each round."""
-
-
-ProcessBlock = Callable[[RunningCohort | None, Schedule, Array], RunningCohort]
-"""(running cohort, schedule of a cohort block, its positions in the cohort int32 [H]) -> running cohort that includes
-the block. The first argument is None for a cohort that is one block."""
+    extremes: Tree
+    """See `Metrics.extremes`."""
+    memories: tuple[Tree, Tree]
+    """Memories of all clients and of their optimisers, leaves [M, ...]."""
 
 
 def is_one_block(schedule: Schedule) -> bool:
@@ -76,56 +54,101 @@ def is_one_block(schedule: Schedule) -> bool:
     return schedule.plan.length.ndim == 1
 
 
-def over_blocks(
-    process: ProcessBlock, state: SimState, schedule: Schedule, num_clients: int, num_terms: int
-) -> RunningCohort:
-    """Returns the cohort after `process` has been applied to each cohort block in order; one block needs no loop.
-
-    Args:
-        num_clients: N.
-        num_terms: number of terms of the weights.
+def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
+    """Returns the state after a round that visits the cohort in blocks, and the round's metrics.
 
     Raises:
-        UsageError: for several cohort blocks and parameters of half precision, in which a running mean loses updates.
+        UsageError: for a rule or weighting that needs all models at once, and for parameters of half precision, in
+            which a running mean loses updates.
     """
-    if is_one_block(schedule):
-        return process(None, schedule, jnp.arange(len(schedule.clients), dtype=jnp.int32))
-    dtype = tree.dtype(state.variables)
-    if dtype != tree.wide_dtype(state.variables):
-        raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
-    fields, positions = split_schedule(schedule, num_clients)
+    terms = _terms(parts, inputs.state.variables)
+    fields, positions = split_schedule(inputs.schedule, parts.num_clients)
 
-    def schedule_of_block(b) -> Schedule:
-        return schedule._replace(**tree.take(fields, b))
+    def block_inputs(b, memories: tuple[Tree, Tree]) -> RoundInputs:
+        schedule = inputs.schedule._replace(**tree.take(fields, b))
+        state = inputs.state._replace(clients=memories[0], optimisers=memories[1])
+        return inputs._replace(state=state, schedule=schedule, positions=positions[b])
 
-    def process_next(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
-        return process(running, schedule_of_block(b), positions[b]), None
+    def add_block(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
+        return process_block(parts, terms, running, block_inputs(b, running.memories)), None
 
-    shapes = jax.eval_shape(lambda: process(None, schedule_of_block(0), positions[0]))
-    running = _empty_cohort(shapes, state, positions.size, num_terms)
-    running = lax.scan(process_next, running, jnp.arange(len(positions)))[0]
-    table, weights = jax.tree.map(lambda column: column[: len(schedule.clients)], (running.table, running.weights))
-    return running._replace(table=table, weights=weights)
+    memories = (inputs.state.clients, inputs.state.optimisers)
+    empty = _empty_cohort(parts, terms, block_inputs(0, memories), positions.size)
+    running = lax.scan(add_block, empty, jnp.arange(len(positions)))[0]
+
+    table, weights = jax.tree.map(lambda column: column[: len(inputs.positions)], (running.table, running.weights))
+    returned = steps.returns(inputs, table)
+    shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
+    averages = Averages(
+        streaming.combine_terms(shares, weights),
+        streaming.combine_terms(shares, running.models),
+        streaming.combine_terms(parts.algorithm_part(shares), running.messages),
+        running.message_sums,
+        running.extremes,
+    )
+    state = inputs.state._replace(clients=running.memories[0], optimisers=running.memories[1])
+    return steps.server_step(parts, inputs._replace(state=state), table, averages)
 
 
-def _empty_cohort(shapes: RunningCohort, state: SimState, num_rows: int, num_terms: int) -> RunningCohort:
+def process_block(
+    parts: RoundParts, terms: tuple[Term, ...], running: RunningCohort, block: RoundInputs
+) -> RunningCohort:
+    """Returns the running cohort that includes the clients of one cohort block.
+
+    Args:
+        parts: the static parts of the round.
+        terms: the terms of the weights.
+        running: the clients processed earlier.
+        block: the arrays of the cohort block, with the memories after the earlier ones.
+    """
+    rows, clients, optimisers = _returned_clients(parts, block)
+    table = tree.put(running.table, block.positions, rows)
+    table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
+    present, block_weights = tree.take((table.present, weights), block.positions)
+
+    clients = steps.replace_absent(block.state.variables, present, clients)
+    models = tuple(steps.aggregate_models(parts, block, clients, w) for w in block_weights)
+
+    memories, summed, averaged = steps.report_clients(parts, block, clients, present)
+    messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
+    after = steps.write_memories(block, memories, optimisers, present)
+    memories = (after.clients, after.optimisers)
+    of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
+    return _merge(parts, running, of_block, block)
+
+
+def _returned_clients(parts: RoundParts, block: RoundInputs) -> tuple[ClientTable, Variables, Tree]:
+    """Returns the rows of a cohort block's clients, their models, and the memories of their optimisers."""
+    probes = steps.probe_clients(parts, block)
+    trained = steps.train_clients(parts, block)
+    clients, finite, present = steps.receive_models(parts, block, trained)
+    measured = steps.score_clients(parts, block, clients)
+    rows = ClientTable(measured, probes, trained.loss, finite, present)
+    return steps.drop_nonfinite(rows, parts.weighting.decisive(measured)), clients, trained.optimiser
+
+
+def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs, num_rows: int) -> RunningCohort:
     """Returns the running cohort before the first cohort block.
 
     Args:
-        shapes: abstract result of one cohort block processed alone.
+        parts: the static parts of the round.
+        terms: the terms of the weights.
+        block: the arrays of any cohort block.
         num_rows: rows of the table, a multiple of H.
     """
-    tables = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), (shapes.table, shapes.weights))
-    messages = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes.message_means, shapes.message_sums))
-    return RunningCohort(
-        table=tables[0],
-        weights=tables[1],
-        models=num_terms * (state.variables,),
-        message_means=messages[0],
-        message_sums=messages[1],
-        client_memories=state.clients,
-        optimiser_memories=state.optimisers,
-    )
+
+    def results() -> tuple[Tree, Tree]:
+        rows, clients, _ = _returned_clients(parts, block)
+        rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
+        _, summed, averaged = steps.report_clients(parts, block, clients, rows.present)
+        messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
+        return (rows, weights), (messages, tree.total(summed), extremes)
+
+    columns, others = jax.eval_shape(results)
+    table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
+    messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
+    models, memories = len(terms) * (block.state.variables,), (block.state.clients, block.state.optimisers)
+    return RunningCohort(table, weights, models, messages, sums, extremes, memories)
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
@@ -151,87 +174,45 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     return fields | {"plan": schedule.plan}, positions
 
 
-def update_table(running: RunningCohort | None, positions: Array, rows: ClientTable) -> ClientTable:
-    """Returns the cohort's table with the rows of a cohort block written; without a running cohort, `rows` itself."""
-    return rows if running is None else tree.put(running.table, positions, rows)
-
-
-def rows_of_block(running: RunningCohort | None, positions: Array, table: Tree) -> Tree:
-    """Returns a cohort block's rows [H, ...] of leaves [K, ...]; without a running cohort, all rows."""
-    return table if running is None else tree.take(table, positions)
-
-
-def merge_block(
-    earlier: RunningCohort,
-    block: RunningCohort,
-    positions: Array,
-    theta: Variables,
-    algorithm_part: Callable[[Tree], Tree],
-) -> RunningCohort:
+def _merge(parts: RoundParts, earlier: RunningCohort, of_block: RunningCohort, block: RoundInputs) -> RunningCohort:
     """Merges a cohort block's means and sums into the running ones.
 
     Args:
+        parts: the static parts of the round.
         earlier: the clients before this cohort block.
-        block: this cohort block's means and sums; its table and weights already cover `earlier` too.
-        theta: theta_g.
-        algorithm_part: selects what the algorithm acts on, of a tree like the variables.
+        of_block: this cohort block's means and sums; its table and weights already cover `earlier` too.
+        block: the arrays of the cohort block.
     """
-
-    def earlier_weight(weights: Variables) -> Variables:
-        is_earlier = jnp.arange(len(block.table.present), dtype=jnp.int32) < positions[0]
-        return jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
-
-    factors = [earlier_weight(weights) for weights in block.weights]
-    models = (scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True))
-    means = (scale_tensors(algorithm_part(r), m) for r, m in zip(factors, earlier.message_means, strict=True))
-    return block._replace(
-        models=tree.add(block.models, tuple(models)),
-        message_means=tree.add(block.message_means, tuple(means)),
-        message_sums=tree.add(earlier.message_sums, block.message_sums),
+    is_earlier = jnp.arange(len(of_block.table.present), dtype=jnp.int32) < block.positions[0]
+    theta, weights = block.state.variables, of_block.weights
+    factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
+    models = tuple(_scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True))
+    messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)
+    return of_block._replace(
+        models=tree.add(of_block.models, models),
+        messages=tree.add(of_block.messages, tuple(_scale_tensors(r, m) for r, m in messages)),
+        message_sums=tree.add(earlier.message_sums, of_block.message_sums),
     )
 
 
-def scale_tensors(factors: Tree, means: Tree) -> Tree:
+def _scale_tensors(factors: Tree, means: Tree) -> Tree:
     """Returns each tensor's entry of `means`, a pytree, times the tensor's factor []; () stays ()."""
     return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
 
 
-def weighted_sums(
-    weights: Tree, stacked: Tree, hardware: Hardware | None = None, sharding: NamedSharding | None = None
-) -> Tree:
-    """Returns sum_k s_k x_k for each tensor's entry of `stacked`; () stays ().
-
-    Args:
-        weights: tensor -> s, leaves [H].
-        stacked: tensor -> pytree with leaves [H, ...].
-        hardware: what it will run on; defaults to the hardware of this process.
-        sharding: of axis H over devices; None if one device holds all entries.
-    """
-    if not jax.tree.leaves(stacked):
-        return stacked
-
-    def total(s: Array, part: Tree) -> Tree:
-        return jax.tree.map(lambda x: tree.weighted_sum(s, x, jnp.zeros((), x.dtype), hardware, sharding), part)
-
-    return jax.tree.map(total, weights, stacked)
-
-
-def terms_of(weighting: Weighting, aggregate: robust.Rule, schedule: Schedule) -> tuple[Term, ...]:
-    """Returns the terms whose weighted means make up the global model; for one cohort block, the rule itself.
-
-    Raises:
-        UsageError: for several cohort blocks and a rule that needs all models at once.
-    """
-    if is_one_block(schedule):
-        return streaming.single_term(weighting.weigh)
-    if not robust.is_mean(aggregate):
+def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
+    """Returns the terms whose weighted means make up the global model; raises as `run_blocks`."""
+    dtype = tree.dtype(variables)
+    if dtype != tree.wide_dtype(variables):
+        raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
+    if not robust.is_mean(parts.aggregate):
         raise UsageError(
             "a cohort in blocks takes the weighted mean; a robust rule needs all models at once: use --hold 0 or"
             " robust.mean"
         )
-    if not weighting.terms:
+    if not parts.weighting.terms:
         raise UsageError(
             "a cohort in blocks takes weights of the form raw_k / sum_j raw_j, and this weighting has no terms"
             " (types.Weighting.terms); use --hold 0, or samples, uniform, fedvg or a mean of two"
         )
-    return weighting.terms
+    return parts.weighting.terms

@@ -46,7 +46,7 @@ def mean(
         hardware: what it will run on; defaults to the hardware of this process.
         sharding: of the clients over devices; None if one device holds all of them.
     """
-    return aggregation.mean_of_finite(variables, clients, weights, hardware=hardware, sharding=sharding)
+    return aggregation.aggregate(variables, clients, weights, hardware=hardware, sharding=sharding)
 
 
 def is_mean(rule: Rule) -> bool:
@@ -115,7 +115,7 @@ def krum(num_bad: int, num_kept: int = 1, hardware: Hardware | None = None) -> R
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         chosen = ((rank < num_kept) & present).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
-        return aggregation.mean_of_finite(variables, clients, jax.tree.map(lambda _: share, weights), hardware=hardware)
+        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights), hardware=hardware)
 
     return rule
 
@@ -160,7 +160,7 @@ def clipped_mean(
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = aggregation.mean_of_finite(variables, clients, clipped, hardware=hardware, sharding=sharding)
+    averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware, sharding=sharding)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))

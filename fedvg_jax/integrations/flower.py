@@ -136,8 +136,8 @@ class FedVG(Strategy):
         Raises:
             UsageError: the gradient, D_val or an option does not fit the model.
         """
-        self._model = {name: array.numpy() for name, array in arrays.items()}
-        if self._scheme is None:
+        before, self._model = self._model, {name: array.numpy() for name, array in arrays.items()}
+        if self._scheme is None or _shapes(before) != _shapes(self._model):  # a second start may be of another model
             self._scheme = self._make_scheme(self._model)
         return self.server.configure_train(server_round, arrays, config, grid)
 
@@ -199,7 +199,10 @@ class FedVG(Strategy):
         metrics[self.server.weighted_by_key] = 1
         only = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})
         log.info("FedVG: hands the weighted mean to %s as one reply", type(self.server).__name__)
-        return self.server.aggregate_train(server_round, [Message(only, reply_to=reply)])[0]
+        stepped = self.server.aggregate_train(server_round, [Message(only, reply_to=reply)])[0]
+        # counters take no step, which would make them fractions
+        counters = {name: record[name] for name, array in mean.items() if array.dtype.kind in "biu"}
+        return None if stepped is None else ArrayRecord({**stepped, **counters})
 
 
 def array_record(variables: Variables) -> ArrayRecord:
@@ -262,6 +265,10 @@ def _check_config(config: Config) -> None:
         )
 
 
+def _shapes(model: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in model.items()}
+
+
 def _valid(replies: Iterable[Message]) -> list[Message]:
     """Returns the replies without an error, and logs the others."""
     replies = list(replies)
@@ -286,6 +293,6 @@ def _client(reply: Message, key: str) -> Client:
         raise UsageError(f"node {node} replied with {counts}; expected one of each")
     (metric,), (array,) = metrics.values(), arrays.values()
     count = metric.get(key)
-    if not isinstance(count, int | float) or not 0 <= count < 2**31:
+    if not isinstance(count, int | float) or not 0 <= count < 2**31 or count != int(count):
         raise UsageError(f"node {node} replied with {key} {count}; expected its number of training examples")
     return Client({name: value.numpy() for name, value in array.items()}, int(count))

@@ -10,7 +10,7 @@ The weights and the average are those of `engine.federated_round`: a client with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +26,8 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.models import norm
 from fedvg_jax.runs import contracts, hyperparameters
 from fedvg_jax.runs.programs import WeightingOrFactory
+from fedvg_jax.runs.registry import make_multipliers, make_weighting
 from fedvg_jax.runs.simulation import fitting_width
-from fedvg_jax.runs.weighting_registry import make_multipliers, make_weighting
 from fedvg_jax.weightings import aggregate, baselines, basic
 from fedvg_jax.weightings.fedvg import first_component
 
@@ -114,7 +114,7 @@ def scheme_of_gradient(
         _check_measurable(config, measures)
     floats = _floating(model)
     trained = _trained_names(gradient, floats)
-    paths = {name: name.replace(".", "/") for name in floats}
+    paths = paths_of(floats)
     names = {path: name for name, path in paths.items()}
 
     def to_variables(arrays: Arrays) -> Variables:
@@ -125,7 +125,8 @@ def scheme_of_gradient(
         return {names[path]: leaf for part in variables for path, leaf in part.items()}
 
     def gradient_of(hyper: Hyper, report: Report, data: Data) -> Tree:
-        gradients = gradient(to_names(report.variables))
+        gradients = gradient({name: np.array(array) for name, array in to_names(report.variables).items()})
+        check_names(gradients, sorted(trained), "gradient", "its first call")
         return {path: _wide(gradients[names[path]]) for path in report.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
@@ -313,8 +314,26 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
             of_present = weights.of_tensors[name][weights.present]
             averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(theta.dtype)
         else:
-            averaged[name] = np.asarray(np.rint(np.tensordot(mean, np.stack(stack), 1)), theta.dtype)
+            averaged[name] = mean_of_integers(stack, mean).astype(theta.dtype)
     return averaged
+
+
+def mean_of_integers(clients: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+    """Returns the rounded mean of integer or boolean arrays.
+
+    Equal values are their mean exactly; products of doubles would change integers above 2^53.
+
+    Args:
+        clients: the K clients' arrays.
+        weights: float64 [K], with sum 1.
+
+    >>> mean_of_integers([np.int64(2**60 + 1), np.int64(2**60 + 1)], np.array([0.3, 0.7])).item() - 2**60
+    1
+    """
+    stack = np.stack(clients)
+    is_equal = stack.dtype.kind in "biu" and (stack == stack[0]).all(0)
+    mean = np.rint(np.tensordot(weights, stack, 1)).astype(stack.dtype)
+    return np.where(is_equal, stack[0], mean)
 
 
 def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> jax.Array:
@@ -400,7 +419,7 @@ def _names_of_rule(rule: Rule) -> list[str]:
 
 def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
     """Returns the names of the global model's gradient."""
-    gradients = gradient(dict(floats))
+    gradients = gradient({name: np.array(array) for name, array in floats.items()}) or {}
     for name, array in gradients.items():
         if name not in floats:
             raise UsageError(f"gradient has '{name}', which is no floating array of the model: {', '.join(floats)}")
@@ -419,7 +438,27 @@ def _of_measure(name: str, measure: Measure, to_names: Callable[[Variables], dic
     return rule._replace(signal=lambda hyper, report, data: jnp.float32(measure(to_names(report.variables))))
 
 
+def paths_of(names: Iterable[str]) -> dict[str, str]:
+    """Returns name -> path, whose components are separated by "/" as in the models of jax.
+
+    Raises:
+        UsageError: two names have one path.
+
+    >>> paths_of(["layer1.weight"])
+    {'layer1.weight': 'layer1/weight'}
+    """
+    paths = {name: name.replace(".", "/") for name in names}
+    names_of = {path: name for name, path in paths.items()}
+    for name, path in paths.items():
+        if names_of[path] != name:
+            raise UsageError(f"the model has arrays '{name}' and '{names_of[path]}', which stand for one; rename one")
+    return paths
+
+
 def _floating(model: Arrays) -> dict[str, np.ndarray]:
+    for name, array in model.items():
+        if array.dtype.kind not in "biu" and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise UsageError(f"the model: array '{name}' is {array.dtype}; expected floats, integers or booleans")
     return {name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
 

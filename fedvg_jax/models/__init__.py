@@ -2,6 +2,7 @@
 
 from fedvg_jax.models.adapt import linen_task, nnx_task
 from fedvg_jax.models.cnn import CNN, TinyCNN
+from fedvg_jax.models.conv.rewrite import fast_convolutions
 from fedvg_jax.models.gru import GRU
 from fedvg_jax.models.lenet import LeNet5
 from fedvg_jax.models.mlp import MLP
@@ -18,6 +19,7 @@ __all__ = [
     "TinyCNN",
     "classification",
     "classification_metrics",
+    "fast_convolutions",
     "linen_task",
     "next_character",
     "nnx_task",

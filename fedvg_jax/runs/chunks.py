@@ -18,7 +18,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import evaluation_records, history, host_memories, host_pool, memory, programs, simulation
+from fedvg_jax.runs import client_memories, evaluation_records, history, host_pool, memory, programs, simulation
 from fedvg_jax.runs.history import Record
 
 CHUNK_SECONDS = 2.0
@@ -46,7 +46,7 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
     with processes.together():
         rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
         data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
-        state = host_memories.shapes_on_device(sim.host_memories, sim.state) if sim.host_memories else sim.state
+        state = client_memories.shapes_on_devices(sim.memories, sim.state)
         compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
         evaluate_compiled = compiled.evaluate
@@ -74,8 +74,8 @@ def run_chunks(
         num_done: rounds that precede the first chunk.
         single: whether every chunk is a single round, because callbacks get its state.
     """
-    stored = host_memories.store_of(sim.host_memories, state) if sim.host_memories else None
-    state = host_memories.without_memories(state) if stored else state
+    store = client_memories.open_store(sim.memories, sim.config, state)
+    state = client_memories.without_memories(state) if store else state
     state, planned = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
@@ -83,8 +83,7 @@ def run_chunks(
             planned = plan_chunk(sim, planned, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds))
         start = time.perf_counter()
         running, rounds, data, clients = ready or prepare_chunk(sim, planned)
-        if stored and sim.host_memories:
-            state = host_memories.load(sim.host_memories, stored, state, clients)
+        state = client_memories.take(sim.memories, store, state, clients)
         with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
             state, metrics = compiled.chunk(state, np.int32(len(running)), rounds, data, sim.hyper)
             num_done += len(running)
@@ -97,15 +96,14 @@ def run_chunks(
                     planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)))
                     ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned))))
             metrics = jax.device_get(metrics)
-        if stored:
-            stored = host_memories.save(stored, state, clients)
+        store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
         records = chunk_records(num_done - len(running), running, metrics, round_seconds)
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state)
         after = _with_own_model(state) if single else state
-        yield (host_memories.whole_state(stored, after) if stored else after), records
+        yield client_memories.whole_state(store, after), records
 
 
 def _with_own_model(state: SimState) -> SimState:
@@ -128,9 +126,7 @@ class ReadyChunk(NamedTuple):
 
 def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyChunk:
     """Returns a chunk of rounds; where the pool is on the host, it starts to copy their rows to the devices."""
-    clients = np.zeros(0, np.int32)
-    if sim.host_memories:
-        clients, planned = host_memories.number_rows(planned)
+    clients, planned = client_memories.number_rows(sim.memories, planned)
     rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
     if sim.host_pool is None:
         return ReadyChunk(planned, rounds, sim.data, clients)
@@ -140,8 +136,7 @@ def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyC
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
     num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
-    most = sim.host_memories.max_rounds if sim.host_memories else simulation.MAX_ROUNDS
-    return min(num_rounds, most, until_pause(sim.config, num_done))
+    return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 
 def _draw(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:

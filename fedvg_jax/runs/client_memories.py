@@ -1,28 +1,41 @@
-"""Which rows of the state hold the clients' memories, and where they are.
+"""Memories of a run's clients: which rows hold them, where the rows are, and how they are saved.
 
 A small population has a row for every client, and row k is client k's. A large one has rows for the clients of the
 run's cohorts only, in the order in which they are first sampled. Cohorts are functions of (seed, round), so the host
 knows the rows before a round runs, and a run of more rounds only appends rows.
 
-Several devices divide the rows among them. Then the number of rows is padded to a multiple of the devices; what is
-stored has no padding, so it does not depend on their number.
+The rows have one of three placements:
+
+- device: one device holds all of them.
+- divided: each of several devices holds an equal part, so their number is padded to a multiple of the devices. What is
+  saved has no padding and does not depend on the number of devices.
+- host: the host holds the rows of all clients sampled so far, and the devices those of a chunk's clients, which they
+  may divide. All shapes on the devices are fixed before the first round.
+
+`take` and `put` copy the memories of a chunk's clients from the host to the devices and back; for the other placements
+they do nothing, because rounds take rows on the devices themselves (`engine.cohort_memories`). `save` and `restore`
+copy the memories of all clients for a checkpoint. Other processes may hold some of the rows. Then processes exchange
+them in pieces of bounded size, so no device ever holds all of them, and no file system is shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import memory_rows
-from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.engine import schedule
-from fedvg_jax.engine.cohort_memories import MEMORIES
-from fedvg_jax.runs import checkpoint, host_pool, memory_copies
+from fedvg_jax.core import processes
+from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
+from fedvg_jax.engine import cohort_memories, schedule
+from fedvg_jax.runs import checkpoint, host_pool
 
 DENSE_BYTES = 2**26
 """Bytes of memories up to which every client has a row."""
@@ -30,14 +43,24 @@ DENSE_BYTES = 2**26
 CHUNK_BYTES = 2**26
 """Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
 
+PIECE_BYTES = 2**26
+"""Bytes of the rows that processes exchange at a time; one row may take more."""
 
-class Layout(NamedTuple):
+
+# --- placement --------------------------------------------------------------------------------------------------------
+class Placement(NamedTuple):
     """Where a run keeps the memories of its clients."""
 
     num_rows: int | None
-    """rows that clients of the run use on the devices; None for a row for every client, by number"""
-    is_on_host: bool
+    """rows on the devices, a multiple of those that divide them; None for a row for every client, by number"""
+    is_on_host: bool = False
     """whether the host holds all memories, and the devices those of a chunk's clients"""
+    max_rounds: int = 1
+    """of a chunk, whose clients the rows on the devices always hold"""
+    sharding: NamedSharding | None = None
+    """of the rows over devices; None if each device holds all"""
+    fresh: Tree = ()
+    """the memories of a client that was not sampled yet, leaves [1, ...] on the devices"""
 
 
 def choose(
@@ -45,8 +68,8 @@ def choose(
     client_bytes: int,
     max_rounds: int,
     hardware: hw.Hardware,
-    num_parts: int = 1,
-) -> Layout:
+    sharding: NamedSharding | None = None,
+) -> Placement:
     """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
 
     Args:
@@ -54,26 +77,26 @@ def choose(
         client_bytes: of one client's memory.
         max_rounds: R, rounds that a chunk can hold.
         hardware: what the run is for.
-        num_parts: memories among which the rows are divided, see `memory_rows.num_parts`.
+        sharding: of the rows over devices; None if each device holds all.
 
     >>> gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
-    >>> choose(million, 2**18, 64, gpu), choose(million, 2**20, 64, gpu)
-    (Layout(num_rows=53248, is_on_host=False), Layout(num_rows=1024, is_on_host=True))
-    >>> choose(Config(clients=100), 2**18, 64, gpu)
-    Layout(num_rows=None, is_on_host=False)
-    >>> choose(million, 2**20, 64, gpu, num_parts=8)
-    Layout(num_rows=53248, is_on_host=False)
+    >>> [choose(million, size, 64, gpu)[:2] for size in (2**18, 2**20)]
+    [(53248, False), (1024, True)]
+    >>> choose(Config(clients=100), 2**18, 64, gpu)[:2]
+    (None, False)
     """
     rows, size = host_pool.round_up(most_clients(config)), cohort_size(config)
     num_bytes = min(rows, config.clients) * client_bytes
-    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * num_bytes // num_parts, hardware) == "host"
-    on_host = client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large))
-    if on_host:
+    own_bytes = num_bytes // num_parts(sharding, hardware)
+    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * own_bytes, hardware) == "host"
+    if client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large)):
         of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
-        return Layout(min(config.clients, host_pool.round_up(of_chunk)), True)
+        capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
+        fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
+        return Placement(capacity, True, min(max_rounds, fitting), sharding)
     is_dense = rows >= config.clients or config.clients * client_bytes <= DENSE_BYTES
-    return Layout(None if is_dense else rows, False)
+    return Placement(None if is_dense else padded(rows, sharding), False, max_rounds, sharding)
 
 
 def most_clients(config: Config) -> int:
@@ -81,6 +104,116 @@ def most_clients(config: Config) -> int:
     return min(config.clients, (config.rounds + 1) * cohort_size(config))
 
 
+def num_parts(sharding: NamedSharding | None, hardware: hw.Hardware) -> int:
+    """Returns how many memories the rows are divided among: those of devices, or of hosts for devices of CPUs.
+
+    Args:
+        sharding: of the rows; None if each device holds all.
+        hardware: that the devices are of.
+    """
+    if sharding is None:
+        return 1
+    return hardware.num_processes if hardware.is_cpu else sharding.mesh.size
+
+
+def padded(num_rows: int, sharding: NamedSharding | None) -> int:
+    """Returns the number of rows up to a multiple of the devices that hold them."""
+    return num_rows if sharding is None else num_rows + -num_rows % sharding.mesh.size
+
+
+def refuse_unfitting(config: Config, client_bytes: int) -> None:
+    """Raises UsageError if the host cannot hold twice the memories of all clients that a run may sample, unless forced.
+
+    They are copied for a checkpoint.
+    """
+    count, limit = most_clients(config), hw.host_memory()
+    needed = 2 * count * client_bytes
+    if limit is not None and needed > limit and not config.force:
+        raise UsageError(
+            f"the memories of {count:,} clients and a copy of them need {needed / 2**30:,.1f} GiB, and this machine has"
+            f" {limit / 2**30:,.1f} GiB; use smaller --rounds, --join-ratio or --model, or --force to start it anyway"
+        )
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+def is_by_client(state: SimState) -> bool:
+    """Returns whether the state has a row for every client, by number."""
+    return isinstance(state.memory_clients, tuple)
+
+
+def memories_of(state: SimState) -> Tree:
+    """Returns the memories of clients and of their optimisers."""
+    return state.clients, state.optimisers
+
+
+def with_memories(state: SimState, memories: Tree, owners: Tree) -> SimState:
+    """Returns the state with other memories, of the clients `owners`."""
+    return state._replace(clients=memories[0], optimisers=memories[1], memory_clients=owners)
+
+
+def without_memories(state: SimState) -> SimState:
+    """Returns the state without the memories of clients."""
+    return with_memories(state, ((), ()), ())
+
+
+def shapes_of_rows(
+    state: SimState, num_rows: int | None, num_clients: int, sharding: NamedSharding | None = None
+) -> SimState:
+    """Returns the state with shapes for the memories of clients in other rows.
+
+    Args:
+        state: arrays or shapes, with any rows.
+        num_rows: None for a row for every client.
+        num_clients: N.
+        sharding: of the rows over devices; None if each device holds all.
+    """
+    count = padded(num_clients, sharding) if num_rows is None else num_rows
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
+
+    owners = jax.ShapeDtypeStruct((count,), np.dtype(np.int32), sharding=_replicated(sharding))
+    return with_memories(state, jax.tree.map(shape, memories_of(state)), () if num_rows is None else owners)
+
+
+def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
+    """Returns the state before the first round, of which each device makes the rows that it holds.
+
+    Args:
+        placement: of the run.
+        one: with the memories of one client, leaves [1, ...].
+        num_clients: N.
+
+    Returns:
+        All rows equal; without any row where memories are on the host.
+    """
+    memories, sharding = memories_of(one), placement.sharding
+    if placement.is_on_host:
+        no_rows = jax.tree.map(lambda leaf: checkpoint.to_host(leaf)[:0], memories)
+        return with_memories(one, no_rows, np.zeros(0, np.int32))
+    if placement.num_rows is None:
+        return with_memories(one, _repeated(memories, padded(num_clients, sharding), sharding), ())
+    owners = processes.place(np.full(placement.num_rows, -1, np.int32), _replicated(sharding))
+    return with_memories(one, _repeated(memories, placement.num_rows, sharding), owners)
+
+
+def _repeated(one: Tree, num_rows: int, sharding: NamedSharding | None) -> Tree:
+    return _repeating(num_rows, sharding)(one) if jax.tree.leaves(one) else one
+
+
+@functools.cache  # one program for all runs of these sizes
+def _repeating(num_rows: int, sharding: NamedSharding | None) -> Any:
+    def repeated(one: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *leaf.shape[1:])), one)
+
+    return jax.jit(repeated, out_shardings=sharding)
+
+
+def _replicated(sharding: NamedSharding | None) -> NamedSharding | None:
+    return sharding and NamedSharding(sharding.mesh, P())
+
+
+# --- rows of rounds ---------------------------------------------------------------------------------------------------
 def cohorts(config: Config) -> Callable[[int], np.ndarray]:
     """Returns round, from 0 -> the clients of its cohort, int32 [K]."""
     size = cohort_size(config)
@@ -89,22 +222,22 @@ def cohorts(config: Config) -> Callable[[int], np.ndarray]:
     return lambda number: schedule.cohort(config.seed, number, config.clients, size)[0]
 
 
-def rows_of_rounds(config: Config, layout: Layout) -> Callable[[int], np.ndarray | None]:
+def rows_of_rounds(config: Config, placement: Placement) -> Callable[[int], np.ndarray | None]:
     """Returns round, from 0 -> the rows of its cohort's memories, int32 [K]; None for a row for every client.
 
     On the devices, a client's row is its place in the order of first sampling. All cohorts up to the round are drawn
     for that, once. Where memories stay on the host, the rows are those of a chunk of this round only.
 
     >>> config = Config(clients=1000, join_ratio=0.002, rounds=3)
-    >>> rows = rows_of_rounds(config, Layout(8, is_on_host=False))
+    >>> rows = rows_of_rounds(config, Placement(8))
     >>> rows(2).tolist(), rows(0).tolist()
     ([4, 5], [0, 1])
     """
-    if layout.num_rows is None:
+    if placement.num_rows is None:
         return lambda number: None
-    if layout.is_on_host:
+    if placement.is_on_host:
         return lambda number: np.arange(cohort_size(config), dtype=np.int32)
-    return _rows_in_order(config, layout.num_rows)
+    return _rows_in_order(config, placement.num_rows)
 
 
 def _rows_in_order(config: Config, num_rows: int) -> Callable[[int], np.ndarray]:
@@ -133,53 +266,139 @@ def _rows_in_order(config: Config, num_rows: int) -> Callable[[int], np.ndarray]
 def sampled_clients(config: Config, num_rounds: int) -> np.ndarray:
     """Returns int32 [n], the clients of the first rounds in the order of first sampling."""
     cohort_of = cohorts(config)
-    return in_order(np.concatenate([np.zeros(0, np.int32), *map(cohort_of, range(num_rounds))]))
+    return _in_order(np.concatenate([np.zeros(0, np.int32), *map(cohort_of, range(num_rounds))]))
 
 
-def in_order(clients: np.ndarray) -> np.ndarray:
-    """Returns the different clients in the order of their first occurrence.
-
-    >>> in_order(np.array([7, 3, 7, 5])).tolist()
-    [7, 3, 5]
-    """
+def _in_order(clients: np.ndarray) -> np.ndarray:
+    """Returns the different clients in the order of their first occurrence."""
     return clients[np.sort(np.unique(clients, return_index=True)[1])]
 
 
-# --- states on the host -----------------------------------------------------------------------------------------------
-def is_by_client(state: SimState) -> bool:
-    """Returns whether the state has a row for every client, by number."""
-    return isinstance(state.memory_clients, tuple)
+def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarray, list[Schedule]]:
+    """Returns the clients of a chunk in the order of first sampling, and its schedules with their rows on the devices.
+
+    Where the devices hold all rows, there is no client to take, and the schedules are unchanged.
+
+    >>> batches = 2 * [np.zeros((1, 4), np.int32)]
+    >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
+    >>> clients, rounds = number_rows(Placement(4, is_on_host=True), rounds)
+    >>> clients.tolist(), [r.memory_rows.tolist() for r in rounds]
+    ([9, 4, 6], [[0, 1], [1, 2]])
+    """
+    if not placement.is_on_host:
+        return np.zeros(0, np.int32), planned
+    clients = _in_order(np.concatenate([planned_round.clients for planned_round in planned]))
+    order = np.argsort(clients).astype(np.int32)
+    sorted_clients = clients[order]
+    rows = (order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned)
+    return clients, [each._replace(memory_rows=r) for each, r in zip(planned, rows, strict=True)]
 
 
-def map_memories(function: Callable[[Any], Any], state: SimState) -> SimState:
-    """Returns the state with a function applied to every array with a row for each client's memory."""
-    return state._replace(**{name: jax.tree.map(function, getattr(state, name)) for name in MEMORIES})
+# --- chunks: between the host and the devices -------------------------------------------------------------------------
+class Store(NamedTuple):
+    """The memories of all clients sampled so far, on the host; the arrays are changed in place."""
+
+    row_of: np.ndarray
+    """int32 [N], the row of each client; 0 before it is sampled"""
+    clients: np.ndarray
+    """int32 [n], the clients of rows 1..n, in the order of first sampling"""
+    memories: Tree
+    """NumPy arrays [1 + most clients, ...]; row 0 is of a client not sampled yet. Rows take memory once they are
+    written."""
 
 
-def is_on_host(state: SimState) -> bool:
-    """Returns whether the memories of a state are on the host, for the clients that were sampled."""
-    return isinstance(state.memory_clients, np.ndarray)
+def open_store(placement: Placement, config: Config, state: SimState) -> Store | None:
+    """Returns a copy of the memories of a state on the host, of which there may be none yet; None for other placements.
+
+    Args:
+        placement: of the run.
+        config: the run's settings.
+        state: before the first round, or of a checkpoint.
+    """
+    if not placement.is_on_host:
+        return None
+    clients = np.asarray(state.memory_clients)
+    row_of = np.zeros(config.clients, np.int32)
+    row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
+
+    def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        rows = np.empty((1 + most_clients(config), *fresh.shape[1:]), fresh.dtype)
+        rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
+        return rows
+
+    memories = jax.tree.map(allocated, checkpoint.to_host(placement.fresh), memories_of(state))
+    return Store(row_of, clients, memories)
 
 
-def count_rows(state: SimState) -> int:
-    """Returns the rows of a state whose number is not fixed, because its memories are on the host; else 0."""
-    return len(state.memory_clients) if is_on_host(state) else 0
+def take(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> SimState:
+    """Returns the state on the devices with the memories of a chunk's clients.
 
-
-def with_count(state: SimState, count: int) -> SimState:
-    """Returns a state whose memories on the host have zeros in `count` rows; others are returned unchanged."""
-    if not is_on_host(state):
+    Args:
+        placement: of the run.
+        store: of all clients; None where the devices hold all memories already.
+        state: its other fields are on the devices.
+        clients: int32 [n], of the chunk; at most as many as rows on the devices.
+    """
+    if store is None:
         return state
-    zeros = map_memories(lambda leaf: np.zeros((count, *leaf.shape[1:]), leaf.dtype), state)
-    return zeros._replace(memory_clients=np.zeros(count, np.int32))
+    rows, capacity = store.row_of[clients], placement.num_rows
+    assert capacity is not None, "the devices hold as many rows as a chunk needs"
+
+    def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
+        taken = np.zeros((capacity, *stored.shape[1:]), stored.dtype)  # rows past the chunk's clients are not read
+        np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
+        return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
+
+    memories = jax.tree.map(placed, placement.fresh, store.memories)
+    owners = np.full(capacity, -1, np.int32)
+    owners[: len(clients)] = clients
+    return with_memories(state, memories, processes.place(owners, _replicated(placement.sharding)))
 
 
-def num_used(state: SimState, num_clients: int) -> int:
-    """Returns the number of rows that clients use; they are the first ones."""
-    return num_clients if is_by_client(state) else int((checkpoint.read(state.memory_clients) >= 0).sum())
+def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
+    """Returns the memories of all clients after a chunk. All processes must call it.
+
+    Args:
+        store: before the chunk; its arrays are changed.
+        state: after the chunk, on the devices.
+        clients: int32 [n], of the chunk.
+    """
+    if store is None:
+        return None
+    new, count = clients[store.row_of[clients] == 0], len(store.clients)
+    store.row_of[new] = np.arange(count + 1, count + 1 + len(new), dtype=np.int32)
+    rows = store.row_of[clients]
+
+    def write(stored: np.ndarray, entries: np.ndarray) -> None:
+        stored[rows] = entries
+
+    jax.tree.map(write, store.memories, _read(memories_of(state), len(clients)))
+    return store._replace(clients=np.concatenate([store.clients, new]))
 
 
-def stored_form(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
+def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
+    """Returns the state of a chunk, with shapes for memories that `take` adds.
+
+    Args:
+        placement: of the run.
+        state: before the first round.
+    """
+    if not placement.is_on_host:
+        return state
+    of_one = with_memories(state, placement.fresh, ())
+    return shapes_of_rows(of_one, placement.num_rows, len(state.memory_clients), placement.sharding)
+
+
+def whole_state(store: Store | None, state: SimState) -> SimState:
+    """Returns the state with the memories of all clients that were sampled, on the host as views."""
+    if store is None:
+        return state
+    count = len(store.clients)
+    return with_memories(state, jax.tree.map(lambda leaf: leaf[1 : 1 + count], store.memories), store.clients)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
     """Returns a copy of a state on the host, as checkpoints store it: with the rows that clients use.
 
     All processes must call it if they share the rows.
@@ -187,79 +406,175 @@ def stored_form(state: SimState, num_clients: int, is_kept: bool = True) -> SimS
     Args:
         state: after a round.
         num_clients: N.
-        is_kept: whether this process keeps the copy.
+        is_kept: whether this process keeps the copy; otherwise it has no rows.
     """
-    count = num_used(state, num_clients)
-    memories = {name: memory_copies.to_host(getattr(state, name), count, is_kept) for name in MEMORIES}
-    others = checkpoint.to_host(state._replace(**dict.fromkeys(MEMORIES, ())))
-    owners = () if is_by_client(state) else others.memory_clients[:count]
-    return others._replace(**memories, memory_clients=owners)
+    others = checkpoint.to_host(state._replace(clients=(), optimisers=()))
+    is_dense = is_by_client(state)
+    count = num_clients if is_dense else int((others.memory_clients >= 0).sum())  # used rows are the first ones
+    memories = jax.tree.map(
+        lambda x: x if x.flags.owndata else x.copy(), _read(memories_of(state), count, is_kept)
+    )  # no later round overwrites them
+    return with_memories(others, memories, () if is_dense else others.memory_clients[:count])
 
 
-def host_template(state: SimState) -> SimState:
-    """Returns the state before the first round with memories on the host, views of one row that take no memory."""
-
-    def view(leaf: Any) -> np.ndarray:
-        row = memory_copies.first_row(leaf)
-        return np.broadcast_to(row, (len(leaf), *row.shape[1:]))
-
-    return state if is_on_host(state) else map_memories(view, state)
-
-
-def stored_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
-    """Returns the shapes of a stored state, whose memories may have other rows than this one's.
+def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
+    """Returns the shapes of a saved state, whose memories may have other rows than this one's.
 
     Args:
         state: before the first round of the run that continues.
-        leaves: path of a stored leaf -> its shape and more, as in a checkpoint's seal.
+        leaves: path of a saved leaf -> its shape and more, as in a checkpoint's seal.
         num_clients: N.
     """
-    stored = leaves.get("state.memory_clients")
-    return shapes_of_rows(state, stored[0][0] if stored else None, num_clients)
+    owners = leaves.get("state.memory_clients")
+    return shapes_of_rows(state, owners[0][0] if owners else None, num_clients)
 
 
-def shapes_of_rows(state: SimState, num_rows: int | None, num_clients: int, sharding: Any = None) -> SimState:
-    """Returns the state with shapes for the memories of clients in other rows.
+def restore(state: SimState, saved: SimState, config: Config, num_rounds: int) -> SimState:
+    """Returns a saved state on the devices, except that its memories stay on the host until `place`.
 
-    Args:
-        state: arrays or shapes, with any rows.
-        num_rows: rows without padding; None for a row for every client.
-        num_clients: N.
-        sharding: of the rows over devices, to a multiple of which they are padded; None if each device holds all.
-    """
-    count = memory_rows.padded(num_clients if num_rows is None else num_rows, sharding)
-    shapes = map_memories(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), state)
-    owners = () if num_rows is None else jax.ShapeDtypeStruct((count,), np.dtype(np.int32))
-    return shapes._replace(memory_clients=owners)
-
-
-def with_rows_of(state: SimState, stored: SimState, config: Config, num_rounds: int) -> SimState:
-    """Returns a stored state with the rows of this run: those of all clients, of M, or as many as are used.
+    They have a row for every client only where `state` has one too.
 
     Args:
         state: before the first round of the run that continues.
-        stored: on the host.
+        saved: on the host.
         config: of the run.
-        num_rounds: after which the state was stored.
+        num_rounds: after which the state was saved.
     """
-    owners, memories = stored.memory_clients, stored
-    if is_by_client(stored) and is_by_client(state):
-        owners = np.arange(config.clients)
-    elif is_by_client(stored):
+    memories, owners = memories_of(saved), saved.memory_clients
+    if is_by_client(saved) and not is_by_client(state):
         owners = sampled_clients(config, num_rounds)
-        memories = map_memories(lambda leaf: leaf[owners], stored)
-    if is_on_host(state):
-        return memories._replace(memory_clients=owners)
-    rows = owners if is_by_client(state) else np.arange(len(owners))
+        memories = jax.tree.map(lambda leaf: leaf[owners], memories)
+    others = checkpoint.place_like(without_memories(state), without_memories(saved))
+    return with_memories(others, memories, owners)
 
-    def placed(fresh: Any, leaf: np.ndarray) -> np.ndarray:
-        if is_by_client(stored) and is_by_client(state) and len(fresh) == len(leaf):
-            return leaf
-        result = np.empty((len(fresh), *leaf.shape[1:]), leaf.dtype)
-        result[:] = memory_copies.first_row(fresh)
-        result[rows] = leaf
-        return result
 
-    fields = {name: jax.tree.map(placed, getattr(state, name), getattr(memories, name)) for name in MEMORIES}
-    clients = () if is_by_client(state) else placed(state.memory_clients, owners)
-    return stored._replace(**fields, memory_clients=clients)
+def place(state: SimState, restored: SimState) -> SimState:
+    """Returns a restored state with its memories where the run keeps them. All processes must call it.
+
+    Args:
+        state: before the first round.
+        restored: of `restore`. Its memories are read in process 0 only, and sent to the others.
+    """
+    memories, is_alone = memories_of(state), processes.count() == 1
+    if not jax.tree.leaves(memories) or (is_alone and isinstance(state.memory_clients, np.ndarray)):
+        return restored
+    of_first = _owners(restored).tolist() if processes.is_first() else []
+    clients = np.array(processes.json_from_first(of_first), np.int32)
+    rows = clients if is_by_client(state) else np.arange(len(clients))
+    memories = _from_first(memories, memories_of(restored), rows)
+    if is_by_client(state):
+        return with_memories(restored, memories, ())
+    owners = np.full(max(len(clients), len(state.memory_clients)), -1, np.int32)
+    owners[: len(clients)] = clients
+    return with_memories(restored, memories, checkpoint.place_like(state.memory_clients, owners))
+
+
+def _owners(state: SimState) -> np.ndarray:
+    """Returns int32 [n], the client of each row on the host."""
+    if is_by_client(state):
+        return np.arange(len(jax.tree.leaves(memories_of(state))[0]), dtype=np.int32)
+    return np.asarray(state.memory_clients)
+
+
+def _from_first(fresh: Tree, stored: Tree, rows: np.ndarray) -> Tree:
+    """Returns memories with the entries of process 0 at `rows`.
+
+    Args:
+        fresh: before the first round: on the devices of all processes; or NumPy arrays, for memories on the host.
+        stored: leaves [n, ...] in process 0; not read in others.
+        rows: int [n]; other rows stay as in `fresh`.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, fresh))
+    of_first, own = jax.tree.leaves(stored), [_own_rows(leaf, len(rows)) for leaf in leaves]
+    for places in _pieces(leaves, len(rows)):
+        shapes = [np.zeros((len(places), *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        sent = [leaf[places] for leaf in of_first] if processes.is_first() else shapes
+        for buffers, entries in zip(own, processes.from_first(sent), strict=True):
+            for begin, buffer in buffers.items():
+                within = rows[places] - begin
+                is_own = (within >= 0) & (within < len(buffer))
+                buffer[within[is_own]] = entries[is_own]
+
+    def placed(leaf: Any, buffers: dict[int, np.ndarray]) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return buffers[0]
+
+        def of_device(index: Any) -> np.ndarray:
+            return buffers[index[0].start or 0]
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, of_device)
+
+    placed_leaves = structure.unflatten([placed(*each) for each in zip(leaves, own, strict=True)])
+    return jax.tree.map(checkpoint.typed_like, fresh, placed_leaves)
+
+
+def _own_rows(leaf: Any, count: int) -> dict[int, np.ndarray]:
+    """Returns the rows that the devices of this process hold, as copies, by the number of their first row.
+
+    Of a NumPy array, new rows [count, ...].
+    """
+    if isinstance(leaf, np.ndarray):
+        return {0: np.empty((count, *leaf.shape[1:]), leaf.dtype)}
+    return {shard.index[0].start or 0: np.array(shard.data) for shard in leaf.addressable_shards}
+
+
+def _read(memories: Tree, count: int, is_kept: bool = True) -> Tree:
+    """Returns the first rows on the host; they may share the memory of a CPU device.
+
+    All processes must call it if they share the rows.
+
+    Args:
+        memories: leaves [M, ...]; typed keys become their key data.
+        count: n, rows to read.
+        is_kept: whether this process keeps the rows.
+
+    Returns:
+        NumPy arrays [n, ...], or [0, ...] if they are not kept.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, memories))
+    num_kept = count if is_kept else 0
+    if all(map(_is_readable, leaves)):
+        return structure.unflatten([_readable_rows(leaf, num_kept) for leaf in leaves])
+    results = [np.empty((num_kept, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    exchange = _exchange(leaves[0].sharding)
+    for rows in _pieces(leaves, count):
+        # other processes wait too: a process that runs ahead would allocate all pieces on its devices
+        piece = jax.block_until_ready(exchange(leaves, rows))
+        for result, leaf in zip(results, piece, strict=True):
+            if is_kept:
+                result[rows] = np.asarray(leaf.addressable_data(0))
+    return structure.unflatten(results)
+
+
+@functools.cache
+def _exchange(sharding: NamedSharding) -> Any:
+    """Returns (leaves, rows) -> those rows on every device, jitted."""
+    take_rows = functools.partial(cohort_memories.take_rows, sharding=sharding)
+    return jax.jit(take_rows, out_shardings=_replicated(sharding))
+
+
+def _pieces(leaves: Sequence[Any], count: int) -> Iterator[np.ndarray]:
+    """Yields the numbers of rows, int32 [R], of pieces that together have the first `count`; the last repeats some."""
+    row_bytes = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    size = max(1, min(count, PIECE_BYTES // max(1, row_bytes)))
+    for begin in range(0, count, size):
+        yield np.minimum(np.arange(begin, begin + size, dtype=np.int32), count - 1)
+
+
+def _is_readable(leaf: Any) -> bool:
+    """Returns whether the devices of this process hold all rows."""
+    return isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated
+
+
+def _readable_rows(leaf: Any, count: int) -> np.ndarray:
+    """Returns the first rows of an array of which this process holds all."""
+    if isinstance(leaf, np.ndarray):
+        return leaf[:count]
+    if leaf.is_fully_replicated:
+        return np.asarray(leaf.addressable_data(0))[:count]
+    result = np.empty((count, *leaf.shape[1:]), leaf.dtype)
+    for shard in leaf.addressable_shards:
+        begin = shard.index[0].start or 0
+        own = np.asarray(shard.data)[: max(0, count - begin)]
+        result[begin : begin + len(own)] = own
+    return result

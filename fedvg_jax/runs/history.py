@@ -40,7 +40,7 @@ TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
 
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
-RESERVED_NAMES += ("dropped", "untrained", "diverged")
+RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
 
 
 def is_reserved(name: str) -> bool:
@@ -543,9 +543,18 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 
 
 def _exceptions(schedule, metrics) -> Record:
-    """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client."""
+    """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
+
+    "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
+    """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
-    return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
+    misweighed = {"misweighed": np.asarray(metrics.extremes).tolist()} if _is_misweighed(metrics.extremes) else {}
+    return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()} | misweighed
+
+
+def _is_misweighed(extremes) -> bool:
+    """Returns whether weights are negative, or do not sum to 1 in some tensor; bfloat16 rounds each by 0.2 %."""
+    return len(extremes) > 0 and bool(abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6)
 
 
 def _numbers(values) -> Any:

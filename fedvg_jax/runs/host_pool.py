@@ -115,7 +115,7 @@ def make(
         probe_ratio=probe_ratio(config, algorithm),
         single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
     )
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
+    row_bytes = _row_bytes(data.pool)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
     tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
     most_evaluated = max(-(-table.size // num_devices) for table in tables)
@@ -164,8 +164,11 @@ def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
 
 def copied_bytes(host: HostPool) -> int:
     """Returns the bytes of the rows that are copied to the devices for each chunk."""
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(host.pool)) // len(host.pool.y)
-    return host.num_devices * host.capacity * row_bytes
+    return int(host.num_devices * host.capacity * _row_bytes(host.pool))
+
+
+def _row_bytes(pool: Tree) -> float:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) / len(pool.y)
 
 
 def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
@@ -193,13 +196,7 @@ def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> 
 
 def data_shapes(host: HostPool) -> Data:
     """Returns the data of a chunk as `copy_rows` does, with shapes for the rows to train on."""
-    sharding = _sharding(host)
-
-    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct((host.num_devices * host.capacity, *leaf.shape[1:]), dtype, sharding=sharding)
-
-    return host.resident._replace(training=jax.tree.map(shape, host.pool))
+    return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
 
 
 def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tree:
@@ -210,12 +207,17 @@ def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tre
         hardware: defaults to that of this process. The devices of a CPU share one memory.
     """
     count = host.num_devices if (hardware or hw.current()).is_cpu else 1
+    return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
+
+
+def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) -> Tree:
+    """Returns the shapes of rows of the pool on devices."""
 
     def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct((count * 2 * (host.capacity + host.piece), *leaf.shape[1:]), dtype)
+        return jax.ShapeDtypeStruct((num_rows, *leaf.shape[1:]), dtype, sharding=sharding)
 
-    return jax.tree.map(shape, host.pool), host.resident.pool
+    return jax.tree.map(shape, pool)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
@@ -283,8 +285,7 @@ def _in_order(pieces: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
 
 def _empty_totals(host: HostPool, task: Task, variables: Variables, is_detailed: bool) -> Tree:
     """Returns zeros for the totals of every device, leaves [D, ...]."""
-    row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), take(host.pool, np.zeros(1, int)))
-    mask = jax.ShapeDtypeStruct((1,), bool)
+    row, mask = _shapes(host.pool, 1), jax.ShapeDtypeStruct((1,), bool)
     shapes = jax.eval_shape(evaluate.make_measure(task, is_detailed), variables, row, mask)[0]
     return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
 
@@ -328,20 +329,17 @@ def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
         return jax.device_put(part_of(0))
     devices = sharding.mesh.devices
     assert devices is not None, "a mesh of devices, not of shapes"
-    mine = [i for i, device in enumerate(devices.flat) if device.process_index == jax.process_index()]
-    parts = {d: part_of(d) for d in mine}
-    leaves = {d: jax.tree.leaves(part) for d, part in parts.items()}
-    structure = jax.tree.structure(parts[mine[0]])
+    own = [d for d, device in enumerate(devices.flat) if device.process_index == jax.process_index()]
 
-    def joined(i: int) -> jax.Array:
-        length, *rest = leaves[mine[0]][i].shape
+    def joined(*parts: np.ndarray) -> jax.Array:
+        length, *rest = parts[0].shape
 
         def of_index(index: Any) -> np.ndarray:
-            return leaves[(index[0].start or 0) // length][i]
+            return parts[own.index((index[0].start or 0) // length)]
 
         return jax.make_array_from_callback((host.num_devices * length, *rest), sharding, of_index)
 
-    return structure.unflatten([joined(i) for i in range(structure.num_leaves)])
+    return jax.tree.map(joined, *map(part_of, own))
 
 
 def refuse_copies(config: Config, num_bytes: int) -> None:

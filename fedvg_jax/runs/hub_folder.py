@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.passed import with_passed
-from fedvg_jax.config.uses import unused
+from fedvg_jax.config.uses import unused, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.history import History

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
-from fedvg_jax.config.io import suggestion
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 from fedvg_jax.runs import registry
 
@@ -24,7 +24,7 @@ def merge_hyperparameters(
 ) -> Hyper:
     """All hyperparameters of a run as float32 scalars.
 
-    The value of a declared hyperparameter is the first that exists of: `given[name]`; the config's field, if a built-in
+    The value of a declared hyperparameter is the first that exists of: `given[name]`; the config's field, if a named
     algorithm or weighting declares it; the declared default.
 
     Args:
@@ -49,8 +49,8 @@ def merge_hyperparameters(
     """
     declared = _declared(algorithm, weighting)
     values = registry.make_hyper(config, algorithm)
-    built_in = registry.built_in_hyperparameters()
-    new = {name: parameter.value for name, parameter in declared.items() if parameter not in built_in}
+    passed = {parameter for part in own for parameter in part.defaults} - registry.built_in_hyperparameters()
+    new = {name: p.value for name, p in declared.items() if p in passed or name not in values}
     settable = {parameter.name for part in own for parameter in part.defaults}
     for name, value in (given or {}).items():
         if name not in settable:

@@ -34,8 +34,7 @@ from fedvg_jax.runs import (
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.history import History, Record
 from fedvg_jax.runs.hyperparameters import own_values
-from fedvg_jax.runs.registry import corrupt_clients
-from fedvg_jax.runs.weighting_registry import layer_names
+from fedvg_jax.runs.registry import corrupt_clients, layer_names
 
 _log_warning = logging.getLogger(__name__).warning
 
@@ -218,9 +217,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
-    if "weighting" in run.sim.given:
-        contracts.check_recorded_weights(new)
     sim = run.sim
+    if "weighting" in sim.given and sim.weighting is not None:
+        contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new
@@ -253,7 +252,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requ
     with processes.together():
         is_due = recorder.is_checkpoint_due(last["round"], is_last, is_requested)
     if processes.largest([is_due])[0]:
-        stored = client_memories.stored_form(state, run.sim.config.clients, recorder.keeps_checkpoints)
+        stored = client_memories.save(state, run.sim.config.clients, recorder.keeps_checkpoints)
         with processes.together():
             recorder.write_checkpoint(stored, last, run.read_clock())
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import memory_rows
 from fedvg_jax.core.types import Algorithm, Executor, SimState, Tree, UsageError
 from fedvg_jax.engine import schedule
+from fedvg_jax.runs import client_memories
 from fedvg_jax.runs.registry import probe_ratio
 
 STATE = "state of the server and the clients"
@@ -58,7 +58,7 @@ def estimate(
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
     memories = num_bytes((state.clients, state.optimisers))
-    own_memories = memories // memory_rows.num_parts(executor.rows, hw.current())
+    own_memories = memories // client_memories.num_parts(executor.rows, hw.current())
     of_cohort = {}
     if executor.rows is not None and memories:  # before and after the round, on every device
         num_rows = jax.tree.leaves((state.clients, state.optimisers))[0].shape[0]

@@ -18,7 +18,7 @@ import numpy as np
 from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import collection
 from fedvg_jax.core import hardware as hw
@@ -40,26 +40,10 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records, executables
 from fedvg_jax.runs.devices import make_executor
-from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, named_task
-from fedvg_jax.runs.weighting_registry import make_weighting
+from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, make_weighting, named_task
 from fedvg_jax.weightings import recorded
 
-VALUES = (
-    *("dataset", "data_dir", "image_size", "splits", "max_rows", "pretrained", "alpha", "rounds", "local_epochs", "lr"),
-    "lr_decay",
-    *("dropout", "single_rows", "nonfinite", "seed", "select", "partition", "shards_per_client", "classes_per_client"),
-    *("partition_file", "split", "cohorts", "partition_seed", "min_samples", "min_samples_rule", "test_ratio"),
-    *("val_ratio", "eval_every", "export", "dry_run", "force", "profile", "out", "resume", "checkpoint_every", "keep"),
-    *("cache_dir", "trust_cache", "config", "momentum", "weight_decay", "track", "export_partition", "export_form"),
-    *("image_column", "label_column", "group_column", "pool", "memories"),
-    *("fedvg.eps", "fedvg.fit_rate", "fedvg.exponent", "fedvg.temperature", "fedvg.mix", "fedvg.multipliers"),
-    *("fedavgm.momentum", "fedavgm.lr", "fedopt.lr", "fedopt.b1", "fedopt.b2", "fedopt.eps", "fedprox.mu"),
-    *("scaffold.eta_g", "scaffold.steps", "feddyn.alpha", "feddyn.clip", "elastic.ratio", "elastic.tau", "elastic.mu"),
-    *("elastic.rows", "robust.clip_norm", "robust.noise", "attack.clients", "attack.scale", "tuning.lr"),
-    *("validation.source", "validation.data_dir", "validation.copies", "validation.classes", "validation.clients"),
-    *("validation.size", "validation.fraction", "validation.rho", "validation.imbalance", "validation.pixel_noise"),
-    *("validation.label_noise", "corrupt.kind", "corrupt.clients", "corrupt.strength"),
-)
+VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
 
 
@@ -112,8 +96,7 @@ def static_settings(config: Config) -> Config:
 
     Momentum and weight decay keep whether they are used, on which the program depends.
     """
-    defaults = configs.flatten(Config())
-    values = {name: defaults[name] for name in VALUES}
+    values = {name: SETTINGS[name].default for name in VALUES}
     values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
     if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
         values |= {"seed": config.seed, "attack.clients": config.attack.clients}
@@ -156,7 +139,7 @@ def _make(
         assert images is not None, "a named model needs the shape of its images"
         task = named_task(config, images.shape, images.num_classes, hardware)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live = FULL_SUPPORT if algorithm else make_live(config, task)
+    live, is_own = FULL_SUPPORT if algorithm else make_live(config, task), weighting is not None
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
     weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
@@ -164,7 +147,7 @@ def _make(
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = make_executor(config, hardware, devices=machine.devices)
     optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_own)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,
@@ -196,6 +179,7 @@ def make_round(
     optimiser: Optimiser,
     live: GradientSupport,
     hardware: hw.Hardware | None = None,
+    check_weights: bool = False,
 ) -> RoundStep:
     """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
     return federated_round.make_round(
@@ -209,6 +193,7 @@ def make_round(
         support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
+        check_weights=check_weights,
         hardware=hardware,
     )
 

@@ -18,6 +18,7 @@ from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Batch
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 
 PACKAGES = ("fedvg_jax", "jax", "flax", "optax", "numpy")
@@ -28,8 +29,8 @@ def sources(
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
-    That is digests of the data (images, labels), of the partition, and of external validation images if any; and the
-    hyperparameters that the settings do not name, as a line of text.
+    That is digests of the data (images, labels), of the partition, of the clients' rows, and of external validation
+    images if any; and the hyperparameters that the settings do not name, as a line of text.
 
     Args:
         arrays: the data set.
@@ -37,8 +38,10 @@ def sources(
         pool: the run's pool; its rows behind those of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
     """
-    rows = (client_rows for part in partition for client_rows in part)
+    rows = (rows_of_client for part in partition for rows_of_client in part)
     digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
+    if len(partition.val) == len(partition.test) == len(partition.train):
+        digests["clients"] = cache.digest(_owners(partition, len(arrays.y)))
     if pool is not None and len(pool.y) > len(arrays.y):
         external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
         digests["validation"] = cache.digest(*external)
@@ -46,6 +49,14 @@ def sources(
         **digests,
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted((hyper or {}).items())),
     }
+
+
+def _owners(partition: Partition, num_rows: int) -> np.ndarray:
+    """Returns the client of every row, int32 [T], -1 for none. It does not depend on the split of a client's rows."""
+    owners = np.full(num_rows, -1, np.int32)
+    for part in partition:
+        owners[client_rows.joined(part)] = np.repeat(np.arange(len(part), dtype=np.int32), client_rows.sizes(part))
+    return owners
 
 
 def code() -> dict[str, Any]:

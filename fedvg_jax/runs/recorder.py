@@ -181,7 +181,7 @@ class Recorder:
         """Starts writing a checkpoint, if the run keeps them.
 
         Args:
-            stored: see `client_memories.stored_form`; of the round of `last`.
+            stored: see `client_memories.save`; of the round of `last`.
             last: the newest record.
             seconds: of compiling and of running, over all parts.
         """
@@ -369,7 +369,7 @@ def _restore_checkpoint(
         return "" if is_usable else "history.jsonl is damaged, or ends before it"
 
     def template(seal: checkpoint.SealEntries) -> Any:
-        stored = client_memories.stored_shapes(state, seal["leaves"], config.clients)
+        stored = client_memories.saved_shapes(state, seal["leaves"], config.clients)
         return {"state": stored, "best": state.variables if seal["best"] else None}
 
     restored = checkpoint.restore(folder, template, refuse, log)
@@ -378,7 +378,7 @@ def _restore_checkpoint(
     if restored is None:
         return None
     leaves, seal = restored
-    return leaves | {"state": client_memories.with_rows_of(state, leaves["state"], config, seal["round"])}, seal
+    return leaves | {"state": client_memories.restore(state, leaves["state"], config, seal["round"])}, seal
 
 
 def _finished_records(config: Config, folder: Path) -> list[Record]:
@@ -475,7 +475,7 @@ def _restored(
         text = _repair(folder, lines, seal, log)
     best = _best_model(seal["best"], stored["best"]) if seal["best"] else None
     return Start(
-        checkpoint.place_like(state, stored["state"]),
+        stored["state"],
         history.parse(text),
         best,
         seals.extend(HistorySeal(), text),

@@ -1,30 +1,46 @@
-"""Builds algorithms, models, optimisers and hooks from their names in the config."""
+"""Builds algorithms, models, weightings, optimisers and hooks from their names in the config."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import Config, num_corrupt
-from fedvg_jax.config.allowed import SEQUENCE_MODELS
+from fedvg_jax.config import MODELS as NETWORKS
+from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.types import Algorithm, GradientSupport, Hyper, Hyperparameter, Task, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    GradientSupport,
+    Hyper,
+    Hyperparameter,
+    Signal,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
-from fedvg_jax.weightings import baselines, family
+from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
+from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings.norm_parts import layers_of
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
@@ -69,9 +85,6 @@ MODELS: dict[str, Callable] = {
 }
 """Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
 
-SMALLEST_IMAGE = dict.fromkeys(MODELS, 1) | {"tinycnn": 4, "cnn": 16, "lenet5": 16}
-"""Smallest height and width of images that a model can take."""
-
 
 def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
     """A residual network with the convolution of that name."""
@@ -87,9 +100,9 @@ def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = Non
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
     user_data.check_model_fits(arrays, config)
-    shape, least = arrays.x.shape[1:], SMALLEST_IMAGE[config.model]
+    shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name, pixels in SMALLEST_IMAGE.items() if pixels <= min(shape[:2])]
+        fitting = [name for name in MODELS if NETWORKS[name].smallest <= min(shape[:2])]
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
@@ -100,13 +113,13 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     """The config's model as a task.
 
     Args:
-        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a model of `SEQUENCE_MODELS`.
+        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
     options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
@@ -133,7 +146,7 @@ def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
     if config.model.startswith("resnet"):
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
-    if config.model in SEQUENCE_MODELS:
+    if NETWORKS[config.model].is_sequence:
         return gru.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
@@ -181,35 +194,10 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
     Args:
         algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
     """
+    values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
     has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
-    server = config.fedavgm if config.algorithm == "fedavgm" or has_momentum else config.fedopt
-    values = {
-        "lr": config.lr,
-        "momentum": config.momentum,
-        "weight_decay": config.weight_decay,
-        "lr_decay": config.lr_decay,
-        "rounds": config.rounds,
-        "eps": config.fedvg.eps,
-        "server_lr": server.lr,
-        "server_momentum": config.fedavgm.momentum,
-        "b1": config.fedopt.b1,
-        "b2": config.fedopt.b2,
-        "server_eps": config.fedopt.eps,
-        "mu": config.fedprox.mu,
-        "eta_g": config.scaffold.eta_g,
-        "dyn_alpha": config.feddyn.alpha,
-        "clip": config.feddyn.clip,
-        "tau": config.elastic.tau,
-        "sensitivity_decay": config.elastic.mu,
-        "clip_norm": config.robust.clip_norm,
-        "noise": config.robust.noise,
-        "attack_scale": config.attack.scale,
-        "tuning_lr": config.tuning.lr,
-        "fit_rate": config.fedvg.fit_rate,
-        "exponent": config.fedvg.exponent,
-        "temperature": config.fedvg.temperature,
-        "mix": config.fedvg.mix,
-    }
+    if config.algorithm == "fedavgm" or has_momentum:
+        values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 
@@ -241,3 +229,138 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
         return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
 
     return optimiser
+
+
+# --- weightings
+
+
+def make_weighting(
+    config: Config,
+    task: Task,
+    algorithm: Algorithm,
+    gradient: Signal | None = None,
+    others: Mapping[str, Callable[[], Weighting]] = {},
+    hardware: hw.Hardware | None = None,
+) -> Weighting:
+    """The weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces FedVG's signal before norms.
+        others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
+        hardware: what it will run on; defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; or see `make_fedvg`.
+    """
+
+    def build(rule: Rule) -> Weighting:
+        match rule:
+            case Permuted(of):
+                return baselines.permuted(build(of))
+            case Mean(first, second):
+                return basic.mix(build(first), build(second))
+        name = _native_name(algorithm) if rule == "native" else rule
+        return others[name]() if name in others else WEIGHTINGS[name](config, task, gradient, hardware)
+
+    return build(parse_weighting(config.weighting))
+
+
+def make_fedvg(
+    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
+) -> Weighting:
+    """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        gradient: replaces the config's signal before norms.
+        hardware: what it will run on; defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
+    """
+    return fedvg(task, **_fedvg_options(config, gradient, hardware))
+
+
+def make_multipliers(config: Config, task: Task) -> Hyper:
+    """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
+
+    Raises:
+        UsageError: a pattern matches no tensor.
+    """
+    if "generalised" not in config.weighting:
+        return {}
+    params = _shapes(task).params
+    paths, patterns = tree.paths(params), parse_multipliers(config.fedvg.multipliers)
+    for pattern, _ in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            raise UsageError(f"fedvg.multipliers {pattern} matches no tensor; there are {', '.join(paths)}")
+    factors = [next((factor for pattern, factor in patterns if re.search(pattern, path)), 1.0) for path in paths]
+    return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
+
+
+def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
+    """The arguments of `fedvg` beside the task."""
+    options = config.fedvg
+    return _layer_options(options) | {
+        "signal": gradient or ("delta" if options.norm == "delta" else options.signal),
+        "mode": options.mode,
+        "stats": options.stats,
+        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware),
+        "hardware": hardware,
+    }
+
+
+def _layer_options(options: FedVG) -> dict[str, Any]:
+    """The arguments of `layers_of` beside the task. Norm `delta`, the paper's name, is the L1 norm of the signal."""
+    return {
+        "norm": "l1" if options.norm == "delta" else options.norm,
+        "granularity": options.granularity,
+        "layer": options.layer,
+        "include": options.include,
+        "per_element": options.per_element,
+    }
+
+
+def layer_names(config: Config, task: Task) -> list[str]:
+    """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
+    return (
+        [layer.name for layer in layers_of(task, **_layer_options(config.fedvg))]
+        if re.search("fedvg|generalised", config.weighting)
+        else []
+    )
+
+
+def _native_name(algorithm: Algorithm) -> str:
+    """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
+    name = algorithm.native_weighting
+    if not isinstance(name, str) or name not in WEIGHTINGS:
+        raise UsageError(
+            f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}; set one of"
+            " these, or use another weighting than native"
+        )
+    return name
+
+
+def _shapes(task: Task) -> Variables:
+    with jax.enable_x64(False):  # models start in single precision
+        return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+
+
+WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
+    "samples": lambda *_: basic.samples(),
+    "uniform": lambda *_: basic.uniform(),
+    "fedvg": make_fedvg,
+    "inverse_samples": lambda *_: baselines.inverse_samples(),
+    "val_loss": lambda config, task, *_: baselines.val_loss(task),
+    "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
+    "fltrust": lambda config, task, *_: baselines.fltrust(task),
+    "generalised": lambda config, task, gradient, hardware: family.generalised(
+        task, link=config.fedvg.link, **_fedvg_options(config, gradient, hardware)
+    ),
+    "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
+}
+"""Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 import os
 import re
 import zlib
@@ -19,8 +18,8 @@ import numpy as np
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import processes
-from fedvg_jax.core.types import SimState, Tree, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, memory_copies, provenance
+from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.runs import checkpoint, client_memories, provenance
 from fedvg_jax.runs import recorder as recording
 from fedvg_jax.runs.simulation import Simulation
 
@@ -51,7 +50,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
-    out, resume = json.loads(processes.text_from_first(json.dumps([chosen.out and str(chosen.out), chosen.resume])))
+    out, resume = processes.json_from_first([chosen.out and str(chosen.out), chosen.resume])
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 
@@ -60,7 +59,7 @@ def refuse_different_data(sim: Simulation) -> None:
     if processes.count() > 1:
         rows = [client_rows for part in sim.partition for client_rows in part]
         digests = (_digest(np.ascontiguousarray(a).view(np.uint8)) for a in (sim.arrays.x, sim.arrays.y, *rows))
-        places = {"pool": sim.host_pool, "memories": sim.host_memories}
+        places = {"pool": sim.host_pool, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         values["data"] = _digest(" ".join(digests).encode())
         refuse_different(values, "give all the same files, --pool and --memories")
@@ -81,64 +80,36 @@ def open_run_folder(
     """
     with contextlib.ExitStack() as stack:
         settings = config if processes.is_first() else dataclasses.replace(config, out=None)
-        is_sent = processes.count() > 1 and bool(config.resume)
-        # memories that process 0 restores stay on its host until each process gets its rows
-        template = client_memories.host_template(state) if is_sent else state
         with processes.together():
-            opening = recording.open_run_folder(settings, template, documents, sources, log, given)
+            opening = recording.open_run_folder(settings, state, documents, sources, log, given)
             recorder = stack.enter_context(opening)
-        if is_sent:
+        if config.resume:
             recorder.follow(_start_of_first(recorder.start, state))
         yield recorder
 
 
 def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
-    """Returns the start that process 0 restored.
+    """Returns the start that process 0 restored, with the clients' memories where the run keeps them.
 
     Args:
         start: of this process.
         state: before the first round.
     """
-    best = start.best and start.best._replace(variables=())
-    plain = {**start._asdict(), "state": None, "best": best, "history": start.history}
-    fields = json.loads(processes.text_from_first(json.dumps(plain)))
-    on_devices = dict.fromkeys(() if client_memories.is_on_host(state) else client_memories.MEMORIES, ())
-    count = int(processes.text_from_first(str(client_memories.count_rows(start.state))))
-    shapes = client_memories.with_count(state, count)._replace(**on_devices)
-    best_shapes = [state.variables] if fields["best"] else []
-    own = (start.state._replace(**on_devices), *([start.best.variables] if start.best else []))
-    arrays = processes.from_first(own if processes.is_first() else (shapes, *best_shapes))
-    best = recording.BestModel(*fields["best"][:3], variables=arrays[1]) if fields["best"] else None
-    restored = checkpoint.place_like(state._replace(**on_devices), arrays[0])
-    is_restored = fields["has_state"] and bool(fields["records"])
-    memories = {
-        name: _memories_of_first(getattr(state, name), getattr(start.state, name), arrays[0], is_restored)
-        for name in on_devices
-    }
-    return recording.Start(
-        **fields
-        | {
-            "state": restored._replace(**memories),
-            "best": best,
-            "history": recording.HistorySeal(*fields["history"]),
-            "seconds": tuple(fields["seconds"]),
-        }
-    )
-
-
-def _memories_of_first(fresh: Tree, stored: Tree, restored: SimState, is_restored: bool) -> Tree:
-    """Returns one field of clients' memories as process 0 restored it; before the first round, as it is.
-
-    Args:
-        fresh: before the first round, on the devices.
-        stored: on the host of process 0; not read in others.
-        restored: the other fields of the state.
-        is_restored: whether process 0 restored a checkpoint.
-    """
-    if not is_restored or not jax.tree.leaves(fresh):
-        return fresh
-    num_rows = jax.tree.leaves(fresh)[0].shape[0]
-    return memory_copies.from_first(fresh, stored, client_memories.num_used(restored, num_rows))
+    if processes.count() > 1:
+        best = start.best and start.best._replace(variables=())
+        fields = processes.json_from_first({**start._asdict(), "state": None, "best": best})
+        has_best = fields["best"] is not None
+        own = client_memories.without_memories(start.state), start.best.variables if start.best else ()
+        shapes = client_memories.without_memories(state), state.variables if has_best else ()
+        others, variables = processes.from_first(own if processes.is_first() else shapes)
+        others = checkpoint.place_like(shapes[0], others)
+        fields["state"] = start.state._replace(round=others.round, variables=others.variables, server=others.server)
+        fields["best"] = recording.BestModel(*fields["best"][:3], variables=variables) if has_best else None
+        start = recording.Start(
+            **fields | {"history": recording.HistorySeal(*fields["history"]), "seconds": tuple(fields["seconds"])}
+        )
+    is_restored = start.has_state and bool(start.records)
+    return start._replace(state=client_memories.place(state, start.state)) if is_restored else start
 
 
 def environment() -> dict[str, str]:

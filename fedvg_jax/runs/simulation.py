@@ -15,7 +15,7 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import files, memory_rows, processes, tree
+from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
@@ -38,16 +38,15 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
-from fedvg_jax.engine import cohort_memories, federated_round, schedule
+from fedvg_jax.engine import federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
-    algorithm_contract,
     client_memories,
     contracts,
     evaluation_records,
-    host_memories,
     host_pool,
     memory,
     programs,
@@ -60,14 +59,16 @@ from fedvg_jax.runs.registry import (
     MODELS,
     check_images,
     corrupt_clients,
+    make_fedvg,
     make_hyper,
     make_live,
+    make_multipliers,
     make_optimiser,
     make_task,
     make_variables,
+    make_weighting,
     probe_ratio,
 )
-from fedvg_jax.runs.weighting_registry import make_fedvg, make_multipliers, make_weighting
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
@@ -95,7 +96,7 @@ class Simulation(NamedTuple):
     """of the partition and the shared validation set"""
     task: Task
     state: SimState
-    """before the first round; where `host_memories` is set, the memories of no client, NumPy arrays"""
+    """before the first round; where memories stay on the host, those of no client, NumPy arrays"""
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
@@ -116,8 +117,8 @@ class Simulation(NamedTuple):
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
     host_pool: host_pool.HostPool | None = None
     """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
-    host_memories: host_memories.HostMemories | None = None
-    """for a run whose clients' memories stay on the host (`--memories`), what the devices hold of them"""
+    memories: client_memories.Placement = client_memories.Placement(None, max_rounds=MAX_ROUNDS)
+    """where the clients' memories are (`--memories`)"""
 
 
 class _Population(NamedTuple):
@@ -176,6 +177,7 @@ def simulation(
     pool = Batch(population.shared.x, population.shared.y)
     if task:
         contracts.check_task(task, pool)
+        task = fast_task(task)
         _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
     else:
         check_images(config, arrays)
@@ -191,7 +193,7 @@ def simulation(
     _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
     _check_accuracies(config, None if weighting else program.algorithm, task, pool, arrays)
     if algorithm:
-        algorithm_contract.check_algorithm(
+        contracts.check_algorithm(
             algorithm,
             program.task,
             of_round.pool,
@@ -205,8 +207,7 @@ def simulation(
         host_pool.make(config, tables, of_round, parts, program.executor, program.algorithm) if is_on_host else None
     )
     on_devices = host_pool.shapes_on_device(on_host, hw.current()) if on_host else tables.pool
-    state, layout = make_state(config, program, values, len(arrays.y), on_devices, largest)
-    state, in_chunks = _place_state(config, state, layout, program.executor)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
     return Simulation(
         config=config,
         arrays=arrays,
@@ -217,7 +218,7 @@ def simulation(
         data=tables if on_host else processes.place(tables, placement),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(
-            config, arrays, parts, program.executor, task=program.task, layout=layout, algorithm=program.algorithm
+            config, arrays, parts, program.executor, task=program.task, memories=memories, algorithm=program.algorithm
         ),
         chunk=program.chunk,
         evaluate=program.evaluate,
@@ -227,30 +228,8 @@ def simulation(
         optimiser=program.optimiser,
         given=frozenset(name for name, value in replacements.items() if value is not None),
         host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
-        host_memories=in_chunks,
+        memories=memories,
     )
-
-
-def _place_state(
-    config: Config, state: SimState, layout: client_memories.Layout, executor: Executor
-) -> tuple[SimState, host_memories.HostMemories | None]:
-    """Returns the state before the first round, and how the devices hold memories of clients that stay on the host.
-
-    Args:
-        state: of `make_state`.
-    """
-    state = processes.place(state, executor.placement)
-    if layout.is_on_host:
-        assert layout.num_rows is not None, "the devices hold as many rows as a chunk needs"
-        capacity = memory_rows.padded(layout.num_rows, executor.rows)
-        in_chunks = host_memories.make(config, capacity, MAX_ROUNDS, state, executor.rows)
-        return host_memories.without_rows(state), in_chunks
-    if executor.rows is None:
-        return state, None
-    count = memory_rows.padded(layout.num_rows or config.clients, executor.rows)
-    fields = {name: memory_rows.spread(getattr(state, name), count, executor.rows) for name in cohort_memories.MEMORIES}
-    owners = () if layout.num_rows is None else np.full(count, -1, np.int32)
-    return state._replace(**fields, memory_clients=processes.place(owners, executor.placement)), None
 
 
 def _make_population(
@@ -346,10 +325,8 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
-) -> tuple[SimState, client_memories.Layout]:
+) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
-
-    It has the memories of one client where they stay on the host, or where several devices divide them.
 
     Args:
         num_rows: T, rows of the data set.
@@ -360,28 +337,27 @@ def make_state(
         UsageError: the run would not fit in this machine's memory.
     """
     init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init))
-    one_client = jax.eval_shape(lambda: init(1))
-    client_bytes = memory.num_bytes((one_client.clients, one_client.optimisers))
+    one_client = jax.eval_shape(init)
+    client_bytes = memory.num_bytes(client_memories.memories_of(one_client))
     rows = program.executor.rows
-    num_parts = memory_rows.num_parts(rows, hw.current())
-    layout = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), num_parts)
-    shapes = client_memories.shapes_of_rows(one_client, layout.num_rows, config.clients, rows)
+    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
+    shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
     memory.refuse_unfitting(config, parts)
-    if layout.is_on_host:
-        host_memories.refuse_unfitting(config, client_bytes)
-    return init(1 if layout.is_on_host or rows is not None else layout.num_rows), layout
+    if memories.is_on_host:
+        client_memories.refuse_unfitting(config, client_bytes)
+    one = processes.place(init(), program.executor.placement)
+    memories = memories._replace(fresh=client_memories.memories_of(one))
+    return client_memories.first_state(memories, one, config.clients), memories
 
 
-def _init_state(
-    config: Config, program: programs.Program, hyper: Hyper, variables: Variables, num_rows: int | None
-) -> SimState:
+def _init_state(config: Config, program: programs.Program, hyper: Hyper, variables: Variables) -> SimState:
+    """Returns the state before the first round with the memories of one client."""
     kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
-    start = (jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables)
-    return init(*start, num_rows=num_rows)
+    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
@@ -499,7 +475,7 @@ def make_schedule(
     executor: Executor,
     width: int | None = None,
     task: Task | None = None,
-    layout: client_memories.Layout | None = None,
+    memories: client_memories.Placement | None = None,
     algorithm: Algorithm | None = None,
 ) -> Callable[[int], Schedule]:
     """Returns a function from the number of a round, from 0, to its schedule.
@@ -507,10 +483,10 @@ def make_schedule(
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
-        layout: of the clients' memories; by default every client has a row.
+        memories: where the clients' memories are; by default every client has a row on the devices.
         algorithm: of the run, whose probe may read rows; defaults to the config's.
     """
-    rows_of_round = client_memories.rows_of_rounds(config, layout) if layout else lambda number: None
+    rows_of_round = client_memories.rows_of_rounds(config, memories) if memories else lambda number: None
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
     size, epochs = cohort_size(config), epochs_range(config)

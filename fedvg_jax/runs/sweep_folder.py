@@ -45,9 +45,11 @@ RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "h
 OF_DATA = ("dataset", "image_size", "splits", "max_rows", "image_column", "label_column")
 OF_PARTITION = ("partition", "partition_file", "partition_seed", "split", "test_ratio", "val_ratio", "clients", "alpha")
 OF_PARTITION += ("min_samples", "min_samples_rule", "shards_per_client", "classes_per_client")
+OF_CLIENTS = ("partition", "partition_file", "clients")
+"""Settings that decide the clients' rows of a partition from a file, whatever the seed that splits them."""
 
 Sources = dict[tuple, tuple[str, Path]]
-""""data" or "partition" and the settings that decide it -> its digest, and the folder of a point that has it."""
+""""data", "partition" or "clients" and the settings that decide it -> its digest, and the folder of a point with it."""
 
 
 class Failure(NamedTuple):
@@ -220,7 +222,8 @@ def add_sources(
     """
     settings = configs.flatten(config)
     data = [settings[name] for name in OF_DATA] + [values.get(name) for name in sweep_points.PLACES]
-    for name, own in (("data", ()), ("partition", OF_PARTITION)):
+    of_clients = (("clients", OF_CLIENTS),) if config.partition == "file" else ()
+    for name, own in (("data", ()), ("partition", OF_PARTITION), *of_clients):
         key, digest = (name, *data, *(settings[n] for n in own)), str(digests.get(name, ""))
         stored, other = sources.setdefault(key, (digest, folder)) if digest else ("", folder)
         if stored != digest:

@@ -70,7 +70,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
         + (", kept on the host" if sim.host_pool else ""),
         f"clients {config.clients}, {partition}"
-        + (", their memories kept on the host" if sim.host_memories else "")
+        + (", their memories kept on the host" if sim.memories.is_on_host else "")
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",

@@ -27,7 +27,7 @@ from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import host_memories, host_pool, simulation
+from fedvg_jax.runs import client_memories, host_pool, simulation
 
 PASS_OVER_VALIDATION = ("client_val_loss", "client_fisher_trace", "client_joint_fisher")
 """Names in `record` that take a pass of every client's model over D_val."""
@@ -113,8 +113,8 @@ def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None =
     seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
     training = num_rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
-    most = sim.host_memories.max_rounds if sim.host_memories else simulation.MAX_ROUNDS
-    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), math.ceil(num_rounds / most))
+    least = math.ceil(num_rounds / sim.memories.max_rounds)
+    chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), least)
     return Prediction(
         rounds=num_rounds,
         steps_per_round=float(steps.mean()),
@@ -156,15 +156,15 @@ def _copy_seconds(sim: simulation.Simulation) -> float:
 
 def _exchange_seconds(sim: simulation.Simulation) -> float:
     """Returns the seconds in which the memories of a chunk's clients are copied to the devices and back."""
-    if sim.host_memories is None:
+    if not sim.memories.is_on_host:
         return 0.0
     return 2 * _seconds(lambda: _state_of_chunk(sim))
 
 
 def _state_of_chunk(sim: simulation.Simulation) -> SimState:
     """Returns the state before the first round as the devices hold it."""
-    host, state = sim.host_memories, sim.state
-    return host_memories.load(host, host_memories.store_of(host, state), state, np.zeros(0, int)) if host else state
+    store = client_memories.open_store(sim.memories, sim.config, sim.state)
+    return client_memories.take(sim.memories, store, sim.state, np.zeros(0, int))
 
 
 class _Sample(NamedTuple):

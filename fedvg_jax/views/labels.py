@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import re
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import ALGORITHMS, Config
 from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-
-PRINTED = {
-    **{"fedavg": "FedAvg", "fedavgm": "FedAvgM", "fedprox": "FedProx", "scaffold": "Scaffold", "feddyn": "FedDyn"},
-    **{"elastic": "Elastic", "fedvg": "FedVG", "fednova": "FedNova", "fedadam": "FedAdam", "fedyogi": "FedYogi"},
-    "fedadagrad": "FedAdagrad",
-}
-"""Part of a method's name -> the spelling of papers."""
 
 
 def method_label(name: str) -> str:
@@ -24,7 +17,8 @@ def method_label(name: str) -> str:
     ('FedProx + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
     """
     method, comma, details = name.partition(", ")
-    spelt = re.sub(r"\w+", lambda word: PRINTED.get(word[0], word[0]), method)
+    spellings = {**ALGORITHMS, "fedvg": "FedVG"}
+    spelt = re.sub(r"\w+", lambda word: spellings.get(word[0], word[0]), method)
     return f"{spelt.replace('+', ' + ')}{comma}{details}"
 
 

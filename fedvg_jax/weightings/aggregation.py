@@ -40,23 +40,6 @@ def aggregate(
     >>> aggregate({"w": jnp.zeros(1)}, {"w": jnp.array([[1.0], [5.0]])}, {"w": jnp.array([0.75, 0.25])})["w"].tolist()
     [2.0]
     """
-    return _mean(_without_absent, params, client_params, weights, hardware, sharding)
-
-
-def mean_of_finite(
-    params: Tree,
-    client_params: Tree,
-    weights: Tree,
-    *,
-    hardware: Hardware | None = None,
-    sharding: NamedSharding | None = None,
-) -> Tree:
-    """Returns `aggregate` of clients that are finite, as those of a round are, without a check of every entry."""
-    return _mean(lambda theta, clients, weights: clients, params, client_params, weights, hardware, sharding)
-
-
-def _mean(prepare, params: Tree, client_params: Tree, weights: Tree, *placement) -> Tree:
-    """Returns the weighted mean after `prepare`: (tensor of theta_g, of the clients [K, ...], weights) -> clients."""
     _refuse_unstacked(params, client_params, weights)
     checks.same_structure(client_params, params, "client_params", "params")
     checks.same_structure(weights, params, "weights", "params")
@@ -68,15 +51,9 @@ def _mean(prepare, params: Tree, client_params: Tree, weights: Tree, *placement)
     params, client_params, weights = tree.arrays((params, client_params, weights))
 
     def step(theta: Array, clients: Array, weights: Array) -> Array:
-        return theta + tree.weighted_sum(weights, prepare(theta, clients, weights), theta, *placement)
+        return theta + tree.weighted_sum(weights, clients, theta, hardware, sharding)
 
     return jax.tree.map(step, params, client_params, weights)
-
-
-def _without_absent(theta: Array, clients: Array, weights: Array) -> Array:
-    """Returns the clients' tensors [K, ...], with non-finite entries of clients of weight 0 replaced by theta's."""
-    is_absent = (weights == 0).reshape(-1, *theta.ndim * [1])
-    return jnp.where(is_absent & ~jnp.isfinite(clients), theta, clients)
 
 
 def _refuse_unstacked(params: Tree, client_params: Tree, weights: Tree) -> None:

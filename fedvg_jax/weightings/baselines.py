@@ -24,7 +24,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.weightings import signals, streaming
-from fedvg_jax.weightings.aggregation import mean_of_finite
+from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
 
@@ -147,7 +147,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
     def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
         def averaged(s: Array) -> Variables:
-            return mean_of_finite(returns.variables, _models(returns), broadcast_weights(s, returns))
+            return aggregate(returns.variables, _models(returns), broadcast_weights(s, returns))
 
         def weights(logs: Array) -> Array:
             return shares(jax.nn.softmax(logs), returns.present)

@@ -95,7 +95,8 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
         present: bool [K]. Absent clients get 0.
 
     Raises:
-        UsageError: a number is negative. Traced numbers cannot be checked.
+        UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, of
+            which a run complains.
 
     >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]
@@ -103,14 +104,15 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     is_present = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
     raw = jnp.where(present, raw, 0)
     _refuse_negative(raw, "shares")
-    raw = raw * jnp.where(raw.sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
-    raw = jnp.where(raw.sum() == 0, is_present, raw)
-    total = raw.sum()
+    # of absolute values, so that signs do not cancel
+    raw = raw * jnp.where(jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
+    raw = jnp.where(jnp.abs(raw).sum() == 0, is_present, raw)
+    total = jnp.abs(raw).sum()
     return raw / jnp.where(total == 0, 1, total)
 
 
 def _refuse_negative(raw: Array, what: str) -> None:
-    """Raises UsageError for negative numbers, whose signs would cancel in a share; traced numbers pass."""
+    """Raises UsageError for negative numbers; traced numbers pass."""
     if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
         raise UsageError(
             f"{what} got {float(least):.3g}; expected a number >= 0; in place of -loss use jax.numpy.exp(-loss)"

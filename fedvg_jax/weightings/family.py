@@ -9,22 +9,22 @@ p = 1, T = 1, m = 0, a = 1 is FedVG; m = 1/2 is the paper's FedAvg + FedVG; m = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import checks, groups, norms, tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import (
     Data,
-    Grouping,
     Hyper,
     Hyperparameter,
-    Norm,
     Report,
     Returns,
-    Signal,
+    Task,
     Tree,
     Variables,
     Weighting,
@@ -32,15 +32,8 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-from fedvg_jax.weightings.fedvg import (
-    FLOOR,
-    WeightsOfMean,
-    fedvg,
-    finite_clients,
-    first_component,
-    layer_norms,
-    weights_by_group,
-)
+from fedvg_jax.weightings.fedvg import weights_of_norms
+from fedvg_jax.weightings.norm_parts import NormParts, WeightsOfMean, of_task
 
 DEFAULTS = (
     *EPS,
@@ -102,57 +95,49 @@ def generalised_weights(
     [0.25, 0.25, 0.5]
     """
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
-    norms, present = finite_clients(tree.arrays(norms))
-    grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
-    joined = layer_norms(_multiplied(norms, multipliers), groups.layers(tree.take(norms, 0)))
-    by_group = grouping(Variables(norms, ()), block_of or first_component)
-    return weights_by_group(weights_of_mean, joined, by_group, present).params
+    return weights_of_norms(weights_of_mean, _multiplied(tree.arrays(norms), multipliers), granularity, block_of)
 
 
 def generalised(
-    signal: Signal,
-    grouping: Grouping,
-    block_of: Callable[[str], str],
-    layers: Sequence[groups.Layer] | None = None,
-    join: Norm = norms.l1,
-    floor: float = FLOOR,
-    link: str = "inverse",
+    task: Task, norm: str = "l1", granularity: str = "modelwise", link: str = "inverse", **options: Any
 ) -> Weighting:
-    """`generalised_weights` as a weighting; reads `exponent`, `temperature`, `eps`, `mix`; `multipliers` if present.
+    """`generalised_weights` as a weighting of a task; arguments as in `fedvg`, and `link` as in `generalised_weights`.
 
-    The arguments are those of `fedvg`; `hyper["multipliers"]` is a pytree of scalars like the parameters.
+    It reads `exponent`, `temperature`, `eps` and `mix`, and `multipliers` if present: a pytree of scalars like the
+    parameters.
+    """
+    return of_task(partial(powered_norms, link=link), task, norm, granularity, **options)
 
-    >>> rule = generalised(lambda hyper, report, data: hyper["norms"], groups.modelwise, str)
+
+def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
+    """The weighting with the weights of `generalised_weights` of a signal.
+
+    >>> from fedvg_jax.core import groups
+    >>> rule = powered_norms(NormParts(lambda hyper, report, data: hyper["norms"], groups.modelwise, str))
     >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
     >>> model = Variables({"w": jnp.zeros(1)}, {})
     >>> returns = Returns(model, tree.repeat(model, 2), jnp.arange(2), None)
     >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
     [0.75, 0.25]
     """
-    published = fedvg(signal, grouping, block_of, layers, join, floor)
+    link_of = checks.named(LINKS, link, "link")
 
-    def norms_and_counts(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
-        return _multiplied(signal(hyper, report, data), hyper.get("multipliers")), signals.num_samples(
-            hyper, report, data
-        )
+    def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
+        tensor_norms = _multiplied(parts.signal(hyper, report, data), hyper.get("multipliers"))
+        return tensor_norms, signals.num_samples(hyper, report, data)
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
-        tensor_norms, counts = measured
-        weights_of_mean = make_weights_of_mean(
-            hyper["exponent"], hyper["temperature"], hyper["eps"], hyper["mix"], counts, LINKS[link]
-        )
-        counted = groups.layers(tree.take(tensor_norms, 0)) if layers is None else layers
-        by_group = grouping(Variables(tensor_norms, returns.variables.stats), block_of)
-        joined = layer_norms(tensor_norms, counted, join)
-        return weights_by_group(weights_of_mean, joined, by_group, returns.present, floor)
+        exponent, temperature, eps, mix = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
+        weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1], link_of)
+        return parts.weights(weights_of_mean, measured[0], returns.variables.stats, returns.present)
 
     return Weighting(
-        norms_and_counts,
+        signal,
         weigh,
-        score=lambda measured: published.score(measured[0]),
-        detail=lambda measured: published.detail(measured[0]),
+        score=lambda measured: parts.score(measured[0]),
+        detail=lambda measured: parts.detail(measured[0]),
         defaults=DEFAULTS,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,12 +71,13 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
             details hold in the order of its leaves, [K, leaves].
     """
 
+    @functools.wraps(weighting.signal)
     def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, dict[str, Tree]]:
         own = weighting.signal(hyper, report, data)
         return own, {name: measure(hyper, report, data) for name, measure in measures.items()}
 
     def of_own(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda hyper, measured, *rest: function(hyper, measured[0], *rest)
+        return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[0], *rest))
 
     return weighting._replace(
         signal=signal,

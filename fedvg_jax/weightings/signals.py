@@ -5,6 +5,7 @@ FedVG's signal is the norm of every tensor of the validation gradient: `normed(v
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -46,17 +47,16 @@ def validation_gradients(
     stats = () if client_stats is None else client_stats
     checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
     _check_batches(val_batches)
-    if client_stats is None:
-        gradients = jax.vmap(jax.grad(loss_fn), (0, None))
-    else:
-        gradients = jax.vmap(jax.grad(loss_fn), (0, 0, None))
-        gradients = _bind_second(gradients, client_stats)
+    val_batches = tree.arrays(val_batches)
+    batches = jnp.arange(len(jax.tree.leaves(val_batches)[0]), dtype=jnp.int32)[:, None]
 
-    def add_batch(total, batch):
-        return tree.add(total, gradients(client_params, batch)), None
+    def gradient(params: Tree, *stats: Tree) -> Tree:
+        def loss(params: Tree, batch: jax.Array) -> jax.Array:
+            return loss_fn(params, *stats, tree.take(val_batches, batch[0]))
 
-    total, _ = lax.scan(add_batch, tree.zeros_like(client_params), val_batches)
-    return tree.scale(1 / jax.tree.leaves(val_batches)[0].shape[0], total)
+        return tree.like(mean_gradient(loss, params, batches), params)
+
+    return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
 
 
 def _check_batches(val_batches: Tree) -> None:
@@ -93,7 +93,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     [7.0, 0.0]
     """
     checks.stacked(grads, "grads")
-    return jax.tree.map(jax.vmap(checks.named(norms.BY_NAME, norm, "norm")), grads)
+    return jax.vmap(norms.of_tensors(checks.named(norms.BY_NAME, norm, "norm")))(grads)
 
 
 def normed(measure: Signal, norm: Norm, hardware: hw.Hardware | None = None) -> Signal:
@@ -103,11 +103,6 @@ def normed(measure: Signal, norm: Norm, hardware: hw.Hardware | None = None) -> 
         return norms.of_tensors(norm, hardware)(measure(hyper, report, data))
 
     return signal
-
-
-def validation_norms(task: Task, norm: Norm, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
-    """FedVG's signal: the norm of every tensor of one client's validation gradient."""
-    return normed(validation_gradient(task, train, groups_per_pass), norm)
 
 
 GroupsPerPass = int | Callable[[int], int]
@@ -160,9 +155,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
                 return grouped_loss(part, params, stats, data.pool, rows)
             return loss_of_groups(part, params, stats, data.pool, rows)
 
-        part = live.of(params)
-        gradient = mean_over(lambda rows: jax.grad(loss)(part, rows), passes)
-        return live.within(tree.wide_zeros(params), gradient)
+        return live.within(tree.wide_zeros(params), mean_gradient(loss, live.of(params), passes))
 
     return measure
 
@@ -272,6 +265,17 @@ def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
     return jnp.ones((), tree.wide_dtype(report.variables.params))
 
 
+def mean_gradient(loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, passes: jax.Array | np.ndarray) -> Tree:
+    """The gradient of the mean over rows of a loss, `mean_over` of its gradients.
+
+    Args:
+        loss: (params, row numbers of one pass) -> sum of the losses over its rows.
+        params: tensors of one client.
+        passes: [P, ...] row numbers, -1 for padding.
+    """
+    return mean_over(functools.partial(jax.grad(loss), params), passes)
+
+
 def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray) -> Tree:
     """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
 
@@ -310,7 +314,3 @@ def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
     groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
     padding = -len(rows) % groups
     return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
-
-
-def _bind_second(f: Callable, second: Tree) -> Callable:
-    return lambda first, last: f(first, second, last)

@@ -64,6 +64,7 @@ def tree_distance(a, b):
     return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+@pytest.mark.quick
 def test_scaffold_first_round_equals_fedavg(x64):
     first, second = (state.variables for state in after(worlds.algorithm("scaffold"), 2, eta_g=1.0))
     worlds.assert_close(first, fedavg()[0], 1e-12)

@@ -10,8 +10,7 @@ import pytest
 import fedvg_jax
 from fedvg_jax import bounds, config
 from fedvg_jax.bounds import Bound
-from fedvg_jax.config import Robust, Tuning
-from fedvg_jax.config.population import Corrupt, Validation
+from fedvg_jax.config import Corrupt, Robust, Tuning, Validation
 from fedvg_jax.runs import chunks, host_pool, simulation
 
 SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1)

@@ -54,9 +54,10 @@ NAMES = {
 def command_lines(path: Path) -> set[str]:
     """Returns the command lines on a page, or in the docstring of a module about itself.
 
-    Without those of executed cells (`!python`), which the site runs, and those with variables of a shell script.
+    Without those of executed cells (`sh run`), which the site runs, and those with variables of a shell script.
     """
-    text = path.read_text(encoding="utf-8").replace("\\\n", "").replace("!python", "")
+    text = path.read_text(encoding="utf-8").replace("\\\n", "")
+    text = re.sub(r"^```sh run\n.*?^```$", "", text, flags=re.S | re.M)
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
     lines = {command.split("  ")[0].rstrip(" .,:") for command in COMMAND.findall(text)}

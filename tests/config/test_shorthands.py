@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, FedDyn, FedProx, presets
 from fedvg_jax.core.types import UsageError
@@ -57,3 +58,10 @@ def test_an_unknown_setting_is_named_with_the_closest():
         Config(round=3)
     with pytest.raises(UsageError, match=r"unknown setting 'learning_rate'; did you mean 'lr'\?"):
         Config(learning_rate=0.1, method="fedprox")
+
+
+def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refused_by_a_run_or_a_sweep():
+    assert Config(fedvg={"norm": "l2"}) == Config(fedvg=config.FedVG(norm="l2"))
+    for call in (fedvg_jax.run, lambda made: fedvg_jax.run_sweep(made, {"seed": [0]})):
+        with pytest.raises(UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
+            call(Config(fedvg={"nrom": "l2"}))

@@ -10,16 +10,16 @@ import programs
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, allowed, uses
+from fedvg_jax.config import SETTINGS, Config, uses
+from fedvg_jax.config.declare import Condition
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import chunks, registry, simulation
 from fedvg_jax.views import plots
 
-NAMES = list(config.flatten(Config()))
-CONDITIONAL = [name for name in NAMES if uses.conditions(name)]
+CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {
-    **{name: list(allowed) for name, allowed in allowed.NAMES.items()},
+    **{name: list(setting.names) for name, setting in SETTINGS.items() if setting.names},
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.json"],
@@ -31,27 +31,20 @@ VALUES = {
 }
 
 
-def with_condition(made: Config, condition: uses.Condition, holds: bool) -> Config:
+def with_condition(made: Config, condition: Condition, holds: bool) -> Config:
     """Returns `made` with a value of the deciding setting for which the condition holds, or does not."""
     candidates = (config.apply(made, {condition.setting: value}, "test") for value in VALUES[condition.setting])
     return next(other for other in candidates if condition.holds(other) is holds)
 
 
-def test_every_setting_is_unconditional_or_has_conditions():
-    assert uses.UNCONDITIONAL | set(CONDITIONAL) == set(NAMES) and not uses.UNCONDITIONAL & set(CONDITIONAL)
-    all_names = {*NAMES, *(name.partition(".")[0] for name in NAMES)}
-    assert set(uses.CONDITIONS) <= all_names and {c.setting for n in CONDITIONAL for c in uses.conditions(n)} <= set(
-        VALUES
-    )
-
-
 def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
-    for name in CONDITIONAL:
+    assert len(CONDITIONAL) > 60
+    for name, conditions in CONDITIONAL.items():
         made = Config()
-        for condition in uses.conditions(name):
+        for condition in conditions:
             made = with_condition(made, condition, holds=True)
         assert uses.unused(made, [name]) == []
-        for condition in uses.conditions(name):
+        for condition in conditions:
             assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
 
 
@@ -82,6 +75,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
         assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -123,7 +123,7 @@ def test_validation_gradient_on_the_support_equals_the_full_one(x64, groups_per_
     def both(variables, data):
         report = Report(variables, jnp.ones((), int), variables.params)
         return [
-            signals.validation_norms(task, every_norm, True, groups_per_pass)({}, report, data)
+            signals.normed(signals.validation_gradient(task, True, groups_per_pass), every_norm)({}, report, data)
             for task in (TASK, TASK._replace(support=None))
         ]
 

@@ -13,9 +13,10 @@ from fedvg_jax import config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
-from fedvg_jax.runs import simulation, weighting_registry
+from fedvg_jax.runs import registry, simulation
 from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
+from fedvg_jax.weightings.fedvg import inverse_norm_weights, inverse_norms
+from fedvg_jax.weightings.norm_parts import NormParts
 
 K = 4
 WORLD = worlds.small()
@@ -210,7 +211,7 @@ def test_a_tensor_is_noise_only_where_it_is_for_all_clients():
 def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     """A common shift of all examples leaves no trace behind a BatchNorm that takes the batch's own statistics."""
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
-    signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
+    signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
     reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
     measured_norms = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
     weights, _ = weigh(make(granularity="layerwise"), measured_norms, eps=1e-8)
@@ -233,19 +234,19 @@ def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, opt
     rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
-    assert shares.shape == (K, len(weighting_registry.layer_names(settings, worlds.TASK)))
+    assert shares.shape == (K, len(registry.layer_names(settings, worlds.TASK)))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)
 
 
 def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
     measured_norms = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
-    rule = fedvg(None, groups.modelwise, lambda path: path)
+    rule = inverse_norms(NormParts(None, groups.modelwise, lambda path: path))
     assert rule.detail(measured_norms)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
 
 
 def test_only_fedvg_s_history_names_layers():
     names = {
-        name: weighting_registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
+        name: registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
         for name in ("fedvg", "samples")
     }
     assert names == {"fedvg": PATHS, "samples": []}

@@ -9,6 +9,8 @@ import worlds
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import norms
 
+pytestmark = pytest.mark.quick
+
 spectral, spectral_gradient = worlds.jit(norms.spectral), worlds.jit(jax.grad(norms.spectral))
 SHAPES = [(3, 2), (2, 5), (4, 4), (1, 7), (7, 1), (3, 3, 4, 5), (1, 1, 6)]
 
@@ -27,6 +29,12 @@ def test_the_spectral_norm_is_the_largest_singular_value(x64, shape):
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)], ids=str)
 def test_the_spectral_norm_of_a_tensor_without_entries_is_0(shape):
     assert float(norms.spectral(jnp.zeros(shape))) == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_the_spectral_norm_takes_half_precision_outside_of_jit(dtype):
+    norm = norms.spectral(jnp.array([[3.0, 0.0], [0.0, -4.0]], dtype))
+    assert norm == 4 and norm.dtype == dtype
 
 
 def test_a_kernel_has_the_norm_of_torch_s_layout(x64):

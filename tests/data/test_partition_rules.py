@@ -9,6 +9,8 @@ from files import usage_error
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet, draw, split
 
+pytestmark = pytest.mark.quick
+
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 
 

@@ -19,6 +19,7 @@ def test_shipped_texts_are_ascii_and_each_is_a_group():
     assert len(counts) == 20 and counts.min() == 68 and counts.max() == 202
 
 
+@pytest.mark.quick
 def test_labels_are_the_next_characters():
     arrays = data.load("literature")
     np.testing.assert_array_equal(arrays.y[:, :-1], arrays.x[:, 1:])

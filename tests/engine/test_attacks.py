@@ -138,7 +138,7 @@ def test_invalid_settings_are_refused_with_the_reason(settings, reason):
 
 
 def test_every_kind_in_the_settings_has_an_attack():
-    assert set(config.ATTACKS) == set(attacks.BY_KIND)
+    assert set(config.SETTINGS["attack.kind"].names) == set(attacks.BY_KIND)
 
 
 # --- in rounds

@@ -19,7 +19,8 @@ from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import contracts, history, simulation
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
-from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings.fedvg import inverse_norms
+from fedvg_jax.weightings.norm_parts import NormParts
 
 TASK, K = worlds.QUADRATIC, 5
 RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_loss")
@@ -57,7 +58,7 @@ def crossing(norms_of):
     def signal(hyper, report, data):
         return norms_of(report.num_samples.astype(float))
 
-    return fedvg(signal, groups.layerwise, TASK.block_of)
+    return inverse_norms(NormParts(signal, groups.layerwise, TASK.block_of))
 
 
 def menu(algorithm, rules):

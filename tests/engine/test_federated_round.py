@@ -16,7 +16,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.data import user_data
-from fedvg_jax.engine import attacks, cohort_blocks, federated_round, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, federated_round, local_training, robust, server_tuning
 from fedvg_jax.runs import chunks, history, loop
 from fedvg_jax.runs import simulation as build
 from fedvg_jax.weightings import baselines, basic
@@ -579,7 +579,9 @@ def test_a_cohort_in_blocks_refuses_parameters_of_half_precision():
     start = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
     start = start._replace(variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), start.variables))
     with pytest.raises(UsageError, match="at least float32; got bfloat16: use --hold 0"):
-        cohort_blocks.over_blocks(None, start, schedule_of(0, block_size=2), 5, 1)
+        worlds.make_round(WORLD, worlds.algorithm("fedavg"), "uniform")(
+            start, schedule_of(0, block_size=2), WORLD.data(), worlds.hyper()
+        )
 
 
 def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():

@@ -16,7 +16,8 @@ from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import simulation
 from fedvg_jax.weightings import basic, signals
-from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings.fedvg import inverse_norms
+from fedvg_jax.weightings.norm_parts import NormParts
 
 WORLD = worlds.small()
 ALGORITHMS = [*simulation.ALGORITHMS, "full_algorithm"]
@@ -33,7 +34,10 @@ RULES = [("samples", scoring()), ("uniform", scoring()), *BY_TENSOR]
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 """The algorithms whose server uses weights; each tensor needs its own. The others use the weighted mean alone."""
 WITH_FEDAVG = [
-    *(("fedvg", scoring(*parts)) for parts in itertools.product(norms.BY_NAME, groups.BY_NAME, config.SCORING_MODES)),
+    *(
+        ("fedvg", scoring(*parts))
+        for parts in itertools.product(norms.BY_NAME, groups.BY_NAME, config.SETTINGS["fedvg.mode"].names)
+    ),
     ("uniform", scoring()),
     ("uniform+samples", scoring()),
     ("fedvg+uniform", scoring("l2", "layerwise", "eval")),
@@ -54,7 +58,7 @@ def menu(rules):
         return isinstance(node, dict) and node.keys() == norms.BY_NAME.keys()
 
     by_mode = {
-        mode: once(signals.validation_norms(worlds.TASK, every_norm, mode == "train", 1))
+        mode: once(signals.normed(signals.validation_gradient(worlds.TASK, mode == "train", 1), every_norm))
         for mode in {scoring.mode for _, scoring in rules}
     }
 
@@ -63,7 +67,7 @@ def menu(rules):
             measured_norms = by_mode[scoring.mode](*report)
             return jax.tree.map(lambda measured: measured[scoring.norm], measured_norms, is_leaf=is_one)
 
-        by_norm = fedvg(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of)
+        by_norm = inverse_norms(NormParts(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of))
         return {"samples": basic.samples(), "uniform": basic.uniform(), "fedvg": by_norm}[name]
 
     def rule_of(names, scoring):
@@ -117,7 +121,8 @@ def assert_rounds_agree(name, step, start, chosen, rule, plan, tolerance):
             expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
         )
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
-        worlds.assert_close(metrics._asdict(), expected_metrics._asdict(), tolerance)
+        actual = {name: getattr(metrics, name) for name in expected_metrics._fields}
+        worlds.assert_close(actual, expected_metrics._asdict(), tolerance)
 
 
 def schedule_of(number, num_lanes=1):

@@ -279,7 +279,7 @@ def test_noise_is_the_schedules_and_of_every_round_its_own():
 
 
 def test_every_rule_of_the_settings_is_built():
-    assert set(config.RULES) == set(robust.BY_NAME) == set(RULES)
+    assert set(config.SETTINGS["robust.rule"].names) == set(robust.BY_NAME) == set(RULES)
 
 
 @pytest.mark.parametrize(

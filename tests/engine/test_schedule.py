@@ -12,6 +12,8 @@ from fedvg_jax.core.types import Plan
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 
+pytestmark = pytest.mark.quick
+
 SETTINGS = {"cohort_size": 4, "local_epochs": (3, 3), "batch_size": 4, "num_lanes": 2, "capacity": 64}
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)

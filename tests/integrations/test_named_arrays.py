@@ -69,6 +69,7 @@ def test_weights_of_callables_equal_inverse_norm_weights(granularity):
     )
 
 
+@pytest.mark.quick
 def test_counters_are_rounded_means_and_dtypes_stay():
     weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, CLIENTS)
     mean = named_arrays.average(MODEL, [client.arrays for client in CLIENTS], weights)
@@ -167,8 +168,33 @@ def test_a_reply_of_another_kind_of_numbers_is_refused(dtype):
 
 
 def test_equal_large_counters_stay_as_they_are():
-    count = 10**12 + 7
-    model, clients = {"n": np.array(0)}, 3 * [{"n": np.array(count)}]
     thirds = np.full(3, 1 / 3, np.float32)
-    mean = named_arrays.average(model, clients, named_arrays.Weights({}, thirds, thirds, np.ones(3, bool)))
-    assert mean["n"] == count
+    for count in (10**12 + 7, 2**60 + 1):
+        model, clients = {"n": np.array(0)}, 3 * [{"n": np.array(count)}]
+        mean = named_arrays.average(model, clients, named_arrays.Weights({}, thirds, thirds, np.ones(3, bool)))
+        assert mean["n"] == count
+
+
+def scheme_of(model, gradient=lambda arrays: arrays):
+    return named_arrays.scheme_of_gradient(config.Config(), gradient, model)
+
+
+def test_arrays_without_a_weighted_mean_are_refused():
+    with pytest.raises(UsageError, match="array 'c' is complex64; expected floats, integers or booleans"):
+        scheme_of({"w": np.ones(2, np.float32), "c": np.ones(2, np.complex64)})
+    with pytest.raises(UsageError, match=r"arrays 'a\.b' and 'a/b', which stand for one"):
+        scheme_of({"a.b": np.ones(2, np.float32), "a/b": np.ones(2, np.float32)})
+
+
+def test_a_gradient_cannot_change_the_models_or_its_names():
+    def gradient(arrays):
+        arrays["w"] *= 3
+        return {"w": arrays["w"]} if calls.pop() == "w" else {}
+
+    calls = ["", "w", "w", "w"]
+    model, client = {"w": np.array([1.0, 2.0], np.float32)}, {"w": np.array([5.0, 10.0], np.float32)}
+    made = scheme_of(model, gradient)
+    named_arrays.weigh(made, model, 2 * [Client(client, 1)])
+    assert model["w"].tolist() == [1, 2] and client["w"].tolist() == [5, 10]
+    with pytest.raises(UsageError, match="gradient has no array 'w'; expected those of its first call: w"):
+        named_arrays.weigh(made, model, [Client(client, 1)])

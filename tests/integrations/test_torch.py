@@ -244,11 +244,46 @@ def test_mistake_is_named_in_one_line(call, message):
         call()
 
 
-def test_equal_large_counters_stay_as_they_are():
-    count = torch.tensor(10**12 + 7)
+@pytest.mark.parametrize("count", [10**12 + 7, 2**60 + 1])
+def test_equal_large_counters_stay_as_they_are(count):
     state = {"w": torch.zeros(2), "n": torch.tensor(0)}
-    states, weights = 3 * [{"w": torch.ones(2), "n": count}], {"w": torch.full((3,), 1 / 3)}
+    states, weights = 3 * [{"w": torch.ones(2), "n": torch.tensor(count)}], {"w": torch.full((3,), 1 / 3)}
     assert fedvg_torch.aggregate(state, states, weights)["n"] == count
+
+
+@pytest.mark.parametrize("values", [[0.2, 0.3, 0.5], [-1.0, 2.0], [float("nan"), 1.0], [1.0, 1.0], [0.0, 0.0]])
+def test_weights_that_are_no_distribution_are_refused(values):
+    state = {"n": torch.tensor(3), "w": torch.zeros(2)}
+    with pytest.raises(UsageError, match="weights leaf 'w'"):
+        fedvg_torch.aggregate(state, 2 * [state], {"w": torch.tensor(values)})
+
+
+def test_weights_of_half_precision_or_numpy_are_taken():
+    state, states = {"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": torch.full((1,), 5.0)}]
+    for weights in (torch.tensor([0.75, 0.25]).bfloat16(), np.array([0.75, 0.25])):
+        assert fedvg_torch.aggregate(state, states, {"w": weights})["w"].tolist() == [2]  # pyright: ignore[reportArgumentType]
+
+
+def test_tensors_without_a_weighted_mean_are_refused():
+    state = {"w": torch.zeros(2), "c": torch.zeros(2, dtype=torch.complex64)}
+    with pytest.raises(UsageError, match=r"'c' is torch\.complex64; expected a tensor of floats"):
+        fedvg_torch.aggregate(state, [state], {"w": torch.ones(1)})
+    with pytest.raises(UsageError, match="'_extra_state' is dict; expected a tensor of floats"):
+        fedvg_torch.aggregate({"w": torch.zeros(2), "_extra_state": {}}, [], {})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="gradients of client 0: 'w' is NoneType; expected a tensor"):
+        fedvg_torch.inverse_norm_weights([{"w": None}], {"w": torch.zeros(2)})  # pyright: ignore[reportArgumentType]
+
+
+def test_sparse_gradients_weigh_like_dense_ones():
+    gradients = [{"w": torch.tensor([1.0, 0.0]).to_sparse()}, {"w": torch.tensor([0.0, 3.0])}]
+    weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
+    np.testing.assert_allclose(weights, [0.75, 0.25], rtol=1e-6)
+
+
+def test_names_that_differ_in_dot_and_slash_only_are_refused():
+    gradients = [{"a.b": torch.ones(1)}, {"a.b": torch.ones(1)}]
+    with pytest.raises(UsageError, match=r"arrays 'a\.b' and 'a/b', which stand for one"):
+        fedvg_torch.inverse_norm_weights(gradients, {"a.b": torch.ones(1), "a/b": torch.ones(1)}, "layerwise")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -199,7 +199,7 @@ def test_gemm_refuses_dilation_and_groups(unsupported):
 def test_every_named_convolution_equals_lax(x64):
     _, _, stride, padding = CASES["3x3 stride 2 padded"]
     args = [a[0] for a in arrays("3x3 stride 2 padded")]
-    named = [selection.convolution(name) for name in config.CONVS if name != "planes"]
+    named = [selection.convolution(name) for name in config.SETTINGS["conv"].names if name != "planes"]
     run = [value_and_pullback(f, stride, padding) for f in (lax.conv_general_dilated, *named)]
     expected, *others = worlds.jit(lambda *args: [f(*args) for f in run])(*args)
     for actual in others:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, allowed
-from fedvg_jax.config.allowed import BUILT_IN
+from fedvg_jax.config import MODELS, Config
+from fedvg_jax.config.presets import BUILT_IN
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
@@ -52,7 +52,7 @@ def abstract_in_double_precision(model):
     """The arrays of a named model, for images and classes of `COUNTS`."""
     names = tuple(map(str, range(next((classes for name, classes in COUNTS if name == model), 10))))
     arrays = Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
-    if model in allowed.SEQUENCE_MODELS:
+    if MODELS[model].is_sequence:
         arrays = arrays._replace(x=np.zeros((1, 8), np.int32), y=np.zeros((1, 8), np.int32))
     return abstract(Config(model=model), arrays)
 

@@ -10,6 +10,8 @@ import worlds
 
 from fedvg_jax.models.norm import BatchNorm
 
+pytestmark = pytest.mark.quick
+
 NORM = BatchNorm()
 SHAPES = pytest.mark.parametrize("shape", [(), (2, 3)], ids=["dense", "image"])
 

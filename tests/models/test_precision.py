@@ -37,7 +37,7 @@ def results():
 
 
 def test_allowed_settings_are_the_names_of_the_module():
-    assert config.PRECISIONS == precision.NAMES
+    assert config.SETTINGS["precision"].names == precision.NAMES
 
 
 @pytest.mark.parametrize("name", precision.NAMES)

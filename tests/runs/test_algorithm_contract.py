@@ -9,7 +9,7 @@ import worlds
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import algorithm_contract, simulation
+from fedvg_jax.runs import contracts, simulation
 
 WORLD = worlds.small()
 AVERAGE = worlds.algorithm("fedavg")
@@ -59,7 +59,7 @@ MISTAKES = {
 def test_an_error_in_an_algorithm_is_reported(mistake):
     changes, message = MISTAKES[mistake]
     with pytest.raises(UsageError) as error:
-        algorithm_contract.check_algorithm(
+        contracts.check_algorithm(
             AVERAGE._replace(**changes), worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7
         )
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -72,7 +72,7 @@ def test_an_error_in_an_algorithm_is_reported(mistake):
 )
 def test_every_algorithm_of_the_package_passes(name, stats_too):
     algorithm = algorithms.elastic(official=stats_too) if name == "elastic" else worlds.algorithm(name)
-    algorithm_contract.check_algorithm(
+    contracts.check_algorithm(
         algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=stats_too
     )
 
@@ -90,4 +90,4 @@ def test_memories_of_python_numbers_pass():
     algorithm = AVERAGE._replace(
         init=lambda hyper, params: (0, 1.5), report=lambda hyper, params, anchor, moved: (0.5 * anchor.client, (), ())
     )
-    algorithm_contract.check_algorithm(algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)
+    contracts.check_algorithm(algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)

@@ -56,6 +56,7 @@ def run(pair, tmp_path):
     return shutil.copytree(pair, tmp_path / "run")
 
 
+@pytest.mark.quick
 def test_newest_checkpoint_is_restored_bit_for_bit_with_its_entries(run):
     (state, about), logged = restored(run)
     assert_same(state, {**STATE, "round": np.int32(12)})

@@ -17,8 +17,8 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import checkpoint, client_memories, host_memories, memory, simulation
-from fedvg_jax.runs.client_memories import Layout
+from fedvg_jax.runs import checkpoint, client_memories, memory, simulation
+from fedvg_jax.runs.client_memories import Placement
 from fedvg_jax.views import dry_run
 
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
@@ -157,15 +157,16 @@ def test_another_seed_compiles_nothing(run):
 # --- the choice
 
 
+BY_CLIENT = Placement(None, max_rounds=64)
+
+
 def test_a_population_whose_clients_are_all_sampled_has_a_row_for_each():
     for rounds in (10, 1000):
-        assert client_memories.choose(replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds), 1, 64, GPU) == (
-            None,
-            False,
-        )
-    assert client_memories.choose(MILLION, 0, 64, GPU) == Layout(None, False), "an algorithm without memories"
-    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64, GPU) == Layout(None, False)
-    assert client_memories.choose(MILLION, 67, 64, GPU) == Layout(None, False), "64 MiB for all"
+        settings = replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds)
+        assert client_memories.choose(settings, 1, 64, GPU) == BY_CLIENT
+    assert client_memories.choose(MILLION, 0, 64, GPU) == BY_CLIENT, "an algorithm without memories"
+    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64, GPU) == BY_CLIENT
+    assert client_memories.choose(MILLION, 67, 64, GPU) == BY_CLIENT, "64 MiB for all"
 
 
 def test_rows_depend_on_sizes_only_and_grow_with_the_rounds():
@@ -178,7 +179,7 @@ def test_rows_depend_on_sizes_only_and_grow_with_the_rounds():
 
 def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
     config = replace(MILLION, clients=1000, join_ratio=0.01, rounds=2)
-    rows = client_memories.rows_of_rounds(config, Layout(30, False))
+    rows = client_memories.rows_of_rounds(config, Placement(30))
     assert max(rows(2)) < 30
     with pytest.raises(
         UsageError,
@@ -190,7 +191,7 @@ def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
 def test_rows_of_a_million_clients_take_four_bytes_each():
     tracemalloc.start()
     try:
-        rows = client_memories.rows_of_rounds(MILLION, Layout(53248, False))
+        rows = client_memories.rows_of_rounds(MILLION, Placement(53248))
         last = rows(50)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -200,8 +201,8 @@ def test_rows_of_a_million_clients_take_four_bytes_each():
 
 def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
     config = replace(MILLION, clients=50, join_ratio=0.2, rounds=4)
-    layout = Layout(50, False)
-    forwards, backwards = (client_memories.rows_of_rounds(config, layout) for _ in range(2))
+    placement = Placement(50)
+    forwards, backwards = (client_memories.rows_of_rounds(config, placement) for _ in range(2))
     expected = {r: backwards(r).tolist() for r in (3, 1, 2, 0)}
     assert {r: forwards(r).tolist() for r in range(4)} == expected
     order = client_memories.sampled_clients(config, 4)
@@ -225,17 +226,17 @@ def test_estimated_memory_is_that_of_the_sampled_clients(data, monkeypatch):
     every, some, of_round = (parts[name] for parts in estimates)
     row = 2 * 4 * (3 + 1 + 1 + 3)  # twice: c, moved, rounds and momentum
     assert every - some == 12 * row - 2 * 4 * 8 and some - of_round == 4 * row + 2 * 4 * 4
-    assert made.host_memories is not None and made.host_memories.capacity == 4
+    assert made.memories.is_on_host and made.memories.num_rows == 4
 
 
 def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
     monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
-    host_memories.refuse_unfitting(MILLION, 2**10)
+    client_memories.refuse_unfitting(MILLION, 2**10)
     with pytest.raises(
         UsageError, match=r"the memories of 51,000 clients and a copy of them need 99\.6 GiB, .* has 1\.0 GiB"
     ):
-        host_memories.refuse_unfitting(MILLION, 2**20)
-    host_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)
+        client_memories.refuse_unfitting(MILLION, 2**20)
+    client_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)
 
 
 # --- every algorithm, device and process

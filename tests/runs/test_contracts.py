@@ -228,7 +228,7 @@ def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
 def test_a_run_records_a_detail_of_one_number_per_client(tmp_path, small, monkeypatch):
     """In its first chunk of one round and in a second of more; `trace_only` returns ones."""
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(contracts, "check_recorded_weights", lambda records: None)
+    monkeypatch.setattr(contracts, "refuse_wrong_weights", lambda weighting, records: None)
     rule = by(detail=lambda ones: {"own": jnp.arange(len(ones), dtype=jnp.float32)})
     settings = fedvg_jax.Config(clients=4, join_ratio=1.0, rounds=3, local_epochs=1, cache_dir=tmp_path, lanes="1")
     with jax.default_prng_impl("rbg"):
@@ -265,28 +265,65 @@ def test_one_client_a_round_draws_a_warning(small, caplog):
     assert "one client a round: every weighting gives it the weight 1" in caplog.text
 
 
+def right_for_three(weigh_others):
+    """Uniform weights for three clients, as in the trial, and others for larger cohorts."""
+
+    def weigh(hyper, ones, returns):
+        weights = basic.broadcast_weights(basic.shares(ones, returns.present), returns)
+        return weights if len(ones) == 3 else weigh_others(weights)
+
+    return basic.uniform()._replace(weigh=weigh, terms=())
+
+
+def doubled_in_one_tensor(weights):
+    first, *others = jax.tree.leaves(weights)
+    return jax.tree.unflatten(jax.tree.structure(weights), [2 * first, *others])
+
+
+def small_clients(hyper, report, data):
+    """Negative for clients of over three rows; the trial's have one to three."""
+    return 3.5 - report.num_samples.astype(jnp.float32)
+
+
 WRONG_FOR_OTHERS = {
-    "thirds": (lambda raw: jnp.full_like(raw, 1 / 3), r"the 5 clients of round 1 sum to 1\.6666\d; expected"),
-    "negative": (
-        lambda raw: jnp.where(jnp.arange(len(raw)) > 3, -0.5, 1.5 / 4),
-        r"round 1 are as low as -0\.5; expected",
+    "thirds": (
+        right_for_three(lambda weights: jax.tree.map(lambda w: jnp.full_like(w, 1 / 3), weights)),
+        r"round 1: weights of weighting right_for_three of signal nothing sum to 1\.6666\d, the least is 0\.333",
+    ),
+    "one negative": (
+        right_for_three(lambda weights: jax.tree.map(lambda w: w.at[:2].add(jnp.array([0.7, -0.7])), weights)),
+        r"round 1: weights of weighting right_for_three of signal nothing sum to 1, the least is -0\.5; expected",
+    ),
+    "one tensor": (right_for_three(doubled_in_one_tensor), r"round 1: .* sum to 2, the least is 0\.2; expected"),
+    "all negative": (
+        basic.by_scalar(small_clients),
+        r"round 1: weights of weighting by_scalar of signal small_clients sum to -1, the least is -0\.\d+; expected",
     ),
 }
 """Weights that are right for three clients only."""
 
 
 @pytest.mark.parametrize("name", WRONG_FOR_OTHERS)
-def test_weights_of_real_cohorts_are_checked(name, small):
-    wrong, message = WRONG_FOR_OTHERS[name]
-
-    def weigh(hyper, ones, returns):
-        raw = basic.shares(ones, returns.present)
-        return basic.broadcast_weights(raw if len(ones) == 3 else wrong(raw), returns)
-
-    rule = basic.uniform()._replace(weigh=weigh, terms=())
+def test_weights_of_real_cohorts_are_checked_in_every_tensor(name, small):
+    rule, message = WRONG_FOR_OTHERS[name]
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
+    with pytest.raises(UsageError, match=message) as error:
+        fedvg_jax.run(settings, weighting=rule, **small)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_of_a_cohort_in_blocks_are_checked(small):
+    rule, message = WRONG_FOR_OTHERS["all negative"]
+    settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
     with pytest.raises(UsageError, match=message):
         fedvg_jax.run(settings, weighting=rule, **small)
+
+
+def test_a_right_weighting_passes_where_clients_drop_out(small):
+    settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=3, local_epochs=1, alpha=10.0, batch_size=8)
+    records = fedvg_jax.run(replace(settings, dropout=0.5), weighting=basic.samples(), **small).records
+    assert any("dropped" in record for record in records)
+    assert not any("misweighed" in record for record in records)
 
 
 def test_containers_in_another_order_are_reported():

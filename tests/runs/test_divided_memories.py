@@ -19,7 +19,8 @@ from benchmarks.targets import hlo
 from benchmarks.targets.programs import simulate_for
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.runs import chunks, client_memories, host_memories, memory, programs, simulation
+from fedvg_jax.engine import executors
+from fedvg_jax.runs import chunks, client_memories, memory, programs, simulation
 
 NUM_CLIENTS = 22
 SETTINGS = Config(
@@ -50,7 +51,7 @@ def run(cache):
         config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
 
         def keep(record, state):
-            states.append(client_memories.stored_form(state, config.clients))
+            states.append(client_memories.save(state, config.clients))
             last[:] = [state]
 
         with pytest.MonkeyPatch.context() as patch:
@@ -108,12 +109,20 @@ def test_no_device_ever_holds_all_rows(cache):
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
     """A chunk of three rounds of four clients has 12 rows or more."""
     sim = simulated(cache, memories="host")
-    host, chunk = sim.host_memories, [sim.schedule(number) for number in range(3)]
-    clients, _ = host_memories.number_rows(chunk)
-    state = host_memories.load(host, host_memories.store_of(host, sim.state), sim.state, clients)
-    assert host.capacity % 3 == 0 and rows_held(state) == {host.capacity // 3}
-    shapes = host_memories.shapes_on_device(host, sim.state)
+    placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
+    clients, _ = client_memories.number_rows(placement, chunk)
+    store = client_memories.open_store(placement, sim.config, sim.state)
+    state = client_memories.take(placement, store, sim.state, clients)
+    assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
+    shapes = client_memories.shapes_on_devices(placement, sim.state)
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
+
+
+def test_devices_that_divide_the_memories_hold_them_where_one_would_leave_them_on_the_host():
+    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+    million, rows = Config(clients=10**6, join_ratio=1e-3, rounds=50), executors.sharded(4, 1).rows
+    chosen = [client_memories.choose(million, 2**20, 64, gpus, sharding)[:2] for sharding in (None, rows)]
+    assert chosen == [(1024, True), (53248, False)]
 
 
 def exchanged_bytes(sim):
@@ -190,8 +199,8 @@ def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_orde
 
 PROGRAM = """
 import sys
-from fedvg_jax.runs import memory_copies
-memory_copies.PIECE_BYTES = 2**20
+from fedvg_jax.runs import client_memories
+client_memories.PIECE_BYTES = 2**20
 from fedvg_jax.sim import main
 sys.exit(main(sys.argv[1:]))
 """

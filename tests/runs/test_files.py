@@ -33,6 +33,7 @@ def disk_of(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.quick
 def test_failed_replacement_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     files.replace(path, "old")

@@ -136,7 +136,7 @@ def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):
     host = fv.simulation(config, data=images, task=worlds.TASK).host_pool
     read = []
     monkeypatch.setattr(jax, "process_index", lambda: 1)  # none of the devices is this process's
-    with pytest.raises(IndexError):
+    with pytest.raises(TypeError):
         host_pool._by_device(host, read.append)
     monkeypatch.undo()
     array = host_pool._by_device(host, lambda d: read.append(d) or np.full((1, 3), d))

@@ -55,7 +55,7 @@ def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
 
 def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("mu", 2.0),))
-    assert merge_hyperparameters(config.Config(), own, weightings.uniform())["mu"] == 2
+    assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["mu"] == 2
 
 
 def test_hyperparameters_of_local_training_are_not_declared_again():

@@ -70,6 +70,7 @@ def test_a_pass_over_the_validation_set_is_counted_for_each_model_measured(chang
     assert dry_run.scoring_passes(settings) == passes
 
 
+@pytest.mark.quick
 def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():
     assert dry_run.slope(lambda n: (n, 0.25 + 0.125 * n), 1000) == 0.125
     sizes = []

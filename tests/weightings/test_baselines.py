@@ -304,7 +304,7 @@ def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
         np.testing.assert_allclose(weights.params["fc1"]["kernel"], raw / raw.sum(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("signal", config.SIGNALS)
+@pytest.mark.parametrize("signal", config.SETTINGS["fedvg.signal"].names)
 @pytest.mark.parametrize("norm", ["l1", "l2", "spectral", "spectral_l2"])
 def test_every_signal_goes_with_every_norm(signal, norm):
     rule = make("fedvg", signal=signal, norm=norm)

@@ -13,7 +13,7 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Returns, UsageError
-from fedvg_jax.runs import weighting_registry
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import family
 
 K = 4
@@ -177,7 +177,7 @@ def test_link_of_the_settings_reaches_the_weighting(x64):
 def test_first_multiplier_whose_pattern_matches_scales_a_tensor():
     settings = config.FedVG(multipliers="fc1=2,kernel$=3")
     chosen = config.Config(weighting="generalised", fedvg=settings)
-    factors = weighting_registry.make_multipliers(chosen, worlds.TASK)["multipliers"]
+    factors = registry.make_multipliers(chosen, worlds.TASK)["multipliers"]
     assert jax.tree.map(float, factors) == {
         "fc1": {"kernel": 2, "bias": 2},
         "bn1": {"scale": 1, "bias": 1},

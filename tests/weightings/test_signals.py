@@ -147,7 +147,10 @@ def scored(train, sizes):
 
     def both(hyper):
         expected = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
-        rules = [signals.validation_norms(worlds.TASK, lambda x: (x, norms.l1(x)), train, size) for size in sizes]
+        rules = [
+            signals.normed(signals.validation_gradient(worlds.TASK, train, size), lambda x: (x, norms.l1(x)))
+            for size in sizes
+        ]
         actual = [jax.vmap(signal, (None, 0, None))(hyper, reports, data) for signal in rules]
         return jax.tree.map(lambda x: (x, jax.vmap(norms.l1)(x)), expected), actual
 
@@ -172,7 +175,7 @@ def test_every_norm_is_zero_without_rows_to_score():
     """Hence uniform weights; D_val can come to this, as a last group of a single row is skipped in train mode."""
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
-    signal = signals.validation_norms(worlds.TASK, norms.l1, True, 1)
+    signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
     actual = worlds.jit(signal)(worlds.hyper(), report_of(worlds.variables()), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
 

@@ -16,7 +16,8 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
 from fedvg_jax.runs import simulation
 from fedvg_jax.weightings import basic, family
-from fedvg_jax.weightings.fedvg import fedvg
+from fedvg_jax.weightings.fedvg import inverse_norms
+from fedvg_jax.weightings.norm_parts import NormParts
 
 K = 5
 WORLD = worlds.small()
@@ -226,12 +227,21 @@ def test_renormalising_changes_no_bit_with_all_clients_and_gives_zero_without_an
 NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
 
 
+def test_negative_norms_and_lists_of_numbers_are_refused():
+    with pytest.raises(UsageError, match="norms leaf 'w' has -1; expected norms >= 0"):
+        fedvg_jax.inverse_norm_weights({"w": jnp.array([-1.0, 2.0])})
+    with pytest.raises(UsageError, match=r"norms leaf 'w/0' has shape \(\)"):
+        fedvg_jax.inverse_norm_weights({"w": [1.0, 3.0]})
+
+
+@pytest.mark.quick
 def test_modelwise_weights_invert_the_mean_over_all_tensors():
     """G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3; 1/2 : 3/14 = 7 : 3."""
     weights = fedvg_jax.inverse_norm_weights(NORMS, "modelwise", eps=0.0)
     worlds.assert_close(weights, jax.tree.map(lambda _: np.array([0.7, 0.3]), NORMS), 1e-6)
 
 
+@pytest.mark.quick
 def test_layerwise_weights_invert_each_tensors_norm():
     weights = fedvg_jax.inverse_norm_weights(NORMS, "layerwise", eps=0.0)
     ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}
@@ -278,7 +288,7 @@ def test_running_statistics_follow_the_model_or_their_block_and_are_uniform_laye
 
 def test_statistics_of_a_block_without_parameters_take_uniform_weights():
     variables = Variables({"a": {"w": jnp.ones(2)}}, {"b": {"mean": jnp.ones(2)}})
-    rule = fedvg(None, groups.blockwise, lambda path: path.split("/")[0])
+    rule = inverse_norms(NormParts(None, groups.blockwise, lambda path: path.split("/")[0]))
     returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), WORLD.data())
     weights = rule.weigh({"eps": 0.0}, {"a": {"w": jnp.array([1.0, 3.0])}}, returns)
     assert weights.stats["b"]["mean"].tolist() == [0.5, 0.5]
@@ -295,7 +305,7 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
         def grouping(like, block_of, number=number):
             return Variables({"a": number, "b": -1}, {})
 
-        rule = fedvg(None, grouping, str)
+        rule = inverse_norms(NormParts(None, grouping, str))
         by_terms = [
             jax.tree.map(jnp.multiply, t.weigh({"eps": 0.0}, norms, returns), jax.tree.map(
                 lambda share: share.astype(float), t.share({"eps": 0.0}, norms, returns)
@@ -415,7 +425,7 @@ def test_the_named_norms_are_those_of_numpy(x64):
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e9])
 def test_norms_of_an_absent_client_change_no_weight(bad):
     """Neither through the mean nor through the noise floor: 1/1 to 1/3 for the first tensor, 1/2 to 1/2."""
-    rule = fedvg(None, groups.layerwise, str)
+    rule = inverse_norms(NormParts(None, groups.layerwise, str))
     signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
     model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
     returns = Returns(model, None, None, None, jnp.array([True, True, False]))
@@ -467,3 +477,56 @@ def test_a_client_of_weight_zero_that_is_not_finite_changes_no_average():
     params, weights = {"w": jnp.zeros(2)}, {"w": jnp.array([0.5, 0.0, 0.5])}
     clients = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf], [3.0, 4.0]])}
     assert fedvg_jax.aggregate(params, clients, weights)["w"].tolist() == [2.0, 3.0]
+
+
+# --- the public factory
+
+
+@pytest.mark.parametrize("granularity", groups.BY_NAME)
+@pytest.mark.parametrize("norm", ["l1", "spectral_l2"])
+def test_the_factory_of_a_task_equals_the_public_functions(x64, norm, granularity):
+    """On whole minibatches of D_val, whose losses have equal weights."""
+    task, scoring = worlds.TASK, WORLD.scoring[:2]
+    assert (scoring >= 0).all()
+    data = WORLD.data()._replace(scoring=jnp.asarray(scoring))
+    models = [worlds.variables(seed) for seed in range(3)]
+    clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    rule = fedvg_jax.weightings.fedvg(task, norm, granularity, groups_per_pass=2)
+
+    def loss(params, stats, batch):
+        return task.loss(params, stats, *batch, True)[0]
+
+    @worlds.jit
+    def both(clients):
+        returns = Returns(models[0], clients, jnp.arange(3), data)
+        report = Report(clients, jnp.arange(3), clients.params)
+        measured = jax.vmap(lambda one: rule.signal({}, one, data))(report)
+        batches = jax.vmap(lambda rows: fedvg_jax.tree.gather(data.pool, rows))(data.scoring)
+        gradients = fedvg_jax.validation_gradients(loss, clients.params, batches, client_stats=clients.stats)
+        of_tensors = fedvg_jax.gradient_norms(gradients, norm)
+        weights = fedvg_jax.inverse_norm_weights(of_tensors, granularity, 1e-3, task.block_of)
+        return (measured, rule.weigh({"eps": 1e-3}, measured, returns).params), (of_tensors, weights)
+
+    worlds.assert_close(*both(clients), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "l3"}, "unknown norm 'l3'; there are l1, l2, spectral, spectral_l2"),
+        ({"granularity": "rowwise"}, "unknown granularity 'rowwise'; there are modelwise, layerwise, blockwise"),
+        ({"signal": "hessian"}, "unknown signal 'hessian'; there are gradient, delta, fisher"),
+        ({"layer": "block"}, "unknown layer 'block'; there are tensor, module"),
+        ({"mode": "test"}, "unknown mode 'test'; there are train, eval"),
+        ({"stats": "mean"}, "unknown stats 'mean'; there are uniform, layer"),
+        ({"include": "lstm"}, "fedvg.include lstm matches no tensor; there are "),
+    ],
+)
+def test_the_factory_refuses_names_it_does_not_have(options, message):
+    with pytest.raises(UsageError, match=message):
+        fedvg_jax.weightings.fedvg(worlds.TASK, **options)
+
+
+def test_a_traced_negative_number_gets_a_negative_share():
+    assert worlds.jit(basic.shares)(jnp.array([-1.0, -3.0])).tolist() == [-0.25, -0.75]
+    assert worlds.jit(basic.shares)(jnp.array([-1.0, 1.0])).tolist() == [-0.5, 0.5]

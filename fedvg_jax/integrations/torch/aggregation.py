@@ -19,7 +19,8 @@ from torch import Tensor
 from fedvg_jax.core import checks, groups, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse, layer_norms, weights_by_group
+from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse
+from fedvg_jax.weightings.norm_parts import layer_norms, weights_by_group
 
 StateDict = Mapping[str, Tensor]
 
@@ -67,7 +68,7 @@ def inverse_norm_weights(
         _check_shapes(named, state, f"gradients of client {client}", "the state dict")
     measure = checks.named(norms.BY_NAME, norm, "norm")
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
-    path = {name: name.replace(".", "/") for name in floats}
+    path = named_arrays.paths_of(floats)
     name_of = {at: name for name, at in path.items()}
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
@@ -90,22 +91,25 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
     Args:
         state: the global model's state dict.
         states: those of the K clients.
-        weights: name of a floating tensor -> [K], as `inverse_norm_weights` returns.
+        weights: name of a floating tensor -> [K], >= 0 with sum 1, as `inverse_norm_weights` returns.
 
     Returns:
         A state dict on the devices and in the dtypes of `state`.
 
     Raises:
-        UsageError: names, shapes or the number of clients differ.
+        UsageError: names, shapes or the number of clients differ, weights are no distribution, or a tensor is complex.
     """
     floats = _floating_names(state)
     named_arrays.check_names(weights, floats, "weights", "the state dict")  # pyright: ignore[reportArgumentType]
     for client, of_client in enumerate(states):
         named_arrays.check_names(of_client, list(state), f"state dict of client {client}", "the global model")  # pyright: ignore[reportArgumentType]
         _check_shapes(of_client, state, f"state dict of client {client}", "the global model")
-    if not states:
-        raise UsageError("aggregate takes the state dicts of at least one client; got none")
-    mean_weight = torch.stack([weights[name].detach().double() for name in floats]).mean(0)
+    if not states or not floats:
+        got = "none" if not states else "no floating tensor"
+        raise UsageError(f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}")
+    of_floats = {name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats}
+    checks.distributions(of_floats, len(states), tolerance=1e-2)  # weights may be of half precision
+    mean_weight = np.mean(list(of_floats.values()), 0)
     mean_weight /= mean_weight.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, tensor in state.items():
@@ -113,11 +117,10 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
         if name in weights:
             with jax.enable_x64(True):  # a double tensor stays double
                 theta, clients = _to_jax(tensor), [_to_jax(client) for client in stack]
-                mean = _to_torch(
-                    named_arrays.weighted_mean(theta, clients, weights[name].detach().numpy()), tensor.device
-                )
+                mean = _to_torch(named_arrays.weighted_mean(theta, clients, of_floats[name]), tensor.device)
         else:
-            mean = torch.tensordot(mean_weight, torch.stack(stack).cpu().double(), 1).round()
+            integers = [client.detach().cpu().numpy() for client in stack]
+            mean = torch.as_tensor(named_arrays.mean_of_integers(integers, mean_weight))
         averaged[name] = mean.to(tensor.device, tensor.dtype)
     return averaged
 
@@ -125,18 +128,22 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
 def _check_shapes(tensors: StateDict, state: StateDict, what: str, whose: str) -> None:
     """Raises UsageError for the first tensor that has another shape than that of the state dict."""
     for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.is_complex():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UsageError(f"{what}: '{name}' is {got}; expected a tensor of floats, integers or booleans")
         if tensor.shape != state[name].shape:
             shapes = f"{list(tensor.shape)}; expected {list(state[name].shape)}, as in {whose}"
             raise UsageError(f"{what}: tensor '{name}' has shape {shapes}")
 
 
 def _floating_names(state: StateDict) -> list[str]:
+    _check_shapes(state, state, "state dict", "itself")
     return [name for name, tensor in state.items() if tensor.is_floating_point()]
 
 
 def _to_jax(tensor: Tensor) -> jax.Array:
     """Returns the tensor in jax: its own memory by DLPack, or a copy on the host where jax lacks its device."""
-    tensor = tensor.detach()
+    tensor = tensor.detach().to_dense()  # an embedding's gradient may be sparse
     is_shared = tensor.device.type == "cpu" or (tensor.is_cuda and hardware.current().platform == "gpu")
     return jnp.from_dlpack((tensor if is_shared else tensor.cpu()).contiguous())
 

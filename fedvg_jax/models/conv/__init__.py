@@ -17,6 +17,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
   channels keep a CPU's vector units busy, and a convolution that is pooled next can compute the 2x2 pooling windows on
   an axis of their own (`--conv planes`; chosen on a CPU for tinycnn, cnn and lenet5).
 - `selection`: turns `--conv NAME` into one of these, for a given hardware (`core.hardware` holds the table).
+- `rewrite`: applies all of this to any function, such as a user's network.
 
 `lax` is XLA's own convolution, chosen on accelerators for images above 64 x 64 pixels.
 """

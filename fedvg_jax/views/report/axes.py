@@ -7,10 +7,9 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, flatten, presets, shorthands
-from fedvg_jax.config.passed import PASSED, with_passed
+from fedvg_jax.config import Config, declare, flatten, presets, shorthands
 from fedvg_jax.config.sweep_points import PLACES
-from fedvg_jax.config.uses import unused
+from fedvg_jax.config.uses import PASSED, unused, with_passed
 from fedvg_jax.runs.resume import RESUMABLE_CHANGES
 from fedvg_jax.views.report.study import Replicate, Scenario, value_text
 
@@ -19,8 +18,7 @@ NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "determ
 axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
-METHOD_GROUPS = ("fedvg", "fedavgm", "fedopt", "fedprox", "scaffold", "feddyn", "elastic", "robust", "tuning")
-METHOD_GROUPS += ("hyper",)
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper")
 """Groups of settings that belong to the name of the method where they vary."""
 
 FIRST = ("dataset", "model", "partition", "alpha")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedvg_jax.config import Config, passed
+from fedvg_jax.config import Config, uses
 from fedvg_jax.runs import history
 from fedvg_jax.runs.history import History, Record
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     @property
     def weighting(self) -> str:
         """The weighting of the config, or "own weighting" for one from Python."""
-        return passed.with_passed({"weighting": self.config.weighting}, self.given)["weighting"]
+        return uses.with_passed({"weighting": self.config.weighting}, self.given)["weighting"]
 
     @property
     def config(self) -> Config:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import memory_rows
+from fedvg_jax.engine import cohort_memories
+from fedvg_jax.runs import client_memories
 
 NUM_ROWS = 12
 MESHES = {
@@ -53,8 +54,8 @@ def test_rows_are_taken_and_put_to_the_bit(name):
     rows, targets = np.array([7, 1, 11, 4, 0], np.int32), np.array([1, 11, 6, 12, 5], np.int32)
 
     def exchange(every, rows, targets):
-        taken = memory_rows.take(every, rows, sharding)
-        return taken, memory_rows.put(every, targets, taken, sharding)
+        taken = cohort_memories.take_rows(every, rows, sharding)
+        return taken, cohort_memories.put_rows(every, targets, taken, sharding)
 
     taken, changed = jax.jit(exchange)(jax.device_put(every, sharding), rows, targets)
     assert bits(taken) == bits(jax.tree.map(lambda leaf: leaf[rows], every))
@@ -69,7 +70,7 @@ def test_rows_are_taken_and_put_to_the_bit(name):
 
 def test_random_keys_are_taken():
     sharding, keys = sharding_of("2 devices"), jax.random.split(jax.random.key(0), 4)
-    taken = jax.jit(lambda keys: memory_rows.take(keys, jnp.array([3, 0]), sharding))(keys)
+    taken = jax.jit(lambda keys: cohort_memories.take_rows(keys, jnp.array([3, 0]), sharding))(keys)
     assert jax.random.key_data(taken).tolist() == jax.random.key_data(keys)[jnp.array([3, 0])].tolist()
 
 
@@ -80,7 +81,7 @@ def test_derivatives_of_taken_rows_are_those_of_their_entries():
     @jax.jit
     def derivatives(x):
         def squares(x):
-            return memory_rows.take(x, rows, sharding) ** 2
+            return cohort_memories.take_rows(x, rows, sharding) ** 2
 
         return *jax.jvp(squares, (x,), (jnp.ones(4),)), jax.grad(lambda x: squares(x).sum())(x)
 
@@ -88,17 +89,12 @@ def test_derivatives_of_taken_rows_are_those_of_their_entries():
     assert found == [[4.0, 1.0], [4.0, 2.0], [0.0, 2.0, 4.0, 0.0]]
 
 
-def test_every_device_makes_the_rows_that_it_holds():
-    made = memory_rows.spread({"c": jnp.full((1, 2), 3.0)}, 6, sharding_of("3 devices"))["c"]
-    assert made.tolist() == 6 * [[3.0, 3.0]] and {shard.data.shape for shard in made.addressable_shards} == {(2, 2)}
-
-
 def test_rows_are_padded_to_a_multiple_of_the_devices():
-    assert [memory_rows.padded(n, sharding_of("3 devices")) for n in (1, 3, 7)] == [3, 3, 9]
-    assert memory_rows.padded(7, None) == 7
+    assert [client_memories.padded(n, sharding_of("3 devices")) for n in (1, 3, 7)] == [3, 3, 9]
+    assert client_memories.padded(7, None) == 7
 
 
 def test_devices_of_a_cpu_share_the_memory_of_their_host():
     four, gpu = sharding_of("2 x 2 devices"), hw.Hardware("gpu", "", num_devices=4, cores=8, memory_bytes=None)
-    assert memory_rows.num_parts(four, gpu) == 4 and memory_rows.num_parts(None, gpu) == 1
-    assert memory_rows.num_parts(four, gpu._replace(platform="cpu", num_processes=2)) == 2
+    assert client_memories.num_parts(four, gpu) == 4 and client_memories.num_parts(None, gpu) == 1
+    assert client_memories.num_parts(four, gpu._replace(platform="cpu", num_processes=2)) == 2

@@ -1,0 +1,226 @@
+"""The settings as flags of a command line, by argparse: `--name VALUE`, and `--name` and `--no-name` of a switch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedvg_jax.config import presets
+from fedvg_jax.config.declare import descriptions
+from fedvg_jax.config.io import SYNONYMS
+from fedvg_jax.config.options import SETTINGS, WEIGHTINGS, Config
+from fedvg_jax.config.suggestions import closest, several_values
+from fedvg_jax.core.types import UsageError
+
+WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
+"""Type of a setting -> word for its value in help."""
+
+NUMBERS = {int: "an integer", float: "a number"}
+
+OPEN_CHOICES = {
+    "method": (*(name for name in presets.METHODS if "+" not in name), "uniform", "ALGORITHM+WEIGHTING"),
+    "fidelity": tuple(presets.FIDELITY),
+    "dataset": (*presets.DATASETS, *presets.OUTSIDE.values()),
+    "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
+}
+"""Option -> its names, where no setting declares them."""
+
+PRECEDENCE = (
+    "Defaults are those of the digits demonstration; each data set has its own preset. A TOML file overrides the"
+    " preset, --method and --fidelity override the file, and other options override them all."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose refusals are UsageErrors."""
+
+    def __init__(self, prog: str, **texts: Any):
+        super().__init__(
+            prog,
+            f"{prog} [OPTIONS]",
+            formatter_class=_Formatter,
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            **texts,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError with argparse's message."""
+        flag, _, problem = message.removeprefix("argument ").partition(": ")
+        raise missing_value(flag) if problem == "expected one argument" else UsageError(message)
+
+
+def missing_value(flag: str) -> UsageError:
+    """Returns the refusal of a flag without its value."""
+    if flag[2:] in presets.SHORTHANDS:
+        return UsageError(f"{flag} needs a name; allowed: {', '.join(presets.SHORTHANDS[flag[2:]])}")
+    return UsageError(f"{flag} needs a value; one that begins with a dash is written {flag}=VALUE")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help of 79 columns, in which words keep their hyphens."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=24, width=79)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def flag_of(name: str) -> str:
+    """Returns a setting as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_settings(parser: argparse.ArgumentParser, shown: str = "", takes_many: bool = False) -> None:
+    """Adds every setting and shorthand, below the headings of their topics.
+
+    Args:
+        parser: of a command.
+        shown: what its help shows: "common" options, "all", or none.
+        takes_many: whether an option takes any number of words, and its value is a list of them for every time that it
+            is given; a switch takes words, too, and `--no-NAME` is the word false.
+    """
+    texts, topics = descriptions(Config) if shown else {}, {}
+    many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
+    on, off = (many, {"action": "append_const", "const": ["false"]}) if takes_many else (_TRUE, _FALSE)
+    for name in (*presets.SHORTHANDS, *SETTINGS):
+        setting = SETTINGS.get(name)
+        topic = setting.facts.topic if setting else "Method"
+        if topic not in topics:
+            topics[topic] = parser.add_argument_group(topic)
+        is_shown = shown == "all" or (shown and (setting is None or setting.facts.is_common))
+        text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
+        if is_switch(name):
+            group, dot, last = name.rpartition(".")
+            topics[topic].add_argument(flag_of(name), dest=name, help=text, **on)
+            parser.add_argument(flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off)
+        else:
+            topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
+
+
+_TRUE: dict[str, Any] = {"action": "store_true"}
+_FALSE: dict[str, Any] = {"action": "store_false"}
+
+
+def is_switch(name: str) -> bool:
+    """Returns whether an option needs no value."""
+    return name in SETTINGS and bool in SETTINGS[name].types
+
+
+def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all") -> str:
+    """Returns the help of a command that takes the settings.
+
+    Args:
+        prog: the command as it is typed.
+        purpose: one sentence about it.
+        examples: indented lines.
+        shown: "common" for the options that most runs need, or "all".
+    """
+    description = "\n".join(textwrap.wrap(purpose, 79))
+    epilog = ""
+    if shown == "common":
+        description += f"\n\nExamples:\n{examples}"
+        epilog = "\n".join(textwrap.wrap(PRECEDENCE, 79)) + f"\n\nAll options: {prog} --help-all"
+    parser = Parser(prog, description=description, epilog=epilog)
+    add_settings(parser, shown)
+    return parser.format_help().rstrip()
+
+
+def parse(argv: Sequence[str], prog: str) -> dict[str, Any]:
+    """Returns the values of a command line by setting, in the settings' types; of a repeated flag, the last.
+
+    Args:
+        argv: flags of settings, with one value each. A value that begins with a dash is a number, or follows a "=".
+        prog: the command as it is typed, for messages.
+
+    Raises:
+        UsageError: a flag is unknown, or its value is not one of the setting's.
+
+    >>> parse(["--lr", "0.1", "--fedvg.norm=l2", "--no-dry-run"], "sim")
+    {'lr': 0.1, 'fedvg.norm': 'l2', 'dry_run': False}
+    """
+    parser = Parser(prog)
+    add_settings(parser)
+    found = read_words(parser, argv, "a flag takes one value here; python -m fedvg_jax.sweep takes several")
+    return {name: value_of(name, value, prog) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: str) -> dict[str, Any]:
+    """Returns what a parser reads from a command line, in which flags may have underscores.
+
+    Args:
+        parser: of a command.
+        argv: the command line.
+        no_flag: what to say of a word that belongs to no flag.
+
+    Raises:
+        UsageError: a flag is unknown, with the one that is probably meant, or lacks its value.
+    """
+    words = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        word = unknown[0]
+        close = closest(word.lstrip("-").partition("=")[0], [*SETTINGS, *presets.SHORTHANDS], SYNONYMS)
+        hint = f"did you mean {flag_of(close)}?" if close else f"{parser.prog} --help-all lists all"
+        raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
+    return vars(found)
+
+
+def value_of(name: str, text: str, prog: str) -> Any:
+    """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
+    kinds = SETTINGS[name].types if name in SETTINGS else (str,)
+    if type(None) in kinds and text == "None":
+        return None
+    if type(None) in kinds and not text:
+        raise UsageError(f"{flag_of(name)} must not be empty; leave it out, or name . for the current folder")
+    for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())
+    expected = next(NUMBERS[kind] for kind in kinds if kind in NUMBERS)
+    shown = f"a text of {len(text):,} characters" if len(text) > 100 else repr(text)
+    raise UsageError(f"{flag_of(name)} must be {expected}; got {shown} ({several or f'{prog} --help'})")
+
+
+def parse_path(text: str) -> Path:
+    """Returns the path that a word names, for argparse; an empty one, which Python takes for ".", is refused."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; name a file or a folder, or . for the current folder")
+    return Path(text)
+
+
+def _word(name: str) -> str:
+    """Returns the word for a value in help."""
+    setting = SETTINGS.get(name)
+    if name in OPEN_CHOICES or setting is None or setting.names:
+        return "NAME"
+    return setting.facts.word or "|".join(WORDS[kind] for kind in setting.types if kind in WORDS)
+
+
+def _help(name: str, text: str, is_long: bool) -> str:
+    """Returns a setting's description, its names or range, and its default.
+
+    Args:
+        name: of the setting.
+        text: its description in sentences; the first stands alone.
+        is_long: whether all sentences and the range are shown.
+    """
+    setting = SETTINGS.get(name)
+    default = setting.default if setting else {"fidelity": "corrected"}.get(name)
+    sentences = re.split(r"(?<=\.) ", text)
+    shown = sentences if is_long else [s for i, s in enumerate(sentences) if i == 0 or s.startswith("Default:")]
+    if choices := OPEN_CHOICES.get(name) or (setting.names if setting else ()):
+        shown.append(f"Choices: {', '.join(choices)}.")
+    if is_long and setting and setting.range and setting.range.words not in text:
+        shown.append(f"Allowed: {setting.range.words}.")
+    if not (default is None or default is False or default == "" or "Default:" in text):
+        shown.append(f"Default: {default}.")
+    return " ".join(shown).replace("%", "%%")

@@ -1,0 +1,359 @@
+"""The steps of a round, in their order: functions of the round's static parts and of the arrays of some clients.
+
+The clients are the whole cohort in `federated_round`, and a cohort block in `cohort_blocks`. No step depends on a
+particular algorithm, weighting, model or data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.algorithms.base import no_report
+from fedvg_jax.core import packing as packings
+from fedvg_jax.core import tree
+from fedvg_jax.core.hardware import Hardware, choices
+from fedvg_jax.core.types import (
+    Algorithm,
+    Augment,
+    Client,
+    Cohort,
+    Data,
+    Executor,
+    GradientSupport,
+    Hyper,
+    Loop,
+    Metrics,
+    Probe,
+    Report,
+    Returns,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weigh,
+    Weighting,
+)
+from fedvg_jax.engine import attacks, local_training, robust, server_tuning
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.weightings import basic
+
+
+class RoundParts(NamedTuple):
+    """The static parts of a round: the arguments of `federated_round.make_round`."""
+
+    task: Task
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: local_training.Optimiser
+    num_clients: int
+    aggregate: robust.Rule
+    disturb: attacks.Disturb
+    refine: server_tuning.Refine
+    augment: Augment | None
+    support: GradientSupport
+    stats_too: bool
+    weigh_untrained: bool
+    check_weights: bool
+    hardware: Hardware | None
+
+    @property
+    def loop(self) -> Loop:
+        """The loop over the minibatches of a probe and the steps of a displacement."""
+        return self.executor.loop or local_training.counted
+
+    def algorithm_part(self, memory: Tree) -> Tree:
+        """Returns what the algorithm acts on, of a tree that holds variables."""
+        return memory if self.stats_too else tree.params_of(memory)
+
+
+class RoundInputs(NamedTuple):
+    """The arrays of a round, for the H clients of its schedule: the cohort, or a cohort block."""
+
+    state: SimState
+    schedule: Schedule
+    positions: Array
+    """int32 [H] the clients' positions in the cohort."""
+    data: Data
+    hyper: Hyper
+    attack_key: Array
+    rule_key: Array
+
+
+class ClientTable(NamedTuple):
+    """Scalars of each client, leaves [H, ...]."""
+
+    measured: Tree
+    """Signals of the weighting."""
+    probes: Tree
+    """Results of the algorithm's probe."""
+    loss: Array
+    """[H] sum of the minibatch losses over the local steps."""
+    finite: Array
+    """bool [H] whether model, loss, signals and weights are finite."""
+    present: Array
+    """bool [H] whether the client is averaged."""
+
+
+class Averages(NamedTuple):
+    """What the server gets of a cohort."""
+
+    weights: Variables
+    """s_k, leaves [K], 0 for absent clients."""
+    model: Variables
+    """The aggregate of the clients' models."""
+    messages: Tree
+    """sum_k s_k m_k of the messages to be averaged."""
+    message_sums: Tree
+    """sum_k m_k of the messages to be summed."""
+    extremes: Tree
+    """See `Metrics.extremes`."""
+
+
+# --- the clients ------------------------------------------------------------------------------------------------------
+def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
+    """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
+
+    def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
+        state, schedule, data, hyper = shared
+        return parts.algorithm.probe(hyper, _probe_of_client(parts, state, schedule, data, *place))
+
+    shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
+    return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
+
+
+def _probe_of_client(
+    parts: RoundParts, state: SimState, schedule: Schedule, data: Data, k: Array, position: Array
+) -> Probe:
+    """Returns client k's probe; its minibatches follow the client's training minibatches in `schedule.rows`."""
+    begin = schedule.start[k] + schedule.num_steps[k]
+
+    def batch(i):
+        return local_training.training_minibatch(data, schedule, begin + i)
+
+    return Probe(parts.task, state.variables, batch, schedule.probe_steps[k], position, parts.loop)
+
+
+def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
+    """Returns the clients after their local steps, leaves [H, ...]."""
+
+    def make_client(shared: Tree, schedule: Schedule) -> Client:
+        state, data, hyper = shared
+        task, algorithm, optimiser = parts.task, parts.algorithm, parts.optimiser
+        return local_training.make_client(
+            task, algorithm, optimiser, state, schedule, data, hyper, parts.augment, parts.support
+        )
+
+    return parts.executor.train(make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule)
+
+
+def receive_models(
+    parts: RoundParts, inputs: RoundInputs, trained: local_training.Carry
+) -> tuple[Variables, Array, Array]:
+    """Returns the models that the server receives, after attacks, and marks the absent clients.
+
+    Returns:
+        Variables [H, ...], theta_g for absent clients.
+        bool [H], whether model and loss are finite.
+        bool [H], whether the client is present.
+    """
+    theta, schedule = inputs.state.variables, inputs.schedule
+    params = jax.vmap(parts.support.within, (None, 0))(theta.params, trained.params)
+    own = Variables(params, trained.stats)
+    returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, own), own)
+    finite = tree.is_finite((returned, trained.loss))
+    has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
+    present = schedule.heard & has_trained & finite
+    return replace_absent(theta, present, returned), finite, present
+
+
+def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:
+    """Returns the clients' models, leaves [H, ...], with theta_g in place of those of absent clients."""
+    return tree.where(present, clients, tree.repeat(theta, len(present)))
+
+
+def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Tree:
+    """Returns the weighting's signal of each client, leaves [H, ...]."""
+
+    def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
+        (hyper, data, params), (variables, num_samples) = shared, returned
+        report = Report(variables, num_samples, tree.sub(params, variables.params))
+        return parts.weighting.signal(hyper, report, data)
+
+    shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
+    entries = (clients, inputs.schedule.num_samples)
+    if not choices(parts.hardware).is_packed:
+        return parts.executor.map(measure, shared, entries)
+    packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
+    packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
+    return jax.vmap(packing.unpack)(packed)
+
+
+def weigh_clients(
+    parts: RoundParts,
+    rules: Sequence[Weigh],
+    inputs: RoundInputs,
+    table: ClientTable,
+    clients: Variables | None = None,
+) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
+    """Returns the weights of each rule, leaves [K], 0 for absent clients and of sum 1.
+
+    Args:
+        parts: the static parts of the round.
+        rules: at least one.
+        inputs: of the round.
+        table: of the cohort's clients that have been scored.
+        clients: the cohort's models [K, ...]; None if it comes in several cohort blocks.
+
+    Returns:
+        The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
+    """
+    returned = returns(inputs, table, clients)
+    weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
+    extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
+    table = drop_nonfinite(table, weights)
+    return table, tuple(basic.renormalise_over_present(table.present, w) for w in weights), extremes
+
+
+def weight_extremes(present: Array, weights: Tree) -> Array:
+    """Returns `Metrics.extremes`; (1, 0) where no client is present.
+
+    Args:
+        present: bool [K].
+        weights: leaves [K], of one or more rules.
+
+    >>> weight_extremes(jnp.array([True, True, False]), {"a": jnp.array([0.5, 0.5, 1]), "b": jnp.array([-1.0, 0, 0])})
+    Array([-1., -1.], dtype=float32)
+    """
+    by_tensor = jnp.stack([leaf.astype(jnp.float32) for leaf in jax.tree.leaves(weights)])
+    by_tensor = jnp.where(present[None], by_tensor, 0)
+    sums = by_tensor.sum(1)
+    extremes = jnp.stack([sums[jnp.argmax(jnp.abs(sums - 1))], by_tensor.min()])
+    return jnp.where(present.any(), extremes, jnp.array([1.0, 0.0], jnp.float32))
+
+
+def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
+    """Marks present clients with a non-finite scalar as absent and diverged; `scalars` [H, ...] may have no leaf."""
+    finite = tree.is_finite((scalars, table.present)) | ~table.present
+    return table._replace(finite=table.finite & finite, present=table.present & finite)
+
+
+def returns(inputs: RoundInputs, table: ClientTable, clients: Variables | None = None) -> Returns:
+    """Returns what the server holds when it weighs the cohort; arguments as in `weigh_clients`."""
+    return Returns(inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present)
+
+
+def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:
+    """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
+    theta = inputs.state.variables
+    return tree.like(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, weights), theta)
+
+
+def report_clients(
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array
+) -> tuple[Tree, Tree, Tree]:
+    """Returns the clients' memories after the round and their messages, leaves [H, ...].
+
+    Absent clients keep their memories and send zeros.
+
+    Returns:
+        Memories; messages to be summed; messages to be averaged.
+    """
+    state, schedule, theta = inputs.state, inputs.schedule, parts.algorithm_part(inputs.state.variables)
+
+    def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
+        anchor = local_training.anchor(state, schedule, k)._replace(params=theta)
+        return parts.algorithm.report(inputs.hyper, returned, anchor, displacement(k))
+
+    def displacement(k: Array) -> Array:
+        dtype, num_steps = tree.dtype(theta), schedule.num_steps[k]
+        if parts.algorithm.report is no_report:  # so that the optimiser need not take a scalar
+            return jnp.zeros((), dtype)
+        return local_training.displacement(parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype)
+
+    memories, *messages = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
+    summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
+    earlier = tree.take(state.clients, schedules.memory_rows(schedule))
+    return tree.where(present, memories, earlier), summed, averaged
+
+
+def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> Tree:
+    """Returns sum_k s_k m_k of messages [H, ...] with weights [H]; () stays ()."""
+    if not jax.tree.leaves(messages):
+        return messages
+
+    def weighted_sum(s: Array, part: Tree) -> Tree:
+        placement = (parts.hardware, parts.executor.clients)
+        return jax.tree.map(lambda m: tree.weighted_sum(s, m, jnp.zeros((), m.dtype), *placement), part)
+
+    return jax.tree.map(weighted_sum, parts.algorithm_part(weights), messages)
+
+
+def write_memories(inputs: RoundInputs, memories: Tree, optimisers: Tree, present: Array) -> SimState:
+    """Returns the state with the memories of clients and of their optimisers, leaves [H, ...], in their rows.
+
+    Absent clients keep the memories of their optimisers.
+    """
+    state, rows = inputs.state, schedules.memory_rows(inputs.schedule)
+    state = state._replace(clients=tree.put(state.clients, rows, memories))
+    if not state.optimisers:  # fresh in each round
+        return state
+    kept = tree.where(present, optimisers, tree.take(state.optimisers, rows))
+    return state._replace(optimisers=tree.put(state.optimisers, rows, kept))
+
+
+def _indices(inputs: RoundInputs) -> Array:
+    return jnp.arange(len(inputs.schedule.clients), dtype=jnp.int32)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+def server_step(
+    parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages
+) -> tuple[SimState, Metrics]:
+    """Returns the state after the round, theta_g - u + R with u = sum_k s_k (theta_g - theta_k), and its metrics.
+
+    Args:
+        parts: the static parts of the round.
+        inputs: of the cohort; the state's memories of clients are those after the round.
+        table: of the cohort.
+        averages: of the cohort.
+    """
+    state, hyper = inputs.state, inputs.hyper
+    theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
+    probes = tree.where(table.present, table.probes, tree.zeros_like(table.probes))
+    cohort = Cohort(
+        tree.sub(theta, mean),
+        averages.message_sums,
+        averages.messages,
+        parts.algorithm_part(averages.weights),
+        parts.algorithm_part(probes),
+        parts.num_clients,
+    )
+    residual, server = parts.algorithm.residual(hyper, state.server, theta, cohort)
+    moved = tree.add(mean, residual)
+    variables = moved if parts.stats_too else Variables(moved, averages.model.stats)
+    # without any client's update, momentum and dual variables would still move the model
+    unchanged = (state.variables, state.server)
+    variables, server = tree.where(table.present.any(), tree.like((variables, server), unchanged), unchanged)
+    variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
+    state = state._replace(round=state.round + 1, variables=variables, server=server)
+    return state, _metrics(parts.weighting, inputs.schedule, table, averages)
+
+
+def _metrics(weighting: Weighting, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
+    """Returns the round's metrics, arrays [K]."""
+    loss = mean_loss(schedule, table.loss, table.finite)
+    scores, detail = weighting.score(table.measured), weighting.detail(table.measured)
+    return Metrics(basic.mean_weight(averages.weights), scores, loss, table.finite, detail, averages.extremes)
+
+
+def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:
+    """Returns the mean loss over each client's steps, [K]: 0 without a step, NaN if the client diverged."""
+    steps = jnp.maximum(schedule.num_steps, 1).astype(total.dtype)
+    return jnp.where(finite, total / steps, jnp.nan)

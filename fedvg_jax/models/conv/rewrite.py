@@ -1,0 +1,248 @@
+"""Replaces the convolutions and max-poolings of any function by those of this package, whatever library wrote them.
+
+XLA's CPU back end computes the gradients of its own convolution up to a hundred times slower inside a loop of local
+steps, and `vmap` over clients makes it a grouped convolution. The function is traced to a jaxpr, which is evaluated
+with other rules for `conv_general_dilated` and `reduce_window_max`; its derivatives are then those of the rules.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend import core
+
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import Task
+from fedvg_jax.models.conv import selection
+from fedvg_jax.models.conv.layout import convolve_small, first_max
+
+F = TypeVar("F", bound=Callable)
+
+_MAX_TAPS = 128
+"""Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
+
+_MAX_SMALL = 32
+"""Input channels up to which a convolution moves the images innermost, and back. The CNN's local steps then take 1.4
+times those of the shipped model, which keeps them there, and 2.1 times otherwise; one core, batches of 30."""
+
+
+def fast_task(task: Task) -> Task:
+    """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
+    return task._replace(**{name: fast_convolutions(getattr(task, name)) for name in ("loss", "predict", "measure")})
+
+
+def fast_convolutions(function: F) -> F:
+    """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
+
+    Kernels, strides, dilations, groups and layouts are arbitrary. Where no rule is faster, or on hardware that computes
+    XLA's own convolution well (`core.hardware`), the original operation remains. So do operations inside of functions
+    with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+
+    Args:
+        function: of pytrees of arrays, and of Python bools and None, which are passed through.
+
+    >>> def convolve(x, w):
+    ...     return lax.conv(x, w, (1, 1), "SAME")
+    >>> x, w = jnp.ones((1, 1, 3, 3)), jnp.ones((1, 1, 3, 3))
+    >>> fast_convolutions(convolve)(x, w)[0, 0].tolist()
+    [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
+    """
+    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function)
+
+
+def _rewritten(function: F) -> F:
+    """Returns the function of `fast_convolutions`."""
+
+    @functools.wraps(function)
+    def rewritten(*args, **kwargs):
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        is_static = [isinstance(leaf, bool) for leaf in leaves]
+        arrays = [leaf for leaf, static in zip(leaves, is_static, strict=True) if not static]
+
+        def of_arrays(*arrays):
+            remaining = iter(arrays)
+            values = [leaf if static else next(remaining) for leaf, static in zip(leaves, is_static, strict=True)]
+            args, kwargs = jax.tree.unflatten(structure, values)
+            return function(*args, **kwargs)
+
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        if not _has_rule(closed.jaxpr):
+            return function(*args, **kwargs)
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, *arrays))
+
+    return rewritten  # pyright: ignore[reportReturnType]
+
+
+_rewritten_once = functools.lru_cache(128)(_rewritten)
+"""The same function for the same one, so that compiled programs of it are found again."""
+
+
+def _has_rule(jaxpr: core.Jaxpr) -> bool:
+    """Returns whether a primitive with a rule occurs, also in nested jaxprs."""
+    return any(
+        eqn.primitive.name in _RULES or any(map(_has_rule, core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns
+    )
+
+
+def _evaluate(closed: core.ClosedJaxpr, *args) -> list[Any]:
+    """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
+    jaxpr, values = closed.jaxpr, {}
+
+    def read(atom):
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        operands, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
+        results = None
+        if name in _RULES:
+            results = _RULES[name](*operands, **eqn.params)
+        elif name in _NESTED and any(map(_has_rule, core.jaxprs_in_params(eqn.params))):
+            results = _NESTED[name](*operands, **eqn.params)
+        if results is None:
+            names = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
+            alone = jaxpr.replace(constvars=[], invars=names, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
+            results = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*map(read, names))
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+# --- nested functions ------------------------------------------------------------------------------------------------
+def _jit(*operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
+    return _evaluate(jaxpr, *operands)
+
+
+def _checkpoint(*operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
+    inner = functools.partial(_evaluate, core.ClosedJaxpr(jaxpr, []))
+    return jax.checkpoint(inner, policy=policy, prevent_cse=prevent_cse)(*operands)
+
+
+def _cond(index, *operands, branches: Sequence[core.ClosedJaxpr], **_) -> list[Any]:
+    return lax.switch(index, [functools.partial(_evaluate, branch) for branch in branches], *operands)
+
+
+def _scan(*operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
+    consts, rest = operands[:num_consts], operands[num_consts:]
+
+    def body(carry, xs):
+        results = _evaluate(jaxpr, *consts, *carry, *xs)
+        return results[:num_carry], results[num_carry:]
+
+    carry, ys = lax.scan(body, list(rest[:num_carry]), list(rest[num_carry:]), length, reverse, unroll)
+    return [*carry, *ys]
+
+
+def _while(*operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:
+    cond_consts, body_consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    return lax.while_loop(
+        lambda carry: _evaluate(cond_jaxpr, *cond_consts, *carry)[0],
+        lambda carry: _evaluate(body_jaxpr, *body_consts, *carry),
+        list(operands[cond_nconsts + body_nconsts :]),
+    )
+
+
+_NESTED = {"jit": _jit, "pjit": _jit, "checkpoint": _checkpoint, "remat2": _checkpoint, "cond": _cond, "scan": _scan}
+_NESTED |= {"while": _while}
+
+
+# --- rules: return None where the original operation is to remain ----------------------------------------------------
+def _convolve(x: Array, w: Array, *, dimension_numbers, batch_group_count: int, **params) -> list[Array] | None:
+    """Convolves in any layout, as NHWC and HWIO."""
+    lhs, rhs, out = dimension_numbers
+    is_real = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype == w.dtype
+    if batch_group_count != 1 or not is_real or x.ndim < 3:
+        return None
+    x = x.transpose(lhs[0], *lhs[2:], lhs[1])
+    w = w.transpose(*rhs[2:], rhs[1], rhs[0])
+    y = _convolve_channels_last(x, w, **params)
+    if y is None:
+        return None
+    axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
+    return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
+
+
+def _convolve_channels_last(
+    x: Array,
+    w: Array,
+    *,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_group_count: int,
+    precision,
+    preferred_element_type=None,
+    **_,
+) -> Array | None:
+    """Convolves x [N, ..., C] with w [..., C / G, O]; None where the original operation is to remain."""
+    size = math.prod(x.shape[1:-1])
+    if preferred_element_type not in (None, x.dtype) or hw.auto_conv(size) == "lax":
+        return None
+    if not x.size or not w.size or math.prod(w.shape[:-2]) > _MAX_TAPS:
+        return None
+    is_plain = feature_group_count == 1 and {*lhs_dilation, *rhs_dilation} == {1}
+    is_usual = all(0 <= low < k and high >= 0 for (low, high), k in zip(padding, w.shape[:-2], strict=True))
+    if is_plain and is_usual and x.ndim == 4:
+        is_small = hw.choices().layout == "images_last" and x.shape[-1] <= _MAX_SMALL
+        if is_small and {*window_strides} == {1} and precision is None:
+            return convolve_small(x, w, padding)
+        return selection.convolution("auto")(x, w, window_strides, padding, precision=precision)
+    pads = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
+    slices = _slices(x, w.shape[:-2], window_strides, rhs_dilation)
+    w = w.reshape(-1, *w.shape[-2:])
+    if feature_group_count == 1:
+        return jnp.matmul(jnp.concatenate(slices, -1), w.reshape(-1, w.shape[-1]), precision=precision)
+    taps, groups, features = len(slices), feature_group_count, w.shape[-1] // feature_group_count
+    if w.shape[1] == 1:  # depthwise
+        kernels = w.reshape(taps, *[1] * (x.ndim - 1), groups, features)
+        y = functools.reduce(jnp.add, [part[..., None] * kernels[tap] for tap, part in enumerate(slices)])
+    else:
+        patches = jnp.stack([part.reshape(*part.shape[:-1], groups, -1) for part in slices], -3)
+        kernel = w.reshape(taps, w.shape[1], groups, features)
+        y = jnp.einsum("...tgc,tcgo->...go", patches, kernel, precision=precision)
+    return y.reshape(*y.shape[:-2], groups * features)
+
+
+def _slices(x: Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[Array]:
+    """Returns, for every entry of a window on x [N, ..., C] that lies within it, the pixels under that entry."""
+    spans = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    sizes = [max(0, (n - span) // s + 1) for n, span, s in zip(x.shape[1:-1], spans, strides, strict=True)]
+    starts = [[entry * d for entry in range(k)] for k, d in zip(window, dilation, strict=True)]
+    return [
+        x[(slice(None), *[slice(b, b + n * s, s) for b, n, s in zip(start, sizes, strides, strict=True)])]
+        for start in itertools.product(*starts)
+    ]
+
+
+def _max_pool(
+    x: Array, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> list[Array] | None:
+    """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation."""
+    is_plain = {*base_dilation, *window_dilation} == {1} and jnp.issubdtype(x.dtype, jnp.floating)
+    if not is_plain or not x.size or math.prod(window_dimensions) > _MAX_TAPS or not hw.choices().fusion_barriers:
+        return None
+    if any(low or high for low, high in padding):
+        lowest = jnp.array(-jnp.inf, x.dtype)
+        x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
+    if tuple(window_dimensions) == tuple(window_strides):
+        sizes = [n // k for n, k in zip(x.shape, window_dimensions, strict=True)]
+        x = x[tuple(slice(0, n * k) for n, k in zip(sizes, window_dimensions, strict=True))]
+        x = x.reshape([n for pair in zip(sizes, window_dimensions, strict=True) for n in pair])
+        entries = itertools.product(*map(range, window_dimensions))
+        slices = [x[tuple(i for entry in index for i in (slice(None), entry))] for index in entries]
+    else:
+        slices = _slices(x[None, ..., None], window_dimensions, window_strides, [1] * x.ndim)
+        slices = [part[0, ..., 0] for part in slices]
+    return [functools.reduce(first_max, slices)]
+
+
+_RULES = {"conv_general_dilated": _convolve, "reduce_window_max": _max_pool}

@@ -1,0 +1,173 @@
+"""Convolutions and poolings of any function, replaced by those of the package: values and derivatives are the same."""
+
+import functools
+import random
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+
+import fedvg_jax as fv
+from fedvg_jax.models.conv import rewrite
+
+DRAWS = 16
+
+
+def drawn_convolution(seed):
+    """Returns a convolution of drawn rank, sizes, strides, padding, dilations, groups and layouts, and its operands."""
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    rank, groups = draw.choice([1, 2, 2, 3]), draw.choice([1, 1, 2, 3])
+    space = "DHW"[-rank:]
+    ranges = {"size": (3, 7), "kernel": (1, 3), "stride": (1, 2), "low": (0, 2), "high": (-1, 2)}
+    d = {name: [draw.randint(*limits) for _ in space] for name, limits in ranges.items()}
+    lhs_dilation, rhs_dilation = ([draw.choice([1, 1, 2]) for _ in space] for _ in range(2))
+    inputs, outputs = draw.choice([1, 2, 3]), draw.choice([1, 2])
+    lhs, rhs, out = ("".join(draw.sample(letters + space, rank + 2)) for letters in ("NC", "IO", "NC"))
+    sizes = dict(zip(space, d["size"], strict=True)) | {"N": 2, "C": groups * inputs}
+    taps = dict(zip(space, d["kernel"], strict=True)) | {"I": inputs, "O": groups * outputs}
+    x, w = rng.normal(size=[sizes[axis] for axis in lhs]), rng.normal(size=[taps[axis] for axis in rhs])
+    padding = list(zip(d["low"], d["high"], strict=True))
+
+    def convolve(x, w):
+        layouts = lhs, rhs, out
+        return lax.conv_general_dilated(x, w, d["stride"], padding, lhs_dilation, rhs_dilation, layouts, groups)
+
+    return convolve, (jnp.asarray(x), jnp.asarray(w))
+
+
+def derivatives(function, operands):
+    """Returns the values, the gradient and a Hessian-vector product of a smooth function of the outputs."""
+
+    def smooth(operands):
+        return sum(jnp.sin(out).sum() for out in jax.tree.leaves(function(*operands)))
+
+    return function(*operands), jax.grad(smooth)(operands), jax.jvp(jax.grad(smooth), (operands,), (operands,))[1]
+
+
+@pytest.mark.parametrize("first", [0, DRAWS])
+def test_drawn_convolutions_have_the_same_values_and_derivatives(x64, first):
+    cases = [drawn_convolution(seed) for seed in range(first, first + DRAWS)]
+    operands = [operands for _, operands in cases]
+
+    def all_of(transform):
+        return jax.jit(lambda all: [derivatives(transform(f), x) for (f, _), x in zip(cases, all, strict=True)])
+
+    for actual, expected in zip(
+        jax.tree.leaves(all_of(rewrite.fast_convolutions)(operands)),
+        jax.tree.leaves(all_of(lambda f: f)(operands)),
+        strict=True,
+    ):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding"),
+    [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME"), ((2, 3), (1, 2), "VALID"), ((3, 3), (3, 3), "SAME")],
+)
+def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, window, strides, padding):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 3, (2, 7, 8, 3)), float)  # many ties
+
+    def pool(x):
+        return nn.max_pool(x, window, strides, padding)
+
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=pool(x).shape))
+    actual, expected = (
+        jax.jit(jax.value_and_grad(lambda x, f=f: (f(x) * weights).sum()))(x)
+        for f in (rewrite.fast_convolutions(pool), pool)
+    )
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_nested_functions_are_evaluated_by_the_rules(x64):
+    """jit, checkpoint, scan, cond, while and vmap around a convolution; functions with own derivatives stay whole."""
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 2, 2)))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 5, 2)))
+
+    def convolve(x):
+        return nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+    def nested(x):
+        y = jax.jit(convolve)(jax.checkpoint(convolve)(x))
+        y, sums = lax.scan(lambda y, scale: (convolve(y) * scale, y.sum()), y, jnp.array([0.1, 0.2]), reverse=True)
+        y = lax.cond(sums[0] > 0, convolve, lambda y: 2 * y, y)
+        return lax.while_loop(
+            lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, convolve(carry[1])), (0, y)
+        ), sums
+
+    fast = rewrite.fast_convolutions(nested)
+    text = str(jax.make_jaxpr(fast)(x))
+    assert "conv_general_dilated" in str(jax.make_jaxpr(nested)(x))
+    assert "conv_general_dilated" not in text and "custom_jvp" in text
+    assert all(name in text for name in ("scan", "cond", "while", "remat"))
+    for actual, expected in zip(jax.jit(jax.vmap(fast))(x[None]), jax.jit(jax.vmap(nested))(x[None]), strict=True):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
+
+
+def test_a_function_without_convolutions_is_called_as_it_is():
+    def plain(x, flag, nothing=None):
+        assert flag is True and nothing is None
+        return {"y": jnp.sin(x)}
+
+    fast = rewrite.fast_convolutions(plain)
+    x = jnp.ones(3)
+    assert str(jax.make_jaxpr(lambda x: fast(x, True))(x)) == str(jax.make_jaxpr(lambda x: plain(x, True))(x))
+
+
+Conv = functools.partial(nn.Conv, param_dtype=float)
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout, strides, groups and both poolings."""
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = Conv(6, (3, 3))(x)
+        x = nn.BatchNorm(use_running_average=not train, param_dtype=float)(x, mask=mask[:, None, None, None])
+        x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+        x = nn.avg_pool(Conv(6, (3, 3), feature_group_count=6)(x), (2, 2), (2, 2))
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dense(3, param_dtype=float)(Conv(4, (2, 2), strides=2)(x).reshape(len(x), -1))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.conv, self.dense = (
+            nnx.Conv(1, 4, (3, 3), rngs=rngs, param_dtype=float),
+            nnx.Linear(64, 3, rngs=rngs, param_dtype=float),
+        )
+
+    def __call__(self, x):
+        x = nnx.max_pool(nnx.relu(self.conv(x)), (2, 2), (2, 2))
+        return self.dense(x.reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+@jax.numpy_dtype_promotion("standard")  # Flax's BatchNorm starts with float32 statistics
+def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64, monkeypatch, library):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 8, 8, 1)), rng.integers(0, 3, 60)
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    task = fv.linen_task(Net(), loss, x[:1]) if library == "linen" else fv.nnx_task(NnxNet, loss, x[:1])
+    task = task._replace(init=lambda key, init=task.init: jax.tree.map(lambda leaf: leaf.astype(float), init(key)))
+    config = fv.Config(clients=3, rounds=3, lr=0.05, batch_size=8, lanes=2, devices="1")
+
+    def history(task):
+        clients = np.array_split(np.arange(60), 3)
+        records = fv.run(config, data=(x, y), partition=clients, task=task).records
+        return np.hstack([np.hstack([record[name] for name in ("train_loss", "weights")]) for record in records])
+
+    calls = []
+    monkeypatch.setitem(
+        rewrite._RULES, "conv_general_dilated", lambda *a, **k: calls.append(1) or rewrite._convolve(*a, **k)
+    )
+    fast = history(task)
+    assert calls
+    monkeypatch.setattr(rewrite, "_has_rule", lambda jaxpr: False)
+    np.testing.assert_allclose(fast, history(task), rtol=1e-9)

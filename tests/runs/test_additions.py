@@ -1,0 +1,140 @@
+"""A named algorithm, weighting, model or data set is one entry of the settings' names and one of a registry."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax import sim
+from fedvg_jax.config import Config, options, presets
+from fedvg_jax.core.types import Hyperparameter, UsageError
+from fedvg_jax.data import datasets
+from fedvg_jax.runs import registry
+from fedvg_jax.views.labels import method_label
+
+SHORT = {"rounds": 2, "local_epochs": 1, "clients": 4, "min_samples": 2, "partition": "iid"}
+
+
+def halved() -> fv.Algorithm:
+    """FedAvg with gradients times a factor."""
+
+    def correct(hyper, grads, params, anchor):
+        return jax.tree.map(lambda g: hyper["factor"] * g, grads)
+
+    return fv.algorithms.fedavg()._replace(correct=correct, defaults=(Hyperparameter("factor", 0.5, 0.0),))
+
+
+class Linear(nn.Module):
+    """One layer."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, mask=None, train=False):
+        return nn.Dense(self.num_classes, name="classifier")(x.reshape(len(x), -1))
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Adds one of each."""
+    monkeypatch.setitem(options.ALGORITHMS, "halved", "Halved")
+    monkeypatch.setitem(registry.ALGORITHMS, "halved", lambda config: halved())
+    monkeypatch.setitem(options.WEIGHTINGS, "even", True)
+    monkeypatch.setitem(registry.WEIGHTINGS, "even", lambda *_: fv.weightings.uniform())
+    monkeypatch.setitem(options.MODELS, "linear", options.Network(smallest=2))
+    monkeypatch.setitem(registry.MODELS, "linear", lambda classes, name, hardware=None: Linear(classes))
+    monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "linear"})
+    digits = fv.data.load("digits")
+    few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
+    monkeypatch.setitem(datasets.BUILT_IN, "small_digits", lambda: few)
+
+
+@pytest.mark.usefixtures("added")
+def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
+    named = sim.parse(["--dataset", "small_digits", "--method", "halved+even"])
+    assert (named.model, named.algorithm, named.weighting) == ("linear", "halved", "even")
+    named = replace(named, **SHORT)
+    run = fv.run(named)
+    assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
+    expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run.variables, expected.variables)
+    assert method_label("halved+even") == "Halved + even"
+
+
+@pytest.mark.usefixtures("added")
+def test_an_added_name_is_suggested_and_checked_like_the_others():
+    for name, typed in {"algorithm": "halvd", "model": "liner", "weighting": "evn", "dataset": "smal_digits"}.items():
+        with pytest.raises(UsageError, match=f"unknown {name} '{typed}'; did you mean"):
+            sim.parse([f"--{name}", typed])
+
+
+MINE = '''"""FedMine."""
+
+import jax
+
+from fedvg_jax.algorithms.base import no_memory, no_probe, no_report, no_residual
+from fedvg_jax.core.types import Algorithm, Hyperparameter
+
+
+def fedmine():
+    return Algorithm(
+        no_memory, correct, no_report, no_residual, no_probe, "samples", (Hyperparameter("nu", 0.5, 0.0),)
+    )
+
+
+def correct(hyper, grads, params, anchor):
+    return jax.tree.map(lambda g: g * hyper["nu"], grads)
+'''
+
+OPTIONS = '''@dataclass(frozen=True)
+class FedMine:
+    """FedMine: gradients times a factor."""
+
+    nu: float = setting(0.5, FROM_0, hyper="nu", also="shrinkage")
+    """Factor of the gradients."""
+
+
+'''
+
+
+def test_an_algorithm_with_an_option_touches_its_file_the_options_and_the_registry(tmp_path):
+    """In a copy of the package; another factor gives other results, and the flag has a help, a range and a use."""
+    package = tmp_path / "fedvg_jax"
+    shutil.copytree(Path(fv.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "algorithms" / "fedmine.py").write_text(MINE)
+    file = package / "config" / "options.py"
+    text = file.read_text().replace('"fedavg": "FedAvg",', '"fedavg": "FedAvg",\n    "fedmine": "FedMine",', 1)
+    text = text.replace("@dataclass(frozen=True)\nclass Config:", f"{OPTIONS}@dataclass(frozen=True)\nclass Config:")
+    text = text.replace("    fedprox: FedProx", '    fedmine: FedMine = _of(FedMine, "fedmine")\n    fedprox: FedProx')
+    file.write_text(text)
+    file = package / "runs" / "registry.py"
+    line = '    "fedmine": lambda config: __import__("fedvg_jax.algorithms.fedmine").algorithms.fedmine.fedmine(),\n'
+    file.write_text(re.sub('(    "fedavg": lambda)', rf"{line}\1", file.read_text(), count=1))
+
+    def command(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedvg_jax.sim", *words, "--cache-dir", str(tmp_path / "cache")],
+            cwd=tmp_path, env=None, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", command("--help-all")[1])
+    assert "--fedmine.nu is not used by --algorithm fedavg" in command("--fedmine.nu", "1")[1]
+    assert "fedmine.nu must be >= 0; got -1" in command("--method", "fedmine", "--fedmine.nu", "-1")[1]
+    assert "did you mean --fedmine.nu?" in command("--shrinkage", "1")[1]
+    short = ["--method", "fedmine", "--rounds", "1", "--local-epochs", "1", "--clients", "4", "--partition", "iid"]
+    losses = []
+    for nu in ("0.5", "0"):
+        code, text = command(*short, "--fedmine.nu", nu, "--out", str(tmp_path / nu))
+        assert code == 0, text
+        losses.append((tmp_path / nu / "history.jsonl").read_text())
+    assert losses[0] != losses[1]
+    assert Config().fedprox  # the package itself is unchanged

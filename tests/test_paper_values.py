@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_manifest, write_run, write_sweep
 
 pytest.importorskip("statsmodels", reason="reports need the report extra")
 
@@ -70,7 +70,7 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper_and_no_image
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
     folder = write_run(tmp_path / "a", **settings)
     assert values.against_paper(collect([tmp_path]))
-    write_json(folder / "manifest.json", {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
+    write_manifest(folder, {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
     study = collect([tmp_path])
     assert values.against_paper(study) is None and costs.image_gradients(study.runs[0]) is None
 

@@ -76,7 +76,7 @@ def init_state(
     server, client = tree.arrays(memories, tree.dtype(variables))
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
     clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
-    owners = jnp.full(num_rows, -1, jnp.int32) if num_rows else ()
+    owners = jax.device_put(np.full(num_rows, -1, np.int32)) if num_rows else ()
     return SimState(first_round, variables, server, clients, optimisers, owners)
 
 

@@ -16,6 +16,7 @@ from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import stl10
 from fedvg_jax.runs.record import provenance
 
@@ -152,7 +153,9 @@ def test_data_sets_with_equal_names_sizes_and_times_share_no_entry(tmp_path, nam
         stats.append([(f.relative_to(root), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(root.rglob("*"))])
         for _ in range(2):  # decoded, then from the cache
             cached = data.load(name, root, tmp_path / "cache", size=(8, 8) if name == "covid19" else None)
-            digests.append(provenance.sources(cached, ([], [], []))["data"])
+            digests.append(
+                provenance.sources(cached, Partition([np.arange(2)], [np.arange(0)], [np.arange(0)]))["data"]
+            )
         uncached = data.load(name, root, size=(8, 8) if name == "covid19" else None)
         np.testing.assert_array_equal(cached.x, uncached.x)
     assert stats[0] == stats[1]

@@ -9,11 +9,12 @@ import pytest
 import worlds
 import xla_flags
 
+from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.mlp import MLP
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import simulation
 
 CIFAR = (32, 32, 3)
 SMALL = ("tinycnn", "mlp", "cnn", "lenet5")
@@ -27,7 +28,7 @@ def make(name, shape=CIFAR, classes=10, conv="gemm"):
 @functools.cache
 def with_smallest_images(name):
     """The model's task on the smallest images it takes, and a batch of six with two rows of padding."""
-    side, rng = registry.SMALLEST_IMAGE[name], np.random.default_rng(0)
+    side, rng = NETWORKS[name].smallest, np.random.default_rng(0)
     x = jnp.asarray(rng.integers(0, 256, (6, side, side, 2), np.uint8))
     return make(name, x.shape[1:], 3), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
 
@@ -104,10 +105,10 @@ def test_every_tensor_has_a_gradient(trained):
     assert all(leaf.any() for leaf in jax.tree.leaves(run(batch, mask)[1]))
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if registry.SMALLEST_IMAGE[name] > 1])
+@pytest.mark.parametrize("name", [name for name in SMALL if NETWORKS[name].smallest > 1])
 def test_smallest_image_is_the_smallest_a_model_takes(name):
     """One pixel less leaves no features, so the first dense layer has fan_in 0."""
-    side = registry.SMALLEST_IMAGE[name]
+    side = NETWORKS[name].smallest
     jax.eval_shape(make(name, (side, side, 1)).init, jax.random.key(0))
     with pytest.raises(ZeroDivisionError):
         jax.eval_shape(make(name, (side - 1, side - 1, 1)).init, jax.random.key(0))

@@ -234,7 +234,7 @@ def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
 
 
 ANSWERED = """
-import atexit, functools, signal
+import atexit, functools, signal, time
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.runs import stop_signals
 
@@ -244,6 +244,7 @@ def command():
     with stop_signals.catch_signals():
         again()
     print("stopped", flush=True)
+    time.sleep({pause})
     again()
     atexit.register(again)
     return 143
@@ -252,10 +253,10 @@ run_and_exit(command)
 """
 
 
-@pytest.mark.parametrize(("merged", "line"), [(60.0, ""), (0.0, "stopped at once\n")])
-def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, line):
+@pytest.mark.parametrize(("merged", "pause", "line"), [(60.0, 0, ""), (1.0, 1.5, "stopped at once\n")])
+def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, pause, line):
     """One that comes later, while results are printed, ends the process at once."""
-    with started([sys.executable, "-c", ANSWERED.format(merged=merged)]) as process:
+    with started([sys.executable, "-c", ANSWERED.format(merged=merged, pause=pause)]) as process:
         assert process.communicate(timeout=60) == ("stopped\n", line) and process.returncode == 143
 
 

@@ -42,6 +42,7 @@ SMALL_TEXT = [*ONE_ROUND, "--clients", "3", "--join-ratio", "1"]
 
 
 NAMES = {
+    "benchmarks.paper": "bars",
     "benchmarks.configs": "cifar10_lenet5",
     "benchmarks.costs": "cores",
     "benchmarks.limits": "help",

@@ -154,7 +154,7 @@ def programs(folder: Path, trials: int, rng: random.Random) -> Counter:
     assert simulate(folder / "undisturbed", cache, 3) == 0
     for trial in range(trials):
         for path in rng.sample(sorted((cache / "xla").glob("*-cache")), 3):
-            path.write_bytes(path.read_bytes()[: int(rng.random() * path.stat().st_size)])  # or an empty one again
+            path.write_bytes(path.read_bytes()[: int(rng.random() * path.stat().st_size)])
         out = folder / f"run-{trial}"
         is_right = simulate(out, cache, 3) == 0 and outcome(out, 3) == outcome(folder / "undisturbed", 3)
         counts["survived" if is_right else "lost"] += 1

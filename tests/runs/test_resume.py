@@ -288,7 +288,7 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
         simulation.make_variables(replace(settings, pretrained=run), init)
     with usage_error("nowhere holds no global model"):
         simulation.make_variables(replace(settings, init=Path("nowhere")), init)
-    with usage_error("holds no global model (round 4: other shapes: ", "); use the settings of the model that it holds"):
+    with usage_error("holds no global model (round 4: other shapes: ", "use the settings of the model that it holds"):
         simulation.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
 
 

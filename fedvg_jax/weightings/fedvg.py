@@ -88,17 +88,20 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
         task: the model and its loss.
         norm: "l1" (published), "l2", "spectral" (of matrices only), or "spectral_l2" (and the L2 norm of vectors).
         granularity: "modelwise", "layerwise" or "blockwise".
-        **options: any of these:
-            signal: "gradient" (of the loss on D_val), "delta" (the client's update), "fisher" (trace of the empirical
-                Fisher information), or a function (hyper, report, data) -> tensors like the parameters.
-            layer: "tensor" (published), or "module": weight and bias together.
-            include: regular expression of the paths of the tensors that are measured; by default all are.
-            per_element: whether a norm is divided by the layer's number of entries (l1), or its square root (others).
-            mode: "train" (published: BatchNorm takes the statistics of each minibatch of D_val), or "eval".
-            stats: weights of running statistics at layerwise and blockwise granularity: "uniform" (published), or
-                "layer", the mean of the weights of their own layer.
-            groups_per_pass: minibatches of D_val that are scored together; the result is the same.
-            hardware: what it will run on; defaults to the hardware of this process.
+        **options: as below.
+
+    Options, the default first where there is one:
+
+    - `signal`: "gradient" of the loss on D_val, "delta", the client's update, "fisher", the trace of the empirical
+      Fisher information, or a function (hyper, report, data) -> tensors like the parameters.
+    - `layer`: "tensor" (published), or "module": weight and bias together.
+    - `include`: regular expression of the paths of the tensors that are measured; by default all are.
+    - `per_element`: whether a norm is divided by the layer's number of entries (l1), or its square root (others).
+    - `mode`: "train" (published: BatchNorm takes the statistics of each minibatch of D_val), or "eval".
+    - `stats`: weights of running statistics at layerwise and blockwise granularity: "uniform" (published), or "layer",
+      the mean of the weights of their own layer.
+    - `groups_per_pass`: minibatches of D_val that are scored together; the result is the same.
+    - `hardware`: what it will run on; defaults to the hardware of this process.
 
     Raises:
         UsageError: a name is unknown, `include` matches no tensor, or a group has no matrix for the spectral norm.

@@ -1,7 +1,6 @@
 """Figures of the paper's study: what they show, and the line about what the runs lack."""
 
-import csv
-import io
+import functools
 
 import numpy as np
 import pytest
@@ -10,14 +9,12 @@ from run_folders import write_json, write_run, write_sweep
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
+from drawn_figures import NAMES, check_drawn_or_lacking, draw_one, make_study, rows
+
 from benchmarks.paper import fisher, head, layers, validity
 from benchmarks.paper.figures import FIGURES
 from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import base
 
-WIDE = base.STYLES["wide"]
-METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
-NAMES = ("a/kernel", "a/bias", "b/kernel")
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
     "validity": "--record client_accuracy", "fisher": "--record client_fisher_trace",
@@ -25,36 +22,17 @@ LACKING = {
 }  # fmt: skip
 
 
-def accuracies(values):
-    final = 0.6 + 0.001 * METHODS.index(values["method"]) + 0.1 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
-    return (0.3, final - 0.1, final)
-
-
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    axes = {"method": METHODS, "alpha": [0.05, 0.5], "seed": [0, 1]}
-    return collect([write_sweep(tmp_path_factory.mktemp("figures") / "s", axes, accuracies, layers=NAMES)])
+def study():
+    return make_study()
 
 
-def draw(study, name):
-    with base.drawing(WIDE):
-        drawn = FIGURES[name](study, WIDE)
-    assert not isinstance(drawn, str), drawn
-    return drawn
-
-
-def rows(drawing):
-    return list(csv.DictReader(io.StringIO(base.csv_text(drawing))))
+draw = functools.partial(draw_one, FIGURES)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_or_says_what_the_runs_lack(study, name):
-    with base.drawing(WIDE):
-        drawn = FIGURES[name](study, WIDE)
-    if name in LACKING:
-        assert isinstance(drawn, str) and LACKING[name] in drawn and "\n" not in drawn
-    else:
-        assert all(len(rows(drawing)) == len(drawing.rows) > 0 for drawing in drawn)
+    check_drawn_or_lacking(FIGURES, study, name, LACKING)
 
 
 def assert_bars_are_those_of_the_file(drawing):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -105,15 +106,9 @@ def append(path: Path, text: str, is_first: bool) -> None:
 
 
 def flush(paths: Iterable[Path]) -> None:
-    """Waits until the content of files, and the entries of folders, are on the disk.
-
-    Windows opens no folders, whose entries it writes itself, and flushes only files that are open for writing.
-    """
-    opens_folders = hasattr(os, "O_DIRECTORY")
+    """Waits until the content of files, and the entries of folders, are on the disk."""
     for path in paths:
-        if path.is_dir() and not opens_folders:
-            continue
-        number = os.open(path, os.O_RDONLY if opens_folders else os.O_RDWR)
+        number = os.open(path, os.O_RDONLY)
         try:
             os.fsync(number)
         finally:
@@ -146,11 +141,6 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process holds the lock.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl
-        yield
-        return
     with (folder / LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,11 +167,6 @@ def claimed(path: Path, waits: bool = False) -> Iterator[bool]:
         path: the file, which is made if it is missing; its folder exists.
         waits: whether to wait for a process that holds the lock.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl
-        yield True
-        return
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -315,9 +315,8 @@ def vector_instructions() -> list[str]:
 def host_memory() -> int | None:
     """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
     limits = []
-    if hasattr(os, "sysconf"):  # not on Windows
-        with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     cgroup = Path("/sys/fs/cgroup/memory.max")
     text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
     if text != "max":

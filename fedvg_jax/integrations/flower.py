@@ -137,7 +137,8 @@ class FedVG(Strategy):
             UsageError: the gradient, D_val or an option does not fit the model.
         """
         before, self._model = self._model, {name: array.numpy() for name, array in arrays.items()}
-        if self._scheme is None or _shapes(before) != _shapes(self._model):  # a second start may be of another model
+        is_other_model = _shapes(before) != _shapes(self._model)  # where the strategy is started again
+        if self._scheme is None or is_other_model:
             self._scheme = self._make_scheme(self._model)
         return self.server.configure_train(server_round, arrays, config, grid)
 

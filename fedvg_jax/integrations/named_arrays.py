@@ -331,9 +331,8 @@ def mean_of_integers(clients: Sequence[np.ndarray], weights: np.ndarray) -> np.n
     1
     """
     stack = np.stack(clients)
-    is_equal = stack.dtype.kind in "biu" and (stack == stack[0]).all(0)
     mean = np.rint(np.tensordot(weights, stack, 1)).astype(stack.dtype)
-    return np.where(is_equal, stack[0], mean)
+    return np.where((stack == stack[0]).all(0), stack[0], mean)
 
 
 def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> jax.Array:

@@ -225,7 +225,6 @@ def _catch_abort(end: Callable[[], None]) -> None:
     """Calls `end` in place of an abort. XLA aborts the process, from a thread of its own, when heartbeats stop."""
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: end())
     _handlers.append(handler)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # Windows has no such library
-        libc = ctypes.CDLL(None)
-        libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-        libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))

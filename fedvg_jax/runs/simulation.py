@@ -175,14 +175,7 @@ def simulation(
     arrays, parts = population.arrays, population.partition
     evaluation_records.check_test_rows(config, parts)
     pool = Batch(population.shared.x, population.shared.y)
-    if task:
-        contracts.check_task(task, pool)
-        task = fast_task(task)
-        _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
-    else:
-        check_images(config, arrays)
-    images = None if task else programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    program = programs.make_program(config, images, task, algorithm, weighting)
+    program = _make_program(config, arrays, pool, task, algorithm, weighting)
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
     is_on_host = host_pool.is_chosen(config, num_bytes, hw.current())
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
@@ -191,15 +184,11 @@ def simulation(
     scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
     values = {**scalars, **make_multipliers(config, program.task)}
     _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
-    _check_accuracies(config, None if weighting else program.algorithm, task, pool, arrays)
+    _check_accuracies(config, None if weighting else program.algorithm, task and program.task, pool, arrays)
     if algorithm:
+        is_official = config.server_stats == "official"
         contracts.check_algorithm(
-            algorithm,
-            program.task,
-            of_round.pool,
-            values,
-            num_clients=config.clients,
-            stats_too=config.server_stats == "official",
+            algorithm, program.task, of_round.pool, values, num_clients=config.clients, stats_too=is_official
         )
     largest = int(client_rows.sizes(parts.train).max())
     placement = program.executor.placement
@@ -230,6 +219,25 @@ def simulation(
         host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
         memories=memories,
     )
+
+
+def _make_program(
+    config: Config,
+    arrays: Arrays,
+    pool: Batch,
+    task: Task | None,
+    algorithm: Algorithm | None,
+    weighting: programs.WeightingOrFactory | None,
+) -> programs.Program:
+    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
+    if task is None:
+        check_images(config, arrays)
+        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+        return programs.make_program(config, images, None, algorithm, weighting)
+    contracts.check_task(task, pool)
+    task = fast_task(task)
+    _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
+    return programs.make_program(config, None, task, algorithm, weighting)
 
 
 def _make_population(

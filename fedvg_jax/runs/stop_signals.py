@@ -23,17 +23,12 @@ GRACE = 10.0
 seconds after SIGTERM."""
 
 
-def _existing(*names: str) -> tuple[signal.Signals, ...]:
-    """Returns the signals with these names that this platform has."""
-    return tuple(signal.Signals[name] for name in names if name in signal.Signals.__members__)
-
-
-STOPPING = _existing("SIGINT", "SIGTERM", "SIGHUP")
-SAVING = _existing("SIGUSR1", "SIGQUIT")
-ALWAYS_CAUGHT = _existing("SIGINT", "SIGTERM")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAVING = (signal.SIGUSR1, signal.SIGQUIT)
+ALWAYS_CAUGHT = (signal.SIGINT, signal.SIGTERM)
 """Other signals keep a handler that is not the default: nohup ignores SIGHUP, and a caller may use SIGUSR1."""
 
-REPEATED = _existing("SIGHUP")
+REPEATED = (signal.SIGHUP,)
 """Shells and the kernel both send it when a terminal closes, so a second one is not a request to stop at once."""
 
 
@@ -196,9 +191,6 @@ def delay_save_requests() -> Iterator[None]:
 
     They would end a process that has no handler yet.
     """
-    if not SAVING:  # Windows has neither
-        yield
-        return
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SAVING)
     try:
         yield
@@ -210,8 +202,7 @@ def accept_save_requests() -> None:
     """Ends the delay of `delay_save_requests` in a process that was started within. It has nothing to save yet."""
     for number in filter(_has_default_handler, SAVING):
         signal.signal(number, _nothing_to_save)
-    if SAVING:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SAVING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SAVING)
 
 
 def _has_default_handler(number: signal.Signals) -> bool:
@@ -296,8 +287,7 @@ def watch(
 def _following(on_stop: Callable[[int], None]) -> Iterator[None]:
     """Calls `on_stop` in a thread with the number of every stop signal, also while the main thread is busy."""
     reading, writing = os.pipe()
-    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12, and needs it for no pipe
-        os.set_blocking(writing, False)
+    os.set_blocking(writing, False)
     replaced = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def follow() -> None:

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -183,12 +182,8 @@ def worker_environment(count: int) -> dict[str, str]:
 
 
 def _send(worker: subprocess.Popen, name: str) -> None:
-    """Forwards a signal to a worker that still runs; Windows can only end it."""
-    if worker.poll() is not None:
-        return
-    if sys.platform == "win32":
-        worker.terminate()
-    else:
+    """Forwards a signal to a worker that still runs."""
+    if worker.poll() is None:
         worker.send_signal(signal.Signals[name])
 
 

@@ -300,7 +300,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 def _memory(programs: Any) -> int:
     """Returns the bytes of a chunk on its device; on a CPU the largest size of the process."""
-    if hardware.current().is_cpu and sys.platform != "win32":
+    if hardware.current().is_cpu:
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,5 @@
 """Figures of a report: what they show, labels that do not overlap, and the line about what the runs lack."""
 
-import csv
-import io
 import itertools
 import json
 import re
@@ -12,6 +10,8 @@ from run_folders import partition, write_run, write_summary, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
+
+from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
 from fedvg_jax.views.report import page
 from fedvg_jax.views.report.collect import collect
@@ -24,45 +24,25 @@ from fedvg_jax.views.report.figures import (
     weights,
 )
 
-WIDE = base.STYLES["wide"]
-METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
-NAMES = ("a/kernel", "a/bias", "b/kernel")
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration",
 }  # fmt: skip
 
 
-def accuracies(values):
-    final = 0.6 + 0.001 * METHODS.index(values["method"]) + 0.1 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
-    return (0.3, final - 0.1, final)
-
-
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    axes = {"method": METHODS, "alpha": [0.05, 0.5], "seed": [0, 1]}
-    return collect([write_sweep(tmp_path_factory.mktemp("figures") / "s", axes, accuracies, layers=NAMES)])
+def study():
+    return make_study()
 
 
 def draw(study, name, style=WIDE):
-    with base.drawing(style):
-        drawn = FIGURES[name](study, style)
-    assert not isinstance(drawn, str), drawn
+    drawn = draw_one(FIGURES, study, name, style)
     assert {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn} <= {*STEMS}  # a later report removes them by name
     return drawn
 
 
-def rows(drawing):
-    return list(csv.DictReader(io.StringIO(base.csv_text(drawing))))
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_or_says_what_the_runs_lack(study, name):
-    with base.drawing(WIDE):
-        drawn = FIGURES[name](study, WIDE)
-    if name in LACKING:
-        assert isinstance(drawn, str) and LACKING[name] in drawn and "\n" not in drawn
-    else:
-        assert all(len(rows(drawing)) == len(drawing.rows) > 0 for drawing in drawn)
+    check_drawn_or_lacking(FIGURES, study, name, LACKING)
 
 
 def test_learning_curves_are_means_with_bands_of_one_deviation(study):

@@ -279,8 +279,7 @@ def _checkpointer() -> Any:
 @contextlib.contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
     """Yields a path of the folder in the characters of `PLAIN`: a temporary link to its parent where it has others."""
-    _, below_drive = os.path.splitdrive(folder)  # Windows: C:
-    if PLAIN.fullmatch(Path(below_drive).as_posix()):
+    if PLAIN.fullmatch(folder.as_posix()):
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="fedvg-") as scratch:

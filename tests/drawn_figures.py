@@ -1,0 +1,48 @@
+"""A study for tests of figures, and what is drawn of it."""
+
+import csv
+import io
+import tempfile
+from pathlib import Path
+
+from run_folders import write_sweep
+
+from fedvg_jax.views.report.collect import collect
+from fedvg_jax.views.report.figures import base
+
+WIDE = base.STYLES["wide"]
+METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
+NAMES = ("a/kernel", "a/bias", "b/kernel")
+
+
+def accuracies(values):
+    final = 0.6 + 0.001 * METHODS.index(values["method"]) + 0.1 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
+    return (0.3, final - 0.1, final)
+
+
+def make_study():
+    """Returns four methods at two concentrations, with two seeds each."""
+    axes = {"method": METHODS, "alpha": [0.05, 0.5], "seed": [0, 1]}
+    with tempfile.TemporaryDirectory() as folder:
+        return collect([write_sweep(Path(folder) / "s", axes, accuracies, layers=NAMES)])
+
+
+def draw_one(figures, study, name, style=WIDE):
+    with base.drawing(style):
+        drawn = figures[name](study, style)
+    assert not isinstance(drawn, str), drawn
+    return drawn
+
+
+def rows(drawing):
+    return list(csv.DictReader(io.StringIO(base.csv_text(drawing))))
+
+
+def check_drawn_or_lacking(figures, study, name, lacking):
+    """Every figure has the rows of its file, or is one line that names the option which records what it lacks."""
+    with base.drawing(WIDE):
+        drawn = figures[name](study, WIDE)
+    if name in lacking:
+        assert isinstance(drawn, str) and lacking[name] in drawn and "\n" not in drawn
+    else:
+        assert all(len(rows(drawing)) == len(drawing.rows) > 0 for drawing in drawn)

@@ -142,7 +142,7 @@ def scheme_of_gradient(
     weighting, values = _with_hyper(config, task, rule, hyper, is_named)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        delta: Any = jax.tree.map(np.subtract, theta.params, variables.params)
+        delta: Any = jax.tree.map(lambda *pair: _wide(np.subtract(*map(_double, pair))), theta.params, variables.params)
         report = Report(variables, jnp.int32(num_samples), delta)
         return weighting.signal(values, report, _EMPTY)
 
@@ -468,6 +468,11 @@ def _is_finite(variables: Variables) -> bool:
 def _wide(array: Any) -> jax.Array:
     """Returns an array in float32, because norms overflow in half precision."""
     return jnp.asarray(array, jnp.float32)
+
+
+def _double(array: Any) -> np.ndarray:
+    """Returns an array in float64, in which differences of any float type are exact enough."""
+    return np.asarray(array, np.float64)
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:

@@ -188,7 +188,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    if "weighting" in sim.given and sim.weighting is not None:
+    if sim.weighting is not None:
         contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""

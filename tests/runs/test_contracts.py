@@ -320,6 +320,21 @@ def test_weights_of_a_cohort_in_blocks_are_checked(small):
         fedvg_jax.run(settings, weighting=rule, **small)
 
 
+@pytest.mark.parametrize("weighting", ["val_loss", "samples+val_loss", "permuted(val_loss)"])
+def test_negative_losses_have_no_weights_by_validation_loss(small, weighting):
+    """A density's, of which 1 / loss says nothing; all clients had equal weights."""
+
+    def loss(*arguments):
+        value, stats = TASK.loss(*arguments)
+        return value - 50, stats
+
+    settings = fedvg_jax.Config(clients=3, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, weighting=weighting)
+    with pytest.raises(
+        UsageError, match=r"round 1: weights of weighting .*which negative measurements, such as losses"
+    ):
+        fedvg_jax.run(settings, **{**small, "task": TASK._replace(loss=loss)})
+
+
 def test_a_right_weighting_passes_where_clients_drop_out(small):
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=3, local_epochs=1, alpha=10.0, batch_size=8)
     records = fedvg_jax.run(replace(settings, dropout=0.5), weighting=basic.samples(), **small).records

@@ -151,6 +151,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
+    if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
+        observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())

@@ -260,6 +260,15 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
         fedvg_jax.run(settings, data=(x, y), task=task)
 
 
+def test_too_few_outputs_of_a_loss_that_clamps_labels_draw_a_warning(caplog):
+    """Indices of jax are clamped, so the third class is trained as the second."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 3
+    task = fedvg_jax.linen_task(nn.Dense(2), lambda logits, y: -jax.nn.log_softmax(logits)[y], x[:1])
+    settings = fedvg_jax.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2, batch_size=8)
+    fedvg_jax.run(settings, data=(x, y), task=task)
+    assert "labels reach 2 and the model has 2 outputs: if these are classes, give it 3" in caplog.text
+
+
 def test_one_client_a_round_draws_a_warning(small, caplog):
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
     fedvg_jax.run(settings, **small)

@@ -71,7 +71,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: the file cannot be read, or is not TOML.
     """
     try:
-        with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
+        with path.open(encoding="utf-8-sig") as file:  # a pipe, too, such as a shell's <(command)
             text = file.read(MAX_FILE_SIZE + 1)
         if len(text) > MAX_FILE_SIZE:
             raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")

@@ -236,7 +236,7 @@ def run_sweep(
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     refuse_set(start)
-    settings, own = sweep_objects.split_hyper(axes)
+    settings, own = sweep_objects.split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
     parsed = parse_axes(settings)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
     layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()

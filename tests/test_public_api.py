@@ -235,6 +235,12 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
         fv.run(SMALL, **arguments)
 
 
+@pytest.mark.parametrize("axes", [None, [("seed", [0])]], ids=str)
+def test_axes_of_a_sweep_are_a_dict(axes):
+    with pytest.raises(fv.UsageError, match="axes must be a dict of settings with their values; got"):
+        fv.run_sweep(SMALL, axes)
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [

@@ -39,6 +39,7 @@ from fedvg_jax.runs import (
     evaluation_records,
     host_pool,
     hub_folder,
+    hyperparameters,
     loop,
     programs,
     shared_start,
@@ -236,6 +237,8 @@ def run_sweep(
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     refuse_set(start)
+    folder = configs.check(Config(out=out)).out  # type: ignore[arg-type]
+    hyperparameters.check_kind(hyper)
     settings, own = sweep_objects.split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
     parsed = parse_axes(settings)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
@@ -249,7 +252,6 @@ def run_sweep(
         _check_flags(point.config, task)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "hyper": hyper}
-    folder = None if out is None else Path(out)
     if data is None:
         sweep_folder.check_sources(made.points)
     sweep_objects.check(made.points, replacements)

@@ -235,10 +235,20 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
         fv.run(SMALL, **arguments)
 
 
-@pytest.mark.parametrize("axes", [None, [("seed", [0])]], ids=str)
-def test_axes_of_a_sweep_are_a_dict(axes):
-    with pytest.raises(fv.UsageError, match="axes must be a dict of settings with their values; got"):
-        fv.run_sweep(SMALL, axes)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"axes": None}, "axes must be a dict of settings with their values; got"),
+        ({"axes": [("seed", [0])]}, "axes must be a dict of settings with their values; got"),
+        ({"out": ""}, "out must not be empty"),
+        ({"out": 3}, "out must be a Path; got 3"),
+        ({"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
+    ],
+    ids=str,
+)
+def test_a_sweep_refuses_arguments_of_another_kind_in_one_line(arguments, message):
+    with pytest.raises(fv.UsageError, match=message):
+        fv.run_sweep(SMALL, **{"axes": {"seed": [0]}, **arguments})
 
 
 @pytest.mark.parametrize(

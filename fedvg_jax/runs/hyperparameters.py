@@ -47,8 +47,7 @@ def merge_hyperparameters(
         ...
     fedvg_jax.UsageError: unknown hyperparameter 'bost'; did you mean 'boost'? (allowed: boost)
     """
-    if not isinstance(given or {}, Mapping):
-        raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
+    check_kind(given)
     declared = _declared(algorithm, weighting)
     values = registry.make_hyper(config, algorithm)
     passed = {parameter for part in own for parameter in part.defaults} - registry.built_in_hyperparameters()
@@ -59,6 +58,12 @@ def merge_hyperparameters(
             raise UsageError(_unknown(name, settable, values))
         new[name] = value
     return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
+
+
+def check_kind(given: Any) -> None:
+    """Raises UsageError for given values that are no dict."""
+    if not isinstance(given or {}, Mapping):
+        raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
 
 
 def own_values(

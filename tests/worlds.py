@@ -144,6 +144,11 @@ HYPER = {
     "dyn_alpha": 0.3,
     "clip": 1.2,
     "sensitivity_decay": 0.7,
+    "moon_mu": 1.5,
+    "moon_tau": 0.4,
+    "ntd_beta": 0.8,
+    "ntd_tau": 1.7,
+    "decorr_beta": 2.5,
 }
 """Every value has an effect on its algorithm."""
 
@@ -159,6 +164,10 @@ def hyper(**changes: float) -> Hyper:
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
     return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
+
+
+ON_QUADRATICS = [name for name in simulation.ALGORITHMS if algorithm(name).loss is None]
+"""The algorithms that need no outputs or features of a network."""
 
 
 @functools.cache
@@ -344,7 +353,16 @@ def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:
     def probe(hyper, probe):
         return {name: algorithm.probe(hyper, probe) for name, algorithm in algorithms.items()}
 
-    return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+    def loss(hyper, task, params, stats, batch, mask, key, anchor):
+        def of_task(*arguments):
+            return task.loss(params, stats, batch, mask, True)
+
+        given = hyper, task, params, stats, batch, mask, key
+        losses = [(a.loss or of_task)(*given, _own(anchor, name)) for name, a in algorithms.items()]
+        return choose(hyper, losses)
+
+    has_losses = any(algorithm.loss for algorithm in algorithms.values())
+    return Algorithm(init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None)
 
 
 def _own(anchor: Anchor, name: str) -> Anchor:
@@ -417,18 +435,18 @@ def shared_round(algorithm: Algorithm, **options):
 
 @functools.cache
 def _any_registered() -> Algorithm:
-    return any_algorithm({name: algorithm(name) for name in simulation.ALGORITHMS})
+    return any_algorithm({name: algorithm(name) for name in ON_QUADRATICS})
 
 
 def any_shared_round(chosen: Algorithm):
     """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
     than the defaults, an algorithm has a program of its own."""
-    names = [name for name in simulation.ALGORITHMS if algorithm(name) is chosen]
+    names = [name for name in ON_QUADRATICS if algorithm(name) is chosen]
     if not names:
         return shared_round(chosen)
 
     def step(state, schedule, data, hyper):
-        others, number = shared_state(uneven(), _any_registered()), list(simulation.ALGORITHMS).index(names[0])
+        others, number = shared_state(uneven(), _any_registered()), ON_QUADRATICS.index(names[0])
         server, clients = others.server | {names[0]: state.server}, others.clients | {names[0]: state.clients}
         state = state._replace(server=server, clients=clients)
         state, metrics = any_program()(state, schedule, data, hyper | {"algorithm": jnp.int32(number)})

@@ -44,6 +44,9 @@ ALGORITHMS = {
     "fedyogi": "FedYogi",
     "fedadagrad": "FedAdagrad",
     "fednova": "FedNova",
+    "moon": "MOON",
+    "fedntd": "FedNTD",
+    "feddecorr": "FedDecorr",
 }
 """Algorithm -> its spelling in papers."""
 
@@ -136,7 +139,7 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn") or config.optimiser_state == "kept"
+    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept"
 
 
 def _of(settings: type, *algorithms: str):
@@ -294,6 +297,34 @@ class Elastic:
     compared over clients (the published code)."""
     rows: str = setting("all", ("all", "rest"), "data")
     """Rows that a client trains on. all, or rest: those on which sensitivity is not measured (the published code)."""
+
+
+@dataclass(frozen=True)
+class Moon:
+    """MOON: a model-contrastive term in the clients' loss."""
+
+    mu: float = setting(1.0, FROM_0, hyper="moon_mu")
+    """Weight of the contrastive term."""
+    tau: float = setting(0.5, ABOVE_0, hyper="moon_tau")
+    """Temperature of the similarities of features."""
+
+
+@dataclass(frozen=True)
+class FedNTD:
+    """FedNTD: distillation of the global model's predictions among the classes that are not true."""
+
+    beta: float = setting(1.0, FROM_0, hyper="ntd_beta")
+    """Weight of the distillation."""
+    tau: float = setting(1.0, ABOVE_0, hyper="ntd_tau")
+    """Temperature of the logits."""
+
+
+@dataclass(frozen=True)
+class FedDecorr:
+    """FedDecorr: a penalty on correlated features."""
+
+    beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
+    """Weight of the penalty."""
 
 
 @dataclass(frozen=True)
@@ -673,7 +704,7 @@ class Config:
         "auto",
         ("auto", "device", "host"),
         "data",
-        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, or any with optimiser_state kept"),),
+        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept"),),
     )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
     them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
@@ -737,6 +768,9 @@ class Config:
     scaffold: Scaffold = _of(Scaffold, "scaffold")
     feddyn: FedDyn = _of(FedDyn, "feddyn")
     elastic: Elastic = _of(Elastic, "elastic")
+    moon: Moon = _of(Moon, "moon")
+    fedntd: FedNTD = _of(FedNTD, "fedntd")
+    feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
     robust: Robust = group(Robust, "Robust aggregation")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")

@@ -124,12 +124,12 @@ def make_client(
 
         theta <- optimiser(theta, correct(grad loss(theta)))
 
-    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key` gets
-    another key of the step.
+    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key`, and the
+    loss of an algorithm, get another key of the step.
 
     Args:
         task: the model and its loss.
-        algorithm: its `correct` changes gradients.
+        algorithm: its `loss` may replace the task's, and its `correct` changes gradients.
         optimiser: the client's.
         state: gives theta_g and the memories.
         schedule: gives the minibatches.
@@ -151,10 +151,15 @@ def make_client(
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         params = support.within(state.variables.params, carry.params)
-        loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
-        (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
+        if algorithm.loss is None:
+            randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
+            loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
+            (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
+        else:
+            key, received = minibatch_key(schedule, k, minibatch, LOSS), tree.params_of(anchor(state, schedule, k))
+            loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
+            (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
         with standard_promotion():
             updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)

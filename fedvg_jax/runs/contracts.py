@@ -100,10 +100,7 @@ def check_task(task: Task, pool: Any) -> None:
         called_with = f"which is called with a batch of {num_rows} rows and mask of shape {mask.shape},"
         with checks.without_notes(), checks.calling(f"task.loss, {called_with}"):
             loss, stats = jax.eval_shape(trial, model, batch, mask)
-    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise UsageError(
-            f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
-        )
+    _check_scalar(loss, "task.loss")
     checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
     with checks.calling("task.predict"):
         outputs = jax.eval_shape(task.predict, *model, batch)
@@ -500,6 +497,7 @@ _OF_ALGORITHM = {
     "report": ("hyper", "params", "anchor", "displacement"),
     "residual": ("hyper", "server", "params", "cohort"),
     "probe": ("hyper", "probe"),
+    "loss": ("hyper", "task", "params", "stats", "batch", "mask", "key", "anchor"),
 }
 """Function of an algorithm -> its arguments."""
 
@@ -530,7 +528,8 @@ def check_algorithm(
     fedvg_jax.UsageError: algorithm.residual: R has no leaf 'w'; expected the structure of the params: w
     """
     for name, arguments in _OF_ALGORITHM.items():
-        checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
+        if name != "loss" or algorithm.loss is not None:
+            checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
     with checks.without_notes():
         jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
@@ -551,6 +550,8 @@ def _run_algorithm(
         grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
     checks.shaped_like(grads, model.params, "algorithm.correct: gradients", "the params")
     checks.floating(grads, "algorithm.correct: gradients")
+    if algorithm.loss is not None:
+        _check_loss(algorithm, task, model, pool, hyper, tree.params_of(anchor))
     memory, summed, averaged = _returned(
         algorithm,
         "report",
@@ -573,6 +574,23 @@ def _run_algorithm(
     checks.shaped_like(residual, theta, "algorithm.residual: R", whose)
     checks.floating(residual, "algorithm.residual: R")
     checks.same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
+
+
+def _check_scalar(loss: Any, what: str) -> None:
+    """Raises UsageError unless a loss is one float."""
+    if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        got = f"{jnp.result_type(loss)} of shape {jnp.shape(loss)}"
+        raise UsageError(f"{what} returned a loss {got}; expected one float, of shape ()")
+
+
+def _check_loss(algorithm: Algorithm, task: Task, model: Variables, pool: Tree, hyper: Hyper, anchor: Anchor) -> None:
+    """Raises UsageError unless the algorithm's loss is one number of the parameters' dtype, and the statistics fit."""
+    batch, mask = _minibatch(pool, jnp.int32(0))
+    loss, stats = _returned(
+        algorithm, "loss", 2, "(loss, stats)", hyper, task, *model, batch, mask, jax.random.key(0), anchor
+    )
+    _check_scalar(loss, "algorithm.loss")
+    checks.shaped_like(stats, model.stats, "algorithm.loss: stats", "those before")
 
 
 def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper: Hyper, *arguments: Any) -> tuple:

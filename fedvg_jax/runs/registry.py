@@ -58,6 +58,9 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant),
     "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant),
     "fednova": lambda config: algorithms.fednova(),
+    "moon": lambda config: algorithms.moon(),
+    "fedntd": lambda config: algorithms.fedntd(),
+    "feddecorr": lambda config: algorithms.feddecorr(),
 }
 
 

@@ -17,7 +17,7 @@ from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
 from fedvg_jax.engine import attacks, local_training
 from fedvg_jax.runs import simulation
 
-every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 WORLD = worlds.uneven()
 EVEN = worlds.quadratics(np.ones((5, 3)), np.random.default_rng(1).normal(size=(5, 3)), [4] * 5, 3)
 

@@ -33,7 +33,7 @@ RULES = [
 ANY_RULE = worlds.any_of(
     [worlds.weighting(rule, worlds.full_algorithm(), granularity=granularity) for rule, granularity in RULES]
 )
-every_algorithm = pytest.mark.parametrize("name", build.ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 THREE = WORLD._replace(cohort_size=3)
 
 
@@ -544,7 +544,7 @@ def test_half_precision_parameters_take_a_loss_and_weights_of_single_precision(n
     np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], rtol=0.05)
 
 
-HALVES = {name: (name, "uniform", {}) for name in build.ALGORITHMS} | {
+HALVES = {name: (name, "uniform", {}) for name in worlds.ON_QUADRATICS} | {
     "optimiser with a memory": ("fedavg", "uniform", {"optimiser": lambda hyper, round: optax.sgd(hyper["lr"], 0.9)}),
     "attack": ("fedavg", "uniform", {"disturb": attacks.by(attacks.noise, np.array([0]), 5)}),
     "rule": ("fedavg", "samples", {"aggregate": robust.clipped_mean}),

@@ -40,9 +40,10 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
     bundle, rule = worlds.algorithm(algorithm), worlds.weighting(weighting, worlds.algorithm(algorithm))
     names = {"lr", *(parameter.name for parameter in (*bundle.defaults, *rule.defaults))}
     hyper = {name: value for name, value in worlds.hyper().items() if name in names}
-    step = worlds.round_step(WORLD, bundle, rule)
-    state = worlds.state(WORLD, bundle, worlds.QUADRATIC)
-    jax.eval_shape(step, state, WORLD.schedule(0, 2, probe_ratio=0.5), WORLD.data(), hyper)
+    world, task = (worlds.small(), worlds.TASK) if bundle.loss else (WORLD, worlds.QUADRATIC)
+    step = worlds.round_step(world, bundle, rule, task)
+    state = worlds.state(world, bundle, task)
+    jax.eval_shape(step, state, world.schedule(0, 2, probe_ratio=0.5), world.data(), hyper)
 
 
 def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():

@@ -35,7 +35,8 @@ times those of the shipped model, which keeps them there, and 2.1 times otherwis
 
 def fast_task(task: Task) -> Task:
     """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
-    return task._replace(**{name: fast_convolutions(getattr(task, name)) for name in ("loss", "predict", "measure")})
+    names = ("loss", "predict", "measure", *(["forward"] if task.forward else []))
+    return task._replace(**{name: fast_convolutions(getattr(task, name)) for name in names})
 
 
 def fast_convolutions(function: F) -> F:

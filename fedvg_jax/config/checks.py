@@ -47,6 +47,7 @@ def check(config: Config) -> Config:
     _check_devices(config)
     _check_image_size(config)
     _check_elastic(config)
+    _check_local(config)
     _check_robust_rule(config)
     _check_optimiser(config)
     _check_attack(config)
@@ -176,6 +177,26 @@ def _check_robust_rule(config: Config) -> None:
         bad, kept = config.robust.num_bad, config.robust.num_kept
         _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
         _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
+
+
+def _check_local(config: Config) -> None:
+    """Raises UsageError for local tensors under settings that need every tensor of a client, or a wrong expression."""
+    if not config.local:
+        return
+    try:
+        re.compile(config.local)
+    except re.error as error:
+        raise UsageError(f"local {config.local!r} is no regular expression: {error}") from None
+    if config.server_stats == "official":
+        raise UsageError(
+            f"local {config.local} cannot be used with server_stats official, where the server changes every tensor;"
+            " leave one of them out"
+        )
+    if config.robust.rule != "mean":
+        raise UsageError(
+            f"local {config.local} cannot be used with robust.rule {config.robust.rule}, which compares whole models;"
+            " use --robust.rule mean"
+        )
 
 
 def _check_trim(trim: float, size: int) -> None:

@@ -100,7 +100,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client")
+RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -139,7 +139,7 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept"
+    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept" or config.local != ""
 
 
 def _of(settings: type, *algorithms: str):
@@ -639,6 +639,14 @@ class Config:
         5, kind="data", word="INT|MIN:MAX", is_common=True, also="epochs epoch num_epochs n_epochs num_local_epochs e"
     )
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
+    local: str = setting("", word="REGEX", also="personal personal_layers private_layers")
+    """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
+    sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
+    local_first: float = setting(
+        0.0, BELOW_1, used=(Condition("local", lambda config: config.local != "", "a regular expression"),)
+    )
+    """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others. 0
+    trains all tensors in all steps."""
     batch_size: int = setting(32, COUNT, is_common=True, also="batch batchsize minibatch minibatch_size bs b")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     single_rows: str = setting("trained", ("trained", "skipped"), "data")
@@ -704,7 +712,9 @@ class Config:
         "auto",
         ("auto", "device", "host"),
         "data",
-        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept"),),
+        used=(
+            Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept or local"),
+        ),
     )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
     them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.

@@ -7,6 +7,7 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,9 +16,12 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes, tree
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
+from fedvg_jax.core.local_part import local_part
+from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Task, UsageError
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine.evaluate import make_personal
 from fedvg_jax.runs import client_memories, evaluation_records, host_pool, memory, programs, simulation
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
@@ -194,7 +198,22 @@ def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) ->
     # the next chunk takes over the state's arrays
     model = tree.copies(state.variables) if sim.metrics else state.variables
     own = {name: _number(name, metric(model, sim.data)) for name, metric in sim.metrics.items()}
-    return own | evaluation_record(sim, sums)
+    return own | evaluation_record(sim, sums) | _personal_accuracies(sim, state)
+
+
+def _personal_accuracies(sim: simulation.Simulation, state: SimState) -> Record:
+    """Returns the entries of `record` personal_accuracy: of every client's model on its own test rows."""
+    if evaluation_records.PERSONAL not in recorded_names(sim.config):
+        return {}
+    rows = evaluation_records.personal_rows(sim.partition, simulation.EVAL_BATCH)
+    parts = jax.tree.map(lambda leaf: leaf[: len(rows)], state.clients.local)
+    correct = _count_correct(sim.task, sim.config.local)(state.variables, parts, sim.data.pool, rows)
+    return evaluation_records.personal_entries(sim.arrays, sim.partition, np.asarray(correct))
+
+
+@functools.lru_cache(16)
+def _count_correct(task: Task, local: str) -> Callable[..., jax.Array]:
+    return jax.jit(make_personal(task, local_part(local)))
 
 
 def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) -> dict[str, Any]:

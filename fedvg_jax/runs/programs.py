@@ -40,7 +40,15 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.runs import contracts, evaluation_records, executables
 from fedvg_jax.runs.devices import make_executor
-from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, make_weighting, named_task
+from fedvg_jax.runs.registry import (
+    ALGORITHMS,
+    make_hooks,
+    make_live,
+    make_local,
+    make_optimiser,
+    make_weighting,
+    named_task,
+)
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
@@ -195,6 +203,7 @@ def make_round(
         weigh_untrained=config.untrained == "weighed",
         check_weights=check_weights,
         hardware=hardware,
+        local=make_local(config),
     )
 
 

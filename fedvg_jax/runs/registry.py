@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -20,6 +21,7 @@ from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multi
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.local_part import LocalPart, local_part
 from fedvg_jax.core.types import (
     Algorithm,
     GradientSupport,
@@ -181,6 +183,11 @@ def _changes_without_gradient(config: Config) -> bool:
     return has_decay or is_linear or has_noise
 
 
+def make_local(config: Config) -> LocalPart | None:
+    """The part of the model that stays with each client; None for none."""
+    return local_part(config.local, config.local_first) if config.local else None
+
+
 def make_hooks(config: Config, task: Task, hardware: hw.Hardware | None = None) -> dict[str, Any]:
     """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
     return {
@@ -293,6 +300,13 @@ def make_fedvg(
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
+def _scored(config: Config) -> FedVG:
+    """The settings of FedVG, which scores none of the tensors that stay with clients."""
+    if not config.local:
+        return config.fedvg
+    return dataclasses.replace(config.fedvg, include=f"^(?!.*(?:{config.local})).*(?:{config.fedvg.include})")
+
+
 def make_multipliers(config: Config, task: Task) -> Hyper:
     """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
 
@@ -312,7 +326,7 @@ def make_multipliers(config: Config, task: Task) -> Hyper:
 
 def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
-    options = config.fedvg
+    options = _scored(config)
     return _layer_options(options) | {
         "signal": gradient or ("delta" if options.norm == "delta" else options.signal),
         "mode": options.mode,
@@ -336,7 +350,7 @@ def _layer_options(options: FedVG) -> dict[str, Any]:
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
-        [layer.name for layer in layers_of(task, **_layer_options(config.fedvg))]
+        [layer.name for layer in layers_of(task, **_layer_options(_scored(config)))]
         if re.search("fedvg|generalised", config.weighting)
         else []
     )

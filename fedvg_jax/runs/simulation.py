@@ -17,6 +17,7 @@ from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import local_part as local_parts
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -62,6 +63,7 @@ from fedvg_jax.runs.registry import (
     make_fedvg,
     make_hyper,
     make_live,
+    make_local,
     make_multipliers,
     make_optimiser,
     make_task,
@@ -197,6 +199,7 @@ def simulation(
     )
     on_devices = host_pool.shapes_on_device(on_host, hw.current()) if on_host else tables.pool
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
+    evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
     return Simulation(
         config=config,
         arrays=arrays,
@@ -291,7 +294,12 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    for name in ("client_accuracy", evaluation_records.BY_CLIENT, evaluation_records.CALIBRATION):
+    for name in (
+        "client_accuracy",
+        evaluation_records.BY_CLIENT,
+        evaluation_records.CALIBRATION,
+        evaluation_records.PERSONAL,
+    ):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))
     num_classes = len(arrays.class_names)
@@ -365,7 +373,10 @@ def _init_state(config: Config, program: programs.Program, hyper: Hyper, variabl
     kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
-    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1)
+    local = make_local(config)
+    if local is not None:
+        local_parts.check(local, variables, f"local {config.local}")
+    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1, local=local)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:

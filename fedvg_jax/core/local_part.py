@@ -46,7 +46,7 @@ class LocalPart(NamedTuple):
         """Returns updates of the parameters, with zeros for those that this local step does not train."""
         if not self.first:
             return updates
-        is_first = step < jnp.round(self.first * num_steps).astype(num_steps.dtype)
+        is_first = step < jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
         zeros = tree.zeros_like(updates)
         return tree.where(is_first, self.restored(zeros, updates), self.restored(updates, zeros))
 

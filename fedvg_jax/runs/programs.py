@@ -20,7 +20,7 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import collection
+from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
 from fedvg_jax.core.types import (
@@ -146,6 +146,8 @@ def _make(
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
         task = named_task(config, images.shape, images.num_classes, hardware)
+    if (local := make_local(config)) is not None:
+        local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live, is_own = FULL_SUPPORT if algorithm else make_live(config, task), weighting is not None
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)

@@ -17,7 +17,6 @@ from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import local_part as local_parts
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -374,8 +373,6 @@ def _init_state(config: Config, program: programs.Program, hyper: Hyper, variabl
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     local = make_local(config)
-    if local is not None:
-        local_parts.check(local, variables, f"local {config.local}")
     return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1, local=local)
 
 

@@ -19,6 +19,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config, sweep_points
 from fedvg_jax.config.axes import FOLLOW, parse_axes, refuse_set
 from fedvg_jax.core import checks, hardware, processes
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -310,6 +311,7 @@ def init_state(
     *,
     seed: int = 0,
     variables: Variables | None = None,
+    local: LocalPart | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -320,6 +322,7 @@ def init_state(
         hyper: name -> value, such as {"lr": 0.1}.
         seed: of the initial model.
         variables: the initial model, in place of the task's.
+        local: the part of the model that stays with each client, of `local_part`.
 
     >>> from fedvg_jax.algorithms import fedavg
     >>> task = Task(lambda key: Variables({"w": jax.numpy.zeros(2)}, {}), None, None, None, None, str)
@@ -327,7 +330,8 @@ def init_state(
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
     """
-    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, variables=variables)
+    given = {"variables": variables, "local": local}
+    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, **given)
 
 
 def make_schedule(

@@ -205,9 +205,6 @@ class FedVG:
     uniform weights."""
     mix: float = setting(0.0, UNIT, hyper="mix", used=(_GENERALISED,))
     """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
-    multipliers: str = setting("", kind="data", used=(_GENERALISED,), word="REGEX=NUMBER,...")
-    """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
-    path applies, and 1 where none does."""
 
 
 @dataclass(frozen=True)

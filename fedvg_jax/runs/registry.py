@@ -16,9 +16,8 @@ import optax
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
@@ -290,23 +289,6 @@ def make_fedvg(
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
-def make_multipliers(config: Config, task: Task) -> Hyper:
-    """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
-
-    Raises:
-        UsageError: a pattern matches no tensor.
-    """
-    if "generalised" not in config.weighting:
-        return {}
-    params = _shapes(task).params
-    paths, patterns = tree.paths(params), parse_multipliers(config.fedvg.multipliers)
-    for pattern, _ in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            raise UsageError(f"fedvg.multipliers {pattern} matches no tensor; there are {', '.join(paths)}")
-    factors = [next((factor for pattern, factor in patterns if re.search(pattern, path)), 1.0) for path in paths]
-    return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
-
-
 def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
     options = config.fedvg
@@ -348,11 +330,6 @@ def _native_name(algorithm: Algorithm) -> str:
             " these, or use another weighting than native"
         )
     return name
-
-
-def _shapes(task: Task) -> Variables:
-    with jax.enable_x64(False):  # models start in single precision
-        return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
 
 
 WEIGHTINGS: dict[str, Callable[..., Weighting]] = {

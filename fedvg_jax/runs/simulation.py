@@ -62,7 +62,6 @@ from fedvg_jax.runs.registry import (
     make_fedvg,
     make_hyper,
     make_live,
-    make_multipliers,
     make_optimiser,
     make_task,
     make_variables,
@@ -181,8 +180,7 @@ def simulation(
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
-    scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
-    values = {**scalars, **make_multipliers(config, program.task)}
+    values = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
     _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
     _check_accuracies(config, None if weighting else program.algorithm, task and program.task, pool, arrays)
     if algorithm:

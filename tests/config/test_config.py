@@ -231,7 +231,9 @@ def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_i
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_cohort_too_small_to_be_trimmed_is_refused(clients):
-    with pytest.raises(UsageError, match=f"robust.trim 0.49 needs a cohort of 3 .* got a cohort of {clients}"):
+    with pytest.raises(
+        UsageError, match=f"0.49 leaves out no client of a cohort of {clients}; use a larger --join-ratio"
+    ):
         config.check(trimmed(clients, 0.49))
     config.check(trimmed(clients, 0.0))
 
@@ -286,7 +288,6 @@ def test_every_hyperparameter_of_a_round_must_fit_float32():
     [
         ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000),
         *(("fedvg.include", text) for text in ("(" * 3000, "a{99999999999}", "(" * 3000 + ")" * 3000)),
-        *(("fedvg.multipliers", f"{text}=1") for text in ("(" * 3000 + ")" * 3000, "a{99999999999}")),
     ],
 )
 def test_text_that_exhausts_python_is_one_short_line(setting, value):

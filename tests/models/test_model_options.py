@@ -126,8 +126,8 @@ def test_first_tensor_that_does_not_fit_is_named(tiny, tmp_path, changes, messag
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stem": "cifar"}, "--stem cifar is for ResNets, and model mlp"),
-        ({"model": "vit_s16", "norm": "group"}, "--norm group is for ResNets, and model vit_s16"),
+        ({"stem": "cifar"}, "--stem is not used by --model mlp; it is used by ResNets"),
+        ({"model": "vit_s16", "norm": "group"}, "--norm is not used by --model vit_s16; it is used by ResNets"),
         ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
         ({"model": "resnet18", "norm": "layer"}, "unknown norm"),
         ({"normalise": "imagnet"}, "did you mean 'imagenet'"),

@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors, training_rows
-from fedvg_jax.runs import executables
+from fedvg_jax.runs import programs
 from fedvg_jax.runs.registry import probe_ratio
 
 CHUNK_BYTES = 2**28
@@ -240,9 +240,9 @@ def compile_evaluation(
 
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
     leaves, structure = jax.tree.flatten((variables, empty, pieces))
-    shapes, settings = tuple(map(executables.abstract, leaves)), executables.trace_settings()
+    shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
     key = (task, host.executor, is_detailed, structure, shapes, settings)
-    total, everywhere, compiled = (_stored if executables.is_hashable(key) else _compiled)(*key)
+    total, everywhere, compiled = (_stored if programs.is_hashable(key) else _compiled)(*key)
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
         totals, before, correct = empty, empty, []
@@ -270,7 +270,7 @@ def _compiled(
     }  # fmt: skip
 
 
-_stored = functools.lru_cache(executables.MAX_PROGRAMS)(_compiled)
+_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_compiled)
 
 
 def _total(totals: Tree) -> Tree:

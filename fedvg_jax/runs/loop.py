@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import logging
@@ -95,7 +96,10 @@ def run_simulation(
 
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run; see `recorder.open_run_folder`."""
+    """Yields the recorder of a run, see `recorder.open_run_folder`; of several processes, only the first writes.
+
+    All begin at the start that process 0 finds.
+    """
     config = sim.config
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
@@ -104,7 +108,13 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     described = sweep_objects.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim)
-    with shared_start.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
+    settings = config if processes.is_first() else dataclasses.replace(config, out=None)
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            opening = recording.open_run_folder(settings, sim.state, documents, sources, log, given)
+            recorder = stack.enter_context(opening)
+        if config.resume:
+            recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
             to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
         yield recorder

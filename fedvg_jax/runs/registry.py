@@ -1,11 +1,11 @@
-"""Builds algorithms, models, weightings, optimisers and hooks from their names in the config."""
+"""Builds algorithms, models, weightings, optimisers, hooks and executors from their names in the config."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +15,13 @@ import optax
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
+from fedvg_jax.config import SETTINGS, Config, FedVG, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import (
     Algorithm,
+    Executor,
     GradientSupport,
     Hyper,
     Hyperparameter,
@@ -32,7 +33,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import attacks, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
@@ -346,3 +347,80 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
 """Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""
+
+
+# --- executors
+
+
+def make_executor(
+    config: Config,
+    hardware: hw.Hardware | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Executor:
+    """Returns the executor for the settings `lanes` and `devices`.
+
+    Args:
+        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
+        hardware: defaults to `hardware.current()`.
+        devices: jax's devices of that hardware; defaults to those of all processes.
+    """
+    count = num_devices(config, hardware)
+    if config.lanes == "all":
+        return executors.vmapped()
+    chosen = hw.choices(hardware)
+    max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
+    num_lanes = min(max_lanes, -(-block_size(config) // count))
+    if count > 1:
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed)
+    return executors.lanes(num_lanes, chosen.is_packed)
+
+
+def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
+    """Returns how many devices share a cohort: at most one for each client.
+
+    Args:
+        config: its `devices` is a number, or "auto": as `hardware.auto_devices` in every process.
+        hardware: defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: for more devices or processes than there are, or than clients in a cohort; for devices that are no
+            multiple of the processes; for several CPU devices of a process in double precision.
+    """
+    hardware = hardware or hw.current()
+    available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
+    double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
+    most = processes * hw.auto_devices(config.model, double, hardware)
+    _check_processes(config, processes, size)
+    if config.devices == "auto":
+        return min(most, processes * -(-size // processes))
+    wanted = int(config.devices)
+    if wanted > processes and double and not hw.choices(hardware).is_float64_safe_on_many_devices:
+        raise UsageError(
+            f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
+            "or unset JAX_ENABLE_X64"
+        )
+    if wanted > available:
+        raise UsageError(
+            f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"
+            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
+        )
+    if wanted > size:
+        raise UsageError(f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer")
+    return wanted
+
+
+def _check_processes(config: Config, processes: int, size: int) -> None:
+    """Raises UsageError for settings that several processes cannot share."""
+    if processes == 1:
+        return
+    if config.lanes == "all":
+        raise UsageError(f"lanes all is one vmap on one device; got {processes} processes; use --lanes auto")
+    if processes > size:
+        raise UsageError(f"{processes} processes for {_unit(config, size)}; start {size} or fewer")
+    if config.devices != "auto" and int(config.devices) % processes:
+        raise UsageError(f"devices {config.devices} for {processes} processes; use a multiple of {processes}")
+
+
+def _unit(config: Config, size: int) -> str:
+    """Returns "a cohort of 4" or "blocks of 4"."""
+    return f"{'a cohort' if size == cohort_size(config) else 'blocks'} of {size}"

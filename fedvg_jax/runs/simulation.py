@@ -51,7 +51,6 @@ from fedvg_jax.runs import (
     memory,
     programs,
 )
-from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (
@@ -59,6 +58,7 @@ from fedvg_jax.runs.registry import (
     MODELS,
     check_images,
     corrupt_clients,
+    make_executor,
     make_fedvg,
     make_hyper,
     make_live,
@@ -66,6 +66,7 @@ from fedvg_jax.runs.registry import (
     make_task,
     make_variables,
     make_weighting,
+    num_devices,
     probe_ratio,
 )
 

@@ -142,7 +142,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    from fedvg_jax.runs import chunks, simulation
+    from fedvg_jax.runs import chunks, registry, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
@@ -150,7 +150,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     largest = max((job.rows for job in jobs), key=len)
     single = _single(federated, alone, largest)
     width = simulation.fitting_width(alone.batch_size, len(largest))
-    executor = simulation.make_executor(alone)
+    executor = registry.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
@@ -183,7 +183,7 @@ def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simula
     import numpy as np
 
     from fedvg_jax.core import processes
-    from fedvg_jax.runs import host_pool, simulation
+    from fedvg_jax.runs import host_pool, registry, simulation
 
     train, val, test = map(np.concatenate, federated.partition)
     if not len(val):  # a D_val of one client needs rows; the federation's external one replaces it
@@ -193,7 +193,7 @@ def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simula
     single = simulation.simulation(alone, data=federated.arrays, partition=partition)
     if federated.host_pool is None:
         return single._replace(data=federated.data)
-    executor = simulation.make_executor(alone)
+    executor = registry.make_executor(alone)
     resident = processes.place(host_pool.resident_data(alone, federated.data), executor.placement)
     parts = single.partition._replace(train=[largest])
     return single._replace(

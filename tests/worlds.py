@@ -32,7 +32,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import streaming
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
@@ -150,7 +150,7 @@ HYPER = {
 
 def hyper(**changes: float) -> Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
-    defaults = simulation.make_hyper(config.Config())
+    defaults = registry.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
@@ -158,7 +158,7 @@ def hyper(**changes: float) -> Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
-    return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
+    return registry.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
 @functools.cache
@@ -355,7 +355,7 @@ def _own(anchor: Anchor, name: str) -> Anchor:
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
-    return simulation.make_weighting(settings, task, algorithm)
+    return registry.make_weighting(settings, task, algorithm)
 
 
 def round_step(
@@ -417,18 +417,18 @@ def shared_round(algorithm: Algorithm, **options):
 
 @functools.cache
 def _any_registered() -> Algorithm:
-    return any_algorithm({name: algorithm(name) for name in simulation.ALGORITHMS})
+    return any_algorithm({name: algorithm(name) for name in registry.ALGORITHMS})
 
 
 def any_shared_round(chosen: Algorithm):
     """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
     than the defaults, an algorithm has a program of its own."""
-    names = [name for name in simulation.ALGORITHMS if algorithm(name) is chosen]
+    names = [name for name in registry.ALGORITHMS if algorithm(name) is chosen]
     if not names:
         return shared_round(chosen)
 
     def step(state, schedule, data, hyper):
-        others, number = shared_state(uneven(), _any_registered()), list(simulation.ALGORITHMS).index(names[0])
+        others, number = shared_state(uneven(), _any_registered()), list(registry.ALGORITHMS).index(names[0])
         server, clients = others.server | {names[0]: state.server}, others.clients | {names[0]: state.clients}
         state = state._replace(server=server, clients=clients)
         state, metrics = any_program()(state, schedule, data, hyper | {"algorithm": jnp.int32(number)})

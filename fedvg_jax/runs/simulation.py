@@ -54,19 +54,9 @@ from fedvg_jax.runs import (
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (
-    ALGORITHMS,
-    MODELS,
     check_images,
-    corrupt_clients,
-    make_executor,
-    make_fedvg,
-    make_hyper,
-    make_live,
-    make_optimiser,
     make_task,
     make_variables,
-    make_weighting,
-    num_devices,
     probe_ratio,
 )
 
@@ -548,26 +538,3 @@ def make_schedule(
         return planned._replace(memory_rows=rows_of_round(number))
 
     return schedule_of
-
-
-__all__ = [
-    "ALGORITHMS",
-    "EVAL_BATCH",
-    "MAX_ROUNDS",
-    "MODELS",
-    "Simulation",
-    "corrupt_clients",
-    "fitting_width",
-    "make_executor",
-    "make_fedvg",
-    "make_hyper",
-    "make_live",
-    "make_optimiser",
-    "make_partition",
-    "make_shared",
-    "make_task",
-    "make_variables",
-    "make_weighting",
-    "num_devices",
-    "simulation",
-]

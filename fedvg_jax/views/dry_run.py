@@ -27,7 +27,7 @@ from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import client_memories, host_pool, simulation
+from fedvg_jax.runs import client_memories, host_pool, registry, simulation
 
 PASS_OVER_VALIDATION = ("client_val_loss", "client_fisher_trace", "client_joint_fisher")
 """Names in `record` that take a pass of every client's model over D_val."""
@@ -135,7 +135,7 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     """Times samples of each part of a run."""
     first = sim.schedule(0)
     ready = run_chunks.prepare_chunk(sim, [first])
-    executor = sim.executor or simulation.make_executor(sim.config)
+    executor = sim.executor or registry.make_executor(sim.config)
     sample = _Sample(sim, programs, first._replace(rows=ready.rounds.rows), executor, ready.data)
     step = slope(sample.training, int(first.num_steps.max()))
     group = slope(lambda size: sample.scoring(size - 1), groups + 1)  # from none: one pass may hold them all
@@ -279,7 +279,7 @@ def _longest_lane(schedule: Schedule) -> int:
 
 def _probes(sim: simulation.Simulation, schedule: Schedule) -> float:
     """Returns the probe minibatches of one device."""
-    placement = simulation.make_executor(sim.config).placement
+    placement = registry.make_executor(sim.config).placement
     return float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)
 
 

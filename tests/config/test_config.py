@@ -272,14 +272,14 @@ def test_number_that_float32_cannot_hold_is_refused():
 
 def test_every_hyperparameter_of_a_round_must_fit_float32():
     """Every setting that changes a traced scalar of a round is in the list."""
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
     for name, value in config.flatten(Config()).items():
         if type(value) is float:
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (simulation.make_hyper(made) for made in (before, after))
+                old, new = (registry.make_hyper(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in SCALARS, name
 
 

@@ -13,7 +13,7 @@ from fedvg_jax import config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import inverse_norm_weights, inverse_norms
 from fedvg_jax.weightings.norm_parts import NormParts
@@ -26,7 +26,7 @@ SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel
 
 
 def make(**options):
-    return simulation.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
+    return registry.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
 
 
 def tensors(seed=0):

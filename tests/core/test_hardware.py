@@ -15,7 +15,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.models import layers
 from fedvg_jax.models.conv import patches, selection, winograd
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
@@ -104,13 +104,13 @@ def test_scoring_takes_about_1024_rows_at_once_on_an_accelerator_and_one_group_o
 )
 def test_auto_shares_a_cohort_among_the_devices_that_pay(hardware, changes, devices):
     config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
-    assert simulation.num_devices(config, hardware) == devices
+    assert registry.num_devices(config, hardware) == devices
 
 
 def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
     config = Config(clients=10, join_ratio=1.0, model="resnet18")
     with jax.enable_x64(True):
-        assert [simulation.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
+        assert [registry.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
 
 
 def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop():
@@ -129,7 +129,7 @@ def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop(
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     config = Config(clients=10, join_ratio=1.0, model="mlp")
     machines = CPU, GPU._replace(num_devices=1)
-    assert [simulation.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
+    assert [registry.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])

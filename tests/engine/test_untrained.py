@@ -11,7 +11,7 @@ from fedvg_jax import config
 from fedvg_jax.config import presets
 from fedvg_jax.core.types import Metrics
 from fedvg_jax.engine import robust
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.runs.record import history
 
 TASK = worlds.QUADRATIC
@@ -20,7 +20,7 @@ SIZES = [4, 8, 1, 6, 0]
 COHORTS = ([0, 2, 1], [4, 3, 0], [3, 2, 4])
 RULES = ("samples", "uniform", "fedvg", "samples+fedvg", "inverse_samples", "val_loss", "fltrust", "fitted")
 RULES += ("generalised", "permuted(fedvg)", "permuted(uniform)")
-every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", registry.ALGORITHMS)
 
 rng = np.random.default_rng(0)
 WORLD = worlds.quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), SIZES, 3)

@@ -14,7 +14,7 @@ from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import programs, simulation
+from fedvg_jax.runs import programs, registry, simulation
 
 IMAGES = programs.Images((8, 8, 1), 10)
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1)
@@ -45,7 +45,7 @@ def program_text(settings: Config) -> str:
     sim = default_simulation()
     made = programs._make(settings, IMAGES, None, None, None, False)
     kept = made.optimiser if settings.optimiser_state == "kept" else None
-    hyper = simulation.make_hyper(settings)
+    hyper = registry.make_hyper(settings)
     start = (jax.random.key(0), hyper, settings.server_stats == "official", kept, sim.state.variables)
     state = jax.eval_shape(lambda: federated_round.init_state(made.task, made.algorithm, settings.clients, *start))
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)

@@ -43,37 +43,29 @@ Callback = Callable[[Record, SimState], None]
 class Observers(NamedTuple):
     """What a run reports to."""
 
-    callbacks: Sequence[Callback]
-    on_records: Callable[[list[Record]], None]
-    log: Callable[[str], None]
-    exit_message: Callable[[], str] | None
-    on_stop: Callable[[str], None]
+    callbacks: Sequence[Callback] = ()
+    """called after every round with (a copy of the record, state); chunks are then one round long"""
+    on_records: Callable[[list[Record]], None] = lambda records: None
+    """called with the records of every chunk; first with those before a resumed run's checkpoint"""
+    log: Callable[[str], None] = _log_warning
+    """called with one line about a resumed run, about the first round that averages no client, and at the end with the
+    number of such rounds"""
+    exit_message: Callable[[], str] | None = None
+    """see `stop_signals.watch`"""
+    on_stop: Callable[[str], None] = lambda name: None
+    """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
+    on_start: Callable[[], None] = lambda: None
+    """called when the run folder is open, before anything is compiled"""
     on_resume: Callable[[int], None] = lambda number: None
+    """called with the number of rounds before a resumed run's checkpoint, before `on_records`"""
 
 
-def run_simulation(
-    sim: simulation.Simulation,
-    *,
-    callbacks: Sequence[Callback] = (),
-    on_records: Callable[[list[Record]], None] = lambda records: None,
-    log: Callable[[str], None] = _log_warning,
-    exit_message: Callable[[], str] | None = None,
-    on_stop: Callable[[str], None] = lambda name: None,
-    on_start: Callable[[], None] = lambda: None,
-    on_resume: Callable[[int], None] = lambda number: None,
-) -> History:
+def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
     Args:
-        callbacks: called after every round with (a copy of the record, state); chunks are then one round long.
-        on_records: called with the records of every chunk; first with those before a resumed run's checkpoint.
-        log: called with one line about a resumed run, about the first round that averages no client, and at the end
-            with the number of such rounds.
-        exit_message: see `stop_signals.watch`.
-        on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
-            run.
-        on_start: called when the run folder is open, before anything is compiled.
-        on_resume: called with the number of rounds before a resumed run's checkpoint, before `on_records`.
+        sim: the simulation.
+        listeners: fields of `Observers`.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -83,10 +75,10 @@ def run_simulation(
         MisfitError: the files of the folder are not as its run left them.
         UsageError: the run folder cannot be used.
     """
+    observers = Observers(**listeners)
     _make_trace_folder(sim.config.profile)
-    observers = Observers(callbacks, on_records, log, exit_message, on_stop, on_resume)
-    with open_recorder(sim, log) as recorder:
-        on_start()
+    with open_recorder(sim, observers.log) as recorder:
+        observers.on_start()
         start = recorder.start
         if start.records:
             observers.on_resume(len(start.records))
@@ -198,7 +190,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    if "weighting" in sim.given and sim.weighting is not None:
+    if "weighting" in sim.given:
         contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""

@@ -97,18 +97,18 @@ class Simulation(NamedTuple):
     evaluate: Wrapped
     """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
     they do not hold; jitted"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    given: frozenset[str]
+    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    host_pool: host_pool.HostPool | None
+    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
+    memories: client_memories.Placement
+    """where the clients' memories are (`--memories`)"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
-    algorithm: Algorithm | None = None
-    weighting: Weighting | None = None
-    executor: Executor | None = None
-    optimiser: Optimiser | None = None
-    given: frozenset[str] = frozenset()
-    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
-    host_pool: host_pool.HostPool | None = None
-    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
-    memories: client_memories.Placement = client_memories.Placement(None, max_rounds=MAX_ROUNDS)
-    """where the clients' memories are (`--memories`)"""
 
 
 class _Population(NamedTuple):

@@ -27,7 +27,7 @@ from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import client_memories, host_pool, registry, simulation
+from fedvg_jax.runs import client_memories, host_pool, simulation
 
 PASS_OVER_VALIDATION = ("client_val_loss", "client_fisher_trace", "client_joint_fisher")
 """Names in `record` that take a pass of every client's model over D_val."""
@@ -135,11 +135,10 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     """Times samples of each part of a run: shortened runs of the first round."""
     first = sim.schedule(0)
     ready, start = run_chunks.prepare_chunk(sim, [first]), _state_of_chunk(sim)
-    executor = sim.executor or registry.make_executor(sim.config)
 
     def sample(steps: int, groups: int, count: int = 1) -> tuple[int, float]:
         """Returns (longest lane, seconds) of rounds of at most `steps` local steps per client and that many groups."""
-        shortened = _shortened(first._replace(rows=ready.rounds.rows), steps, executor)
+        shortened = _shortened(first._replace(rows=ready.rounds.rows), steps, sim.executor)
         stacked = schedules.stack([shortened], simulation.MAX_ROUNDS)._replace(rows=ready.rounds.rows)
         data = _with_groups(ready.data, groups)
         seconds = _seconds(lambda: programs.chunk(tree.copies(start), np.int32(count), stacked, data, sim.hyper))
@@ -243,7 +242,7 @@ def scoring_passes(config: Config) -> int:
 
 def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int, int]:
     """Returns (consecutive local steps on the longest lane, local steps, images trained on) of a round."""
-    placement = registry.make_executor(sim.config).placement
+    placement = sim.executor.placement
     probes = float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)  # of one device
     images = int((schedule.rows[: schedules.num_minibatches(schedule)] >= 0).sum())
     return _longest_lane(schedule) + probes, int(schedule.num_steps.sum()), images

@@ -10,10 +10,10 @@ model trains for rounds x join ratio rounds of local epochs: as many as a client
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
@@ -207,33 +207,27 @@ def _name(of: Job | Bound) -> str:
 
 def _show(config: Config) -> int:
     """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
-    from fedvg_jax.runs.record import folder as run_folder
-
-    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
-    if config.out:
-        run_folder.refuse_taken(config.out)
-        return _write(config, config.out)
-    out = run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
-    try:
-        return _write(config, out)
-    finally:
-        run_folder.remove_unused(out)
-
-
-def _write(config: Config, out: Path) -> int:
-    """Measures the bounds, prints them, and writes bounds.json into a folder; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
     from fedvg_jax.runs.record import folder as run_folder
 
-    command.start_jax(config)
-    console = Console()
-    with Progress(console=console) as progress:
-        bar = progress.add_task("bounds", total=None)
-        bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
-    results = summary(bounds)
+    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
+    with contextlib.ExitStack() as reserved:
+        out = config.out or run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
+        if config.out:
+            run_folder.refuse_taken(out)
+        else:
+            reserved.callback(run_folder.remove_unused, out)
+        command.start_jax(config)
+        console = Console()
+        with Progress(console=console) as progress:
+            bar = progress.add_task("bounds", total=None)
+            bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
+        out.mkdir(parents=True, exist_ok=True)
+        results = summary(bounds)
+        run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     table = Table("bound", "test accuracy")
     for name, value in results.items():
         table.add_row(name.replace("_", ", "), f"{100 * value:.2f}%")
@@ -241,8 +235,6 @@ def _write(config: Config, out: Path) -> int:
     for bound in (bound for bound in bounds if bound.diverged):
         line = f"the model of {_name(bound)} diverged, first in round {bound.diverged}; such rounds left it as it was"
         console.print(line, highlight=False, soft_wrap=True)
-    out.mkdir(parents=True, exist_ok=True)
-    run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)
     return 0
 

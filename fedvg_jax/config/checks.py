@@ -59,16 +59,16 @@ def _check_values(config: Config) -> None:
         _require_name("track", name, TRACKERS)
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
+        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
+        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
+        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
         if setting.names:
-            _require_name(name, value, setting.names)
+            _require_name(name, str(value), setting.names)
         if setting.range:
             _require(setting.range.holds(value), name, value, setting.range.words)
         if setting.facts.hyper:
             fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
             _require(fits, name, value, "a number that float32 can hold")
-        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
-        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
-        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
 
 
 def _check_texts(config: Config) -> None:

@@ -243,7 +243,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 
     The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
-    that cannot be made is not an error; writing to it will be. Systems without user ids are not checked.
+    that cannot be made is not an error; writing to it will be.
 
     Args:
         folder: the cache folder.
@@ -261,7 +261,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
-    if is_trusted or not hasattr(os, "geteuid"):
+    if is_trusted:
         return
     with contextlib.suppress(OSError):
         for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):

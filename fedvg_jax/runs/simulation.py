@@ -310,7 +310,7 @@ def _check_accuracies(
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)
         if task:
-            contracts.check_scores(task, pool, len(arrays.class_names), consumer, instead)
+            contracts.check_output(task, pool, consumer, instead, len(arrays.class_names))
 
 
 def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:

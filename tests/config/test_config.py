@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import string
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -127,33 +125,6 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
 def test_malformed_weighting_is_refused(text):
     with pytest.raises(UsageError, match="weighting"):
         parse_weighting(text)
-
-
-_KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=8) | st.sampled_from(list(config.flatten(Config())))
-_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
-
-
-@given(st.dictionaries(_KEYS, _VALUES, max_size=3))
-def test_any_settings_give_a_config_in_range_or_a_usage_error(settings):
-    try:
-        made = config.check(config.apply(Config(), settings, "test"))
-    except UsageError as error:
-        assert "\n" not in str(error).replace(repr(settings), "")
-    else:
-        assert config.apply(Config(), config.flatten(made), "test") == made
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_toml_or_a_usage_error(tmp_path_factory, text):
-    path = tmp_path_factory.getbasetemp() / "fuzz.toml"
-    path.write_text(text, encoding="utf-8", newline="")
-    try:
-        tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError:
-        with pytest.raises(UsageError):
-            config.read_toml(path)
-    else:
-        config.read_toml(path)
 
 
 @pytest.mark.parametrize("text", ["lr = {}", "[lr]", "fedvg.norm = {}", "[fedvg.norm]", "[fedvgg]", "resume = {}"])

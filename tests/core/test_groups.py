@@ -74,14 +74,6 @@ def concatenated(grads, module):
 # --- layers
 
 
-def test_the_module_of_a_tensor_is_its_parent_path():
-    assert [groups.module_of(path) for path in ("a/b/kernel", "fc/bias", "token")] == ["a/b", "fc", "token"]
-
-
-def test_every_tensor_is_a_layer_by_default():
-    assert [layer.tensors for layer in groups.layers(MODEL.params)] == [(path,) for path in PATHS]
-
-
 @pytest.mark.parametrize(
     ("norm", "of"), [("l1", lambda x: np.abs(x).sum(1)), ("l2", lambda x: np.linalg.norm(x, axis=1))]
 )

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from test_architecture import sources
 
 from fedvg_jax.config import Config
@@ -27,10 +26,6 @@ def test_current_hardware_is_what_jax_computes_on():
     hardware = hw.current()
     assert (hardware.platform, hardware.num_devices) == (jax.default_backend(), len(jax.devices()))
     assert hardware.kind == jax.devices()[0].device_kind and hardware.cores >= 1
-
-
-def test_choices_default_to_the_current_hardware():
-    assert hw.choices() is hw.choices(hw.current())
 
 
 def test_a_cpu_gets_images_last_and_winograd_for_any_size():
@@ -72,11 +67,6 @@ def test_only_a_cpu_copies_patches_of_few_channels_in_contiguous_runs():
 def test_only_a_cpu_gets_fusion_barriers():
     programs = [str(jax.make_jaxpr(lambda x, h=h: layers.fusion_barrier(x, h))(jnp.ones(3))) for h in (CPU, GPU, TPU)]
     assert ["cond" in program for program in programs] == [True, False, False]
-
-
-def test_only_a_cpu_trains_vision_transformers_by_microbatches():
-    assert {model for model in registry.MODELS if hw.choices(CPU).microbatch_rows.get(model)} == {"vit_s16", "vit_b16"}
-    assert not hw.choices(GPU).microbatch_rows and not hw.choices(TPU).microbatch_rows
 
 
 @pytest.mark.parametrize(
@@ -174,13 +164,3 @@ def test_no_other_module_asks_jax_for_the_back_end_to_choose():
         if isinstance(node.value, ast.Name) and node.value.id == "jax"
     }
     assert asking == set(ASKS_JAX)
-
-
-def test_the_convolution_of_a_network_is_the_hardware_s():
-    """Flax's convolution calls what `selection` returns, with the hardware bound."""
-
-    def program_of(name):
-        layer = nn.Conv(16, (3, 3), conv_general_dilated=selection.convolution(name, GPU), use_bias=False)
-        return str(jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x)[0])(jnp.ones((1, 4, 4, 16))))
-
-    assert program_of("auto") == program_of("gemm") != program_of("winograd")

@@ -81,7 +81,10 @@ def test_a_weighting_given_as_a_function_receives_the_task_of_the_run(monkeypatc
 
 @pytest.mark.parametrize(
     ("factory", "message"),
-    [(lambda task: None, "weighting(task) returned NoneType"), ("fedvg", "weighting is str; expected a Weighting, or")],
+    [
+        (lambda task: None, "weighting(task) returned NoneType"),
+        ("fedvg", "weighting is a str; expected a function of (task)"),
+    ],
 )
 def test_a_weighting_of_another_type_is_refused(factory, message):
     with pytest.raises(UsageError) as error:

@@ -17,7 +17,7 @@ import jax
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import files, hardware, processes
-from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import (
     chunks,
@@ -76,7 +76,9 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         UsageError: the run folder cannot be used.
     """
     observers = Observers(**listeners)
-    _make_trace_folder(sim.config.profile)
+    if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
+        with files.writing(f"a trace to {folder}", "--profile"):
+            folder.mkdir(parents=True, exist_ok=True)
     with open_recorder(sim, observers.log) as recorder:
         observers.on_start()
         start = recorder.start
@@ -238,8 +240,8 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         stopped_by: the signal that stopped it, or None.
     """
     with processes.together():
-        if run.warnings:
-            _log_rounds_of_no_client(run)
+        if run.warnings and (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
+            run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
     if run.records:
         save_checkpoint(run, state, is_last=True)
     with processes.together():
@@ -274,31 +276,10 @@ def _warn_of_no_client(run: Run, new: list[Record]) -> None:
         run.observers.log(message)
 
 
-def _log_rounds_of_no_client(run: Run) -> None:
-    if (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
-        run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
-
-
 def _answer_save_requests(run: Run, signals: list[str]) -> None:
     """Logs which checkpoint was made for the signals that request one."""
-    if signals:
-        number = len(run.records)
-        answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
-        run.observers.log(f"{signals[0]}: {answer}")
-
-
-def _make_trace_folder(folder: Path | None) -> None:
-    """Makes the folder of `--profile`.
-
-    Raises:
-        UsageError: it cannot be made. JAX would report one that it cannot write with a traceback.
-    """
-    try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = files.reason(error)
-        raise UsageError(f"profile {folder} is not a folder to write a trace into: {reason}; name another") from None
+    kept = f"checkpoint of round {len(run.records)}"
+    run.observers.log(f"{signals[0]}: {kept if run.recorder.keeps_checkpoints else 'no checkpoints are kept'}")
 
 
 @contextlib.contextmanager

@@ -199,14 +199,12 @@ def data_shapes(host: HostPool) -> Data:
     return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
 
 
-def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tree:
-    """Returns the shapes of the rows that the memory of `hardware` holds at once: of two chunks, and of an evaluation.
+def shapes_on_device(host: HostPool) -> Tree:
+    """Returns the shapes of the rows that a device's memory holds at once: of two chunks, and of an evaluation.
 
-    Args:
-        host: of the run.
-        hardware: defaults to that of this process. The devices of a CPU share one memory.
+    The devices of a CPU share one memory.
     """
-    count = host.num_devices if (hardware or hw.current()).is_cpu else 1
+    count = host.num_devices if hw.current().is_cpu else 1
     return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
 
 

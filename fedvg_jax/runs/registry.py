@@ -92,10 +92,10 @@ def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | N
     return make(classes, selection.convolution(name, hardware), hardware=hardware, **options)
 
 
-def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = None) -> Task:
-    """The config's model for the images and classes of a data set; `hardware` as in `named_task`."""
+def make_task(config: Config, arrays: Arrays) -> Task:
+    """The config's model for the images and classes of a data set."""
     check_images(config, arrays)
-    return named_task(config, arrays.x.shape[1:], len(arrays.class_names), hardware)
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
 
 
 def check_images(config: Config, arrays: Arrays) -> None:

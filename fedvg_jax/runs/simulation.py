@@ -178,7 +178,7 @@ def simulation(
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
-    on_devices = host_pool.shapes_on_device(host, hw.current()) if host else tables.pool
+    on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
     passed = {"data": data, "partition": partition} | own._asdict()

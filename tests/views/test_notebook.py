@@ -125,12 +125,14 @@ history
     outputs, error = output_of(client, code)
     assert error is None
     assert outputs[0]["text/plain"].split() == [str(done), str(done + 2), str(done), "None"]
-    assert outputs[-1]["text/html"].startswith("<table>")
+    assert outputs[-1]["text/html"].startswith("<table>") and "<svg" in outputs[-1]["text/html"]
 
 
 def test_html_of_a_history_is_self_contained_and_escapes_every_text():
     hostile = "<script>alert(1)</script>&\"'"
     summary = {f"test_{hostile}": 0.5, "stopped_by": hostile}
-    text = fv.History([], summary, None, Path(f"runs/{hostile}"))._repr_html_()
+    records = [{"round": i, "test_accuracy": i / 2} for i in (1, 2)] + [{"round": 3, "test_accuracy": None}]
+    text = fv.History(records, summary, None, Path(f"runs/{hostile}"))._repr_html_()
     assert "<script" not in text and not re.search(r"(href|src|@import|url\(|http)", text)
-    ET.fromstring(text)
+    assert ET.fromstring(f"<div>{text}</div>").find(".//polyline").get("points") == "200.0,60.0 400.0,0.0"
+    assert "<svg" not in fv.History(records[:1], {}, None, None)._repr_html_()

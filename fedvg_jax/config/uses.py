@@ -1,7 +1,7 @@
 """Which settings a run uses, and how its settings are recorded.
 
 A flag that the run does not use is refused. In a TOML file and in Python such settings are allowed, because the runs of
-a sweep share them: config.json lists them under `unused`.
+a sweep share them: config.json lists them under `unused`. `checks.NEVER_UNUSED` are refused there, too.
 """
 
 from __future__ import annotations

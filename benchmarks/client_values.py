@@ -88,7 +88,6 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     and the evaluation.
     """
     rule, evaluate = sim.weighting, make_evaluate(sim.task)
-    assert rule and sim.algorithm and sim.executor and sim.optimiser
     given, live = fv.weightings.given(rule), registry.make_live(sim.config, sim.task)
     step = programs.make_round(sim.config, sim.task, sim.algorithm, given, sim.executor, sim.optimiser, live)
 

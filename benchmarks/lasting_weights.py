@@ -107,7 +107,6 @@ def scale_weighting(rule: Weighting) -> Weighting:
 
 def make_program(sim: fv.Simulation) -> Program:
     """Returns the jitted functions of a run, which all seeds share."""
-    assert sim.weighting and sim.algorithm and sim.executor and sim.optimiser
     parts = (sim.executor, sim.optimiser, registry.make_live(sim.config, sim.task))
     rules = [scale_weighting(rule) for rule in (sim.weighting, fv.weightings.permuted(sim.weighting))]
     steps = [jax.jit(programs.make_round(sim.config, sim.task, sim.algorithm, rule, *parts)) for rule in rules]

@@ -51,7 +51,7 @@ def trace_only(sim: simulation.Simulation) -> chunks.Programs:
 
 
 def variables_of_ones(_config, init):
-    """Replaces `simulation.make_variables` where no model is trained: a draw compiles for half a second."""
+    """Replaces `registry.make_variables` where no model is trained: a draw compiles for half a second."""
     return _ones(init, jax.random.key(0))
 
 

@@ -121,12 +121,6 @@ def test_no_algorithm_imports_another():
         assert others <= {"algorithms/base"}, f"{module} imports {others}"
 
 
-def test_only_the_hardware_module_asks_jax_for_its_back_end():
-    for module, source in sources().items():
-        asks = any(isinstance(node, ast.Attribute) and node.attr == "default_backend" for node in ast.walk(source))
-        assert not asks or module == "core/hardware", f"{module} asks for the back end; it takes a Hardware"
-
-
 def test_no_module_imports_an_integration():
     for module in sources():
         others = {m for m in imported_modules(module) if package_of(m) == "integrations"}

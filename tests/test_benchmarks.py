@@ -182,9 +182,9 @@ def test_network_has_the_same_loss_in_pytorch(name):
 
 
 def named_task(case):
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
-    return cases.task(case) or simulation.make_task(cases.config(case), cases.arrays(case, None))
+    return cases.task(case) or registry.make_task(cases.config(case), cases.arrays(case, None))
 
 
 def test_rounds_writes_timings_of_all_contestants(tmp_path):

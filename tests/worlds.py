@@ -32,7 +32,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import streaming
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
@@ -155,7 +155,7 @@ HYPER = {
 
 def hyper(**changes: float) -> Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
-    defaults = simulation.make_hyper(config.Config())
+    defaults = registry.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
@@ -163,10 +163,10 @@ def hyper(**changes: float) -> Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
-    return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
+    return registry.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
-ON_QUADRATICS = [name for name in simulation.ALGORITHMS if algorithm(name).loss is None]
+ON_QUADRATICS = [name for name in registry.ALGORITHMS if algorithm(name).loss is None]
 """The algorithms that need no outputs or features of a network."""
 
 
@@ -373,7 +373,7 @@ def _own(anchor: Anchor, name: str) -> Anchor:
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
-    return simulation.make_weighting(settings, task, algorithm)
+    return registry.make_weighting(settings, task, algorithm)
 
 
 def round_step(

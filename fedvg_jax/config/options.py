@@ -208,9 +208,6 @@ class FedVG:
     uniform weights."""
     mix: float = setting(0.0, UNIT, hyper="mix", used=(_GENERALISED,))
     """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
-    multipliers: str = setting("", kind="data", used=(_GENERALISED,), word="REGEX=NUMBER,...")
-    """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
-    path applies, and 1 where none does."""
 
 
 @dataclass(frozen=True)
@@ -694,8 +691,8 @@ class Config:
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
-    calibration error on it with its bins; personal_accuracy, that of each client's own model; accuracy_by_client, the global model's on each client's own test
-    rows, its mean and worst decile."""
+    calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
+    rows, its mean and worst decile; personal_accuracy, that of each client's own model."""
     devices: str = setting(
         "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
     )

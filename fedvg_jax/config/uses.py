@@ -1,7 +1,7 @@
 """Which settings a run uses, and how its settings are recorded.
 
 A flag that the run does not use is refused. In a TOML file and in Python such settings are allowed, because the runs of
-a sweep share them: config.json lists them under `unused`.
+a sweep share them: config.json lists them under `unused`. `checks.NEVER_UNUSED` are refused there, too.
 """
 
 from __future__ import annotations
@@ -52,11 +52,18 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
         config: settings of the run.
         names: settings that are flags of the command line.
     """
-    for name in names:
-        if condition := unmet(config, name):
-            flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
-            value: Any = SETTINGS[condition.setting].get(config)
-            raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
+    for message in filter(None, (no_use(config, name) for name in names)):
+        raise UsageError(message)
+
+
+def no_use(config: Config, name: str) -> str:
+    """Returns the message about a setting that the run does not use; "" where it uses it."""
+    condition = unmet(config, name)
+    if condition is None:
+        return ""
+    flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
+    value: Any = SETTINGS[condition.setting].get(config)
+    return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
 
 
 def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[str, Any]:

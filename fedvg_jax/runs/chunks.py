@@ -193,12 +193,16 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
 
 
 def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
-    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
-    sums = evaluation_sums(compiled.evaluate, state, sim.data)
-    # the next chunk takes over the state's arrays
-    model = tree.copies(state.variables) if sim.metrics else state.variables
-    own = {name: _number(name, metric(model, sim.data)) for name, metric in sim.metrics.items()}
-    return own | evaluation_record(sim, sums) | _personal_accuracies(sim, state)
+    """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for."""
+    data, variables = sim.data, state.variables
+    tables = evaluation_tables(data).items()
+    sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in tables})
+    model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
+    record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
+    for part, result in sums.items():
+        record |= history.evaluation(part, sim.task.metrics(evaluation_records.sums_of(result)))
+    record |= evaluation_records.entries(sim.config, sim.arrays, sim.partition, data.test, sums["test"])
+    return record | _personal_accuracies(sim, state)
 
 
 def _personal_accuracies(sim: simulation.Simulation, state: SimState) -> Record:
@@ -214,19 +218,6 @@ def _personal_accuracies(sim: simulation.Simulation, state: SimState) -> Record:
 @functools.lru_cache(16)
 def _count_correct(task: Task, local: str) -> Callable[..., jax.Array]:
     return jax.jit(make_personal(task, local_part(local)))
-
-
-def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) -> dict[str, Any]:
-    """Returns the results of the evaluation on each table of rows, see `evaluate.make_evaluate`, on the host."""
-    tables = evaluation_tables(data).items()
-    return jax.device_get({part: evaluate_compiled(state.variables, data.pool, rows) for part, rows in tables})
-
-
-def evaluation_record(sim: simulation.Simulation, sums: dict[str, Any]) -> Record:
-    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*`, and what `record` asks for."""
-    metrics = {part: sim.task.metrics(evaluation_records.sums_of(result)) for part, result in sums.items()}
-    recorded = evaluation_records.entries(sim.config, sim.arrays, sim.partition, sim.data.test, sums["test"])
-    return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | recorded
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -51,23 +51,13 @@ from fedvg_jax.runs import (
     memory,
     programs,
 )
-from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (
-    ALGORITHMS,
-    MODELS,
     check_images,
-    corrupt_clients,
-    make_fedvg,
-    make_hyper,
-    make_live,
     make_local,
-    make_multipliers,
-    make_optimiser,
     make_task,
     make_variables,
-    make_weighting,
     probe_ratio,
 )
 
@@ -108,18 +98,18 @@ class Simulation(NamedTuple):
     evaluate: Wrapped
     """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
     they do not hold; jitted"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    given: frozenset[str]
+    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    host_pool: host_pool.HostPool | None
+    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
+    memories: client_memories.Placement
+    """where the clients' memories are (`--memories`)"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
-    algorithm: Algorithm | None = None
-    weighting: Weighting | None = None
-    executor: Executor | None = None
-    optimiser: Optimiser | None = None
-    given: frozenset[str] = frozenset()
-    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
-    host_pool: host_pool.HostPool | None = None
-    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
-    memories: client_memories.Placement = client_memories.Placement(None, max_rounds=MAX_ROUNDS)
-    """where the clients' memories are (`--memories`)"""
 
 
 class _Population(NamedTuple):
@@ -130,6 +120,18 @@ class _Population(NamedTuple):
     shared: Shared
     is_given: bool
     """whether the caller passed the partition"""
+
+    @property
+    def pool(self) -> Batch:
+        return Batch(self.shared.x, self.shared.y)
+
+
+class _Own(NamedTuple):
+    """What the caller passed in place of what the config names."""
+
+    task: Task | None
+    algorithm: Algorithm | None
+    weighting: programs.WeightingOrFactory | None
 
 
 def simulation(
@@ -165,40 +167,23 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    contracts.check_kinds(task, algorithm, weighting)
-    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    cache_dir = config.cache_dir or default_cache_dir()
-    config = check(dataclasses.replace(config, cache_dir=cache_dir))
-    files.private_folder(cache_dir, config.trust_cache)
-    if config.pretrained:  # checked before the data are read, which may take minutes
-        pretrained.read(config.pretrained)
+    own = _Own(task, algorithm, weighting)
+    contracts.check_kinds(*own)
+    config = _check_settings(config)
     population = _make_population(config, data, partition, progress, reading)
-    arrays, parts = population.arrays, population.partition
-    evaluation_records.check_test_rows(config, parts)
-    pool = Batch(population.shared.x, population.shared.y)
-    program = _make_program(config, arrays, pool, task, algorithm, weighting)
-    num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
-    is_on_host = host_pool.is_chosen(config, num_bytes, hw.current())
+    program = _make_program(config, population, own)
+    values = _make_hyper(config, program, own, hyper)
+    arrays, parts, executor = population.arrays, population.partition, program.executor
+    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes, hw.current())
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
-    own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
-    scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
-    values = {**scalars, **make_multipliers(config, program.task)}
-    _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
-    _check_accuracies(config, None if weighting else program.algorithm, task and program.task, pool, arrays)
-    if algorithm:
-        is_official = config.server_stats == "official"
-        contracts.check_algorithm(
-            algorithm, program.task, of_round.pool, values, num_clients=config.clients, stats_too=is_official
-        )
+    _check_own(config, own, program, population, of_round, values)
+    host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
+    on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    placement = program.executor.placement
-    on_host = (
-        host_pool.make(config, tables, of_round, parts, program.executor, program.algorithm) if is_on_host else None
-    )
-    on_devices = host_pool.shapes_on_device(on_host, hw.current()) if on_host else tables.pool
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
     evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
+    passed = {"data": data, "partition": partition} | own._asdict()
     return Simulation(
         config=config,
         arrays=arrays,
@@ -206,40 +191,31 @@ def simulation(
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
         state=state,
-        data=tables if on_host else processes.place(tables, placement),
+        data=tables if host else processes.place(tables, executor.placement),
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(
-            config, arrays, parts, program.executor, task=program.task, memories=memories, algorithm=program.algorithm
+            config, arrays, parts, executor, task=program.task, memories=memories, algorithm=program.algorithm
         ),
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
         weighting=program.weighting,
-        executor=program.executor,
+        executor=executor,
         optimiser=program.optimiser,
-        given=frozenset(name for name, value in replacements.items() if value is not None),
-        host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
+        given=frozenset(name for name, value in passed.items() if value is not None),
+        host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
     )
 
 
-def _make_program(
-    config: Config,
-    arrays: Arrays,
-    pool: Batch,
-    task: Task | None,
-    algorithm: Algorithm | None,
-    weighting: programs.WeightingOrFactory | None,
-) -> programs.Program:
-    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
-    if task is None:
-        check_images(config, arrays)
-        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-        return programs.make_program(config, images, None, algorithm, weighting)
-    contracts.check_task(task, pool)
-    task = fast_task(task)
-    _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
-    return programs.make_program(config, None, task, algorithm, weighting)
+def _check_settings(config: Config) -> Config:
+    """Returns the settings, checked, with the cache folder, also where that is the default."""
+    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
+    assert config.cache_dir is not None, "it is set above"
+    files.private_folder(config.cache_dir, config.trust_cache)
+    if config.pretrained:  # checked before the data are read, which may take minutes
+        pretrained.read(config.pretrained)
+    return config
 
 
 def _make_population(
@@ -256,21 +232,55 @@ def _make_population(
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
-    return _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
+    population = _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
+    evaluation_records.check_test_rows(config, parts)
+    return population
 
 
-def _check_weighting(config: Config, weighting: Weighting | None, task: Task, tables: Data, hyper: Hyper) -> None:
-    """Checks the contract of a user's weighting; None for a named one.
+def _make_program(config: Config, population: _Population, own: _Own) -> programs.Program:
+    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
+    arrays, task = population.arrays, own.task
+    if task is None:
+        check_images(config, arrays)
+        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+        return programs.make_program(config, images, *own)
+    contracts.check_task(task, population.pool)
+    task = fast_task(task)
+    _check_settings_of_task(config, task, population.pool, has_named_algorithm=own.algorithm is None)
+    return programs.make_program(config, None, task, own.algorithm, own.weighting)
 
-    Raises:
-        UsageError: it does not.
+
+def _make_hyper(config: Config, program: programs.Program, own: _Own, given: Mapping[str, float] | None) -> Hyper:
+    """Returns the hyperparameters of a run; `given` has values of those that the caller's own functions declare."""
+    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
+    return merge_hyperparameters(config, program.algorithm, program.weighting, given, tuple(filter(None, passed)))
+
+
+def _check_own(
+    config: Config, own: _Own, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
+) -> None:
+    """Raises UsageError if the caller's weighting or algorithm breaks its contract, or accuracies cannot be computed.
+
+    Args:
+        tables: the rows that a round reads.
     """
-    if weighting:
+    if own.weighting:
         size = cohort_size(config)
         is_one_block = block_size(config) >= size
-        contracts.check_weighting(weighting, task, tables, hyper, size if is_one_block else None)
+        contracts.check_weighting(program.weighting, program.task, tables, hyper, size if is_one_block else None)
         if not is_one_block:
-            contracts.check_terms(weighting, task, tables, hyper)
+            contracts.check_terms(program.weighting, program.task, tables, hyper)
+    algorithm = None if own.weighting else program.algorithm
+    _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
+    if own.algorithm:
+        contracts.check_algorithm(
+            own.algorithm,
+            program.task,
+            tables.pool,
+            hyper,
+            num_clients=config.clients,
+            stats_too=config.server_stats == "official",
+        )
 
 
 def _check_accuracies(
@@ -307,7 +317,7 @@ def _check_accuracies(
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)
         if task:
-            contracts.check_scores(task, pool, len(arrays.class_names), consumer, instead)
+            contracts.check_output(task, pool, consumer, instead, len(arrays.class_names))
 
 
 def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:
@@ -536,26 +546,3 @@ def make_schedule(
         return planned._replace(memory_rows=rows_of_round(number))
 
     return schedule_of
-
-
-__all__ = [
-    "ALGORITHMS",
-    "EVAL_BATCH",
-    "MAX_ROUNDS",
-    "MODELS",
-    "Simulation",
-    "corrupt_clients",
-    "fitting_width",
-    "make_executor",
-    "make_fedvg",
-    "make_hyper",
-    "make_live",
-    "make_optimiser",
-    "make_partition",
-    "make_shared",
-    "make_task",
-    "make_variables",
-    "make_weighting",
-    "num_devices",
-    "simulation",
-]

@@ -119,7 +119,6 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     if all(value is None for value in arguments[0].values()):
         return
     sim = simulation.simulation(points[0].config, **arguments[0])
-    assert sim.algorithm is not None and sim.weighting is not None
     parts = (("algorithm", sim.algorithm), ("weighting", sim.weighting))
     own = tuple(part for name, part in parts if replacements.get(name) is not None)
     for point, argument in zip(points, arguments, strict=True):

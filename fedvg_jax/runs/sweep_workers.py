@@ -110,7 +110,7 @@ def auto_jobs(points: Sequence[Point], machine: hw.Hardware | None) -> int:
 
 
 def _num_devices(config: Config, machine: hw.Hardware) -> int:
-    """Returns the devices of a run; see `runs.devices.num_devices`."""
+    """Returns the devices of a run; see `runs.registry.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
     return min(block_size(config), hw.auto_devices(config.model, False, machine))

@@ -16,7 +16,7 @@ from fedvg_jax.core.types import Batch, Returns, UsageError
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, robust
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import contracts, simulation
+from fedvg_jax.runs import contracts, registry
 from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
@@ -78,7 +78,7 @@ def after_two_rounds(step, state, size, hyper):
 
 def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3)):
     """With momentum that is kept for every client."""
-    optimiser = simulation.make_optimiser(config.Config(momentum=0.5))
+    optimiser = registry.make_optimiser(config.Config(momentum=0.5))
     hyper = worlds.hyper(momentum=0.5)
     step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)
@@ -99,7 +99,7 @@ def test_cohort_blocks_of_any_size_equal_the_whole_cohort(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", simulation.ALGORITHMS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
     assert_blocks_are_whole(worlds.algorithm(name), RULES)
 

@@ -14,11 +14,11 @@ import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry, simulation
 
 WORLD = worlds.small()
 HEAD = local_part.local_part("^classifier/")
-ALGORITHMS = list(simulation.ALGORITHMS)
+ALGORITHMS = list(registry.ALGORITHMS)
 HEARD = np.array([True, False, True, True, False])
 TRAINED = [True, False, True, False, True, True, True]
 """Clients that take a local step in one of the rounds of `plan_of`."""

@@ -232,7 +232,7 @@ def open_run_folder(
     documents: Mapping[str, Any],
     sources: Callable[[], dict[str, str]],
     log: Log,
-    given: Mapping[str, str] | None = None,
+    given: Mapping[str, str],
 ) -> Iterator[Recorder]:
     """Locks the folder of a new or resumed run, and yields its recorder.
 
@@ -251,7 +251,7 @@ def open_run_folder(
     if config.out is None:
         yield Recorder(config, Start(state, []))
         return
-    folder, sources, given = config.out, functools.cache(sources), given or {}
+    folder, sources = config.out, functools.cache(sources)
     with contextlib.ExitStack() as stack:
         with files.writing(f"the run folder {folder}", "--out"):
             folder.mkdir(parents=True, exist_ok=True)

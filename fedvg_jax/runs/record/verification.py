@@ -120,15 +120,12 @@ def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str
 
 def _read_object(path: Path, report: Report) -> dict[str, Any] | None:
     """Returns a JSON object that ends in a digest of itself; None if the file is missing or damaged."""
+    if not path.exists():
+        return None
     try:
-        value = json.loads(files.read_regular(path).decode("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        report.misfits.append(f"{path.name} is damaged: {files.reason(error)}")
-        return None
-    if not isinstance(value, dict):
-        report.misfits.append(f"{path.name} is damaged: it is not a JSON object")
+        value = files.read_object(path)
+    except UsageError as error:
+        report.misfits.append(str(error).removeprefix(f"{path.parent}/"))
         return None
     if not seals.has_own_digest(value):
         report.misfits.append(f"{path.name} is not as it was written: its digest differs")

@@ -23,6 +23,7 @@ VALUES = {
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.json"],
+    "local": ["", "^classifier/"],
     "momentum": [0.0, 0.9],
     "keep": [0, 2],
     "tuning.steps": [0, 1],

@@ -138,7 +138,7 @@ def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> 
         raise UsageError(f"{source}: must hold {key.decode()!r}, a list of numbers; fetch {SOURCE} again")
     if len(labels) != len(data):
         raise UsageError(f"{source}: {len(data)} images but {len(labels)} labels; fetch {SOURCE} again")
-    return _images(data), _in_range(np.array(labels, object), source, num_classes).astype(np.int64)
+    return _images(np.asarray(data)), _in_range(np.array(labels, object), source, num_classes).astype(np.int64)
 
 
 def _images(flat: np.ndarray) -> np.ndarray:

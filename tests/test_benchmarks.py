@@ -533,12 +533,6 @@ def test_arms_reproduce_the_runs_of_named_weightings():
         np.testing.assert_allclose(result.weights, [r["weights"] for r in history.records], rtol=1e-5)
 
 
-def test_rank_correlation_is_spearman_s():
-    """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
-    assert client_values.rank_correlation(np.array([1, 2, 3, 9]), np.array([0, 5, 4, 6])) == pytest.approx(1 - 12 / 60)
-    assert np.isnan(client_values.rank_correlation(np.ones(3), np.arange(3)))
-
-
 # --- the loss plane
 
 

@@ -63,7 +63,7 @@ def _check_opcodes(data: bytes) -> None:
             raise UsageError(f"a pickle of more than {MAX_OPCODES:,} opcodes or {MAX_TUPLES:,} tuples")
         if isinstance(argument, int) and argument.bit_length() > 64:
             raise UsageError("the pickle holds a number of more than 64 bits")
-        if opcode.name == "LONG_BINPUT" and argument > number:
+        if opcode.name == "LONG_BINPUT" and (argument or 0) > number:
             raise UsageError(f"the pickle memoises an object at {argument:,}, beyond its opcodes")
 
 
@@ -77,7 +77,8 @@ class _Array(np.ndarray):
             raise UsageError("the pickle holds an array of an odd shape")
         if type(dtype) is not _Uint8 or type(content) is not bytes or math.prod(shape) != len(content):
             raise UsageError(f"the pickle holds an array {list(shape)} whose bytes do not fit its shape")
-        super().__setstate__((1, shape, np.dtype(np.uint8), bool(is_fortran), content))
+        checked: Any = (1, shape, np.dtype(np.uint8), bool(is_fortran), content)
+        super().__setstate__(checked)
 
 
 class _Uint8:

@@ -29,8 +29,9 @@ from rich.progress import track
 from rich.table import Table
 
 import fedvg_jax as fv
-from benchmarks.client_values import format_interval, parse_command, rank_correlation, write_result
+from benchmarks.client_values import format_interval, parse_command, write_result
 from benchmarks.demo import interval
+from benchmarks.paper.validity import rank_correlation
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import programs, registry

@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import command_line, tuning_grid
-from fedvg_jax.config.axes import RANGED
+from fedvg_jax.config import command_line
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
-from fedvg_jax.runs.sweep_folder import Failure
-from fedvg_jax.runs.sweep_workers import Share
-from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.runs import stop_signals
+from fedvg_jax.study import sweep_folder, tuning, workers
+from fedvg_jax.study.axes import RANGED
+from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedvg_jax.config.sweep_points import Point
-    from fedvg_jax.runs.sweeps import Observers
+    from fedvg_jax.study.sweep_points import Point
+    from fedvg_jax.study.sweeps import Observers
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -131,11 +132,11 @@ def opening_lines(command: CommandLine) -> list[str]:
 def tuning_lines(command: CommandLine) -> list[str]:
     """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
     assert command.grid is not None
-    tuning, points = command.grid.tuning, command.grid.points.points
-    tuned = [name for axis in tuning.axes for name in axis.names]
-    cells = tuning_grid.by_cell(points, tuned)
+    grid, points = command.grid.tuning, command.grid.points.points
+    tuned = [name for axis in grid.axes for name in axis.names]
+    cells = tuning.by_cell(points, tuned)
     counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
-    seeds = f"{len(tuning.seeds)} seed{'s' * (len(tuning.seeds) != 1)}"
+    seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
     lines = [f"tuning {', '.join(tuned)} first: {_count(points)} with {seeds}, chosen on D_val"]
     few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if counts[few] != counts[many]:
@@ -166,8 +167,7 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
             console.print(escape(line), highlight=False, soft_wrap=True)
     points = open_final(command)
     stopped_by = _compute(command, points, "final", console, stopped)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views import sweep_progress
+    from fedvg_jax.study import sweep_progress, sweeps
 
     results = sweeps.load(points, command.out)
     if results or not stopped_by:
@@ -192,7 +192,7 @@ def _say_stopped(console: Console, stopped_by: str) -> int:
 
 def phase_folder(command: CommandLine, phase: str) -> Path:
     """Returns the folder that holds the points of a phase."""
-    return command.out / sweep_tuning.FOLDER if phase == "tuning" else command.out
+    return command.out / tuning.FOLDER if phase == "tuning" else command.out
 
 
 def open_tuning(command: CommandLine) -> None:
@@ -208,15 +208,15 @@ def open_final(command: CommandLine) -> list[Point]:
     points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
     if command.grid:
         choices = _choose(command)
-        points = tuning_grid.chosen_points(points, {cell: c.values for cell, c in choices.items()})
-        content |= {"tuning": sweep_tuning.as_json(command.grid.tuning, choices)}
+        points = tuning.chosen_points(points, {cell: c.values for cell, c in choices.items()})
+        content |= {"tuning": tuning.as_json(command.grid.tuning, choices)}
     sweep_folder.open_folder(command.out, content, points)
     return points
 
 
-def _choose(command: CommandLine) -> dict[str, sweep_tuning.Choice]:
+def _choose(command: CommandLine) -> dict[str, tuning.Choice]:
     assert command.grid is not None
-    return sweep_tuning.choose(phase_folder(command, "tuning"), command.grid.points.points, command.grid.tuning)
+    return tuning.choose(phase_folder(command, "tuning"), command.grid.points.points, command.grid.tuning)
 
 
 def chosen_lines(command: CommandLine) -> list[str]:
@@ -231,14 +231,14 @@ def chosen_lines(command: CommandLine) -> list[str]:
 
 def _mine(command: CommandLine, points: Sequence[Point], phase: str) -> list[Point]:
     """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
-    from fedvg_jax.runs import sweeps
+    from fedvg_jax.study import sweeps
 
     groups = sweeps.by_program(points)
     if command.worker:
-        return sweep_workers.own_first(groups, command.worker)
+        return workers.own_first(groups, command.worker)
     if command.shard is None:
         return [point for group in groups for point in group]
-    mine = sweep_workers.shard(groups, command.shard)
+    mine = workers.shard(groups, command.shard)
     names = {point.name for point in mine}
     return [*mine, *(point for point in points if phase == "tuning" and point.name not in names)]
 
@@ -252,8 +252,7 @@ def _compute(
     has_workers = jobs > 1 or command.slurm is not None
     if not has_workers:
         sim.start_jax(points[0].config)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views import sweep_progress
+    from fedvg_jax.study import sweep_progress, sweeps
 
     mine = sorted(_mine(command, points, phase), key=lambda point: not _is_done(out, point))  # stable
     num_done = sum(_is_done(out, point) for point in mine)
@@ -271,7 +270,7 @@ def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
     if command.jobs is not None:
         return command.jobs
     num_mine = len(pending) // (command.shard.count if command.shard else 1)
-    return 1 if command.slurm is not None else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
+    return 1 if command.slurm is not None else workers.auto_jobs(pending[:num_mine], hardware.without_jax())
 
 
 def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[tuple[Point, int, float]]]:
@@ -316,7 +315,7 @@ def _share_out(
         words.append(f"--shard={command.shard.index}/{command.shard.count}")
 
     def report_finished() -> None:
-        from fedvg_jax.runs import sweeps
+        from fedvg_jax.study import sweeps
 
         for point in [point for point in pending if _is_done(out, point)]:
             pending.remove(point)
@@ -331,25 +330,25 @@ def _share_out(
     sweep_folder.clear_failures(out, pending)
     if command.slurm is None:
         start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
-        return sweep_workers.run_local(start, count, report_finished)
+        return workers.run_local(start, count, report_finished)
     jobs = [[*words, f"--worker={i + 1}/{count}"] for i in range(count)]
     logs = command.out / "submitit"
-    return sweep_workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
+    return workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
 
 
 def _work(command: CommandLine, share: Share) -> int:
     """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it."""
     if "SUBMITIT_EXECUTOR" not in os.environ:
-        sweep_workers.take_cores(share)
-        sweep_workers.stop_without_parent()
+        workers.take_cores(share)
+        workers.stop_without_parent()
     is_tuning = command.phase == "tuning" and command.grid is not None
     points = command.grid.points.points if is_tuning and command.grid else open_final(command)
     if command.shard and not is_tuning:
-        from fedvg_jax.runs import sweeps
+        from fedvg_jax.study import sweeps
 
-        points = sweep_workers.shard(sweeps.by_program(points), command.shard)
+        points = workers.shard(sweeps.by_program(points), command.shard)
     sim.start_jax(points[0].config)
-    from fedvg_jax.runs import sweeps
+    from fedvg_jax.study import sweeps
 
     mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
     observers = sweeps.Observers(run=tracking.run_simulation)
@@ -360,7 +359,7 @@ def _work(command: CommandLine, share: Share) -> int:
 
 def _draw_report(out: Path, console: Console) -> UsageError | None:
     """Writes the report of a sweep; returns why there is none, unless packages for it are missing."""
-    from fedvg_jax.views import report
+    from fedvg_jax.study import report
 
     refusal = None
     with files.claimed(out / ".report") as is_mine:
@@ -385,8 +384,8 @@ def _is_done(out: Path, point: Point) -> bool:
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
     sim.start_jax(command.points.points[0].config)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views.sweep_progress import duration
+    from fedvg_jax.study import sweeps
+    from fedvg_jax.study.sweep_progress import duration
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -412,12 +411,12 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 
 def _planned(command: CommandLine) -> tuple[list[Point], int]:
     """Returns the points of this command's shard that are left, tuning runs first, and the number of finished ones."""
-    from fedvg_jax.runs import sweeps
+    from fedvg_jax.study import sweeps
 
     phases = {"tuning": command.grid.points.points if command.grid else (), "final": command.points.points}
     mine = []
     for phase, points in phases.items():
-        own = sweep_workers.shard(sweeps.by_program(points), command.shard) if command.shard else points
+        own = workers.shard(sweeps.by_program(points), command.shard) if command.shard else points
         mine += [(point, _is_done(phase_folder(command, phase), point)) for point in own]
     pending = [point for point, is_done in mine if not is_done]
     return pending, len(mine) - len(pending)

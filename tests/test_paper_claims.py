@@ -14,7 +14,7 @@ from benchmarks.paper import __main__ as command
 from benchmarks.paper import claims, layers, measures
 from benchmarks.paper.claims import Result, Scale
 from benchmarks.paper.measures import Finding, Value
-from fedvg_jax.views.report.collect import collect
+from fedvg_jax.study.collect import collect
 
 
 class Judged(NamedTuple):

@@ -13,9 +13,9 @@ from benchmarks.paper import values
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.runs.record import history
-from fedvg_jax.views.report import costs, markup
-from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.study import Cell, Run, Study
+from fedvg_jax.study import costs, markup
+from fedvg_jax.study.cells import Cell, Run, Study
+from fedvg_jax.study.collect import collect
 
 
 def csv_rows(table):

@@ -9,11 +9,11 @@ from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import statistics, tables
+from fedvg_jax.study.cells import Cell, Run, Study, results, value_text
+from fedvg_jax.study.markup import Column, Entry, Table, number
+from fedvg_jax.study.scenarios import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
 from fedvg_jax.views import labels
-from fedvg_jax.views.report import statistics, tables
-from fedvg_jax.views.report.axes import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
-from fedvg_jax.views.report.markup import Column, Entry, Table, number
-from fedvg_jax.views.report.study import Cell, Run, Study, results, value_text
 
 PAPER_SEEDS = 5
 

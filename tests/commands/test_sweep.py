@@ -18,14 +18,14 @@ import pytest
 from processes import started
 
 import fedvg_jax
-from fedvg_jax import sweep, sweep_arguments
-from fedvg_jax.config import sweep_points
+from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import chunks, loop, sweep_folder, sweep_workers, sweeps
+from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.views import dry_run, report
+from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweep_points, sweeps, workers
+from fedvg_jax.views import dry_run
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
 SHORT |= {"--jobs": "1"}
@@ -374,7 +374,7 @@ def test_shard_reports_failures_of_its_own_points_only(run, monkeypatch):
 def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_path, monkeypatch, shard, is_lost):
     """Workers that a signal kills leave their points unfinished, and their command with nothing else to do."""
     words = ["--seed", "0", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7", *shard]
-    simulate, run_local = loop.run_simulation, sweep_workers.run_local
+    simulate, run_local = loop.run_simulation, workers.run_local
 
     def fail(sim, **arguments):
         if sim.config.lr == 0.2:
@@ -382,7 +382,7 @@ def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_pa
         return simulate(sim, **arguments)
 
     if is_lost:
-        monkeypatch.setattr(sweep_workers, "run_local", lambda command, count, on_poll: on_poll())
+        monkeypatch.setattr(workers, "run_local", lambda command, count, on_poll: on_poll())
         code, out, err = run(*words, "--jobs", "2")
         message = "2 tuning runs not finished, such as lr=1e-06; the same command continues them"
     else:
@@ -394,7 +394,7 @@ def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_pa
     assert (code, err) == (2, f"error: {message}\n") and "validation accuracy" not in out
     assert not (tmp_path / "out" / "points").exists() and not (tmp_path / "out" / "sweep.json").exists()
     monkeypatch.setattr(loop, "run_simulation", simulate)
-    monkeypatch.setattr(sweep_workers, "run_local", run_local)
+    monkeypatch.setattr(workers, "run_local", run_local)
     code, out, err = run(*words)
     assert (code, err) == (0, "") and "lr 0.2 (validation accuracy" in out
 

@@ -10,8 +10,7 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import evaluate, executors
-from fedvg_jax.runs.record import history
-from fedvg_jax.views.report import intact
+from fedvg_jax.runs.record import history, shapes
 
 SMALL = fv.Config(rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=1.0, keep=0, devices="1")
 RECORD = "accuracy_by_client,calibration"
@@ -58,10 +57,10 @@ def test_recording_them_changes_no_other_entry(finished):
 
 
 def test_records_are_intact_for_a_report(finished):
-    assert not intact.damage(history.read(finished.folder), {})
+    assert not shapes.damage(history.read(finished.folder), {})
     (record,) = json.loads(json.dumps(finished.records))
-    assert "test_calibration" in intact.damage([record | {"test_calibration": [[1, 2]]}], {})
-    assert "accuracy_by_client" in intact.damage([record | {"accuracy_by_client": 1}], {})
+    assert "test_calibration" in shapes.damage([record | {"test_calibration": [[1, 2]]}], {})
+    assert "accuracy_by_client" in shapes.damage([record | {"accuracy_by_client": 1}], {})
 
 
 @pytest.mark.parametrize("executor", [None, executors.sharded(2, 1)], ids=["one device", "two devices"])

@@ -1,9 +1,8 @@
 """Checks that the files of a run folder are as its run wrote them.
 
 Recomputes the results of summary.json from history.jsonl, and compares the files of the folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json, and its settings with the point of a sweep that it is
-in. A run is resumed, and a report counts it, only if its folder passes. It detects accidents and careless edits, not a
-forger who also rewrites every digest: no key is involved.
+seals of its checkpoints, in manifest.json and in summary.json. A run is resumed, and a report counts it, only if its
+folder passes. It detects accidents and careless edits, not a forger who also rewrites every digest: no key is involved.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import sweep_folder
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, resume, seals
 from fedvg_jax.runs.record.history import Record
@@ -184,14 +182,12 @@ def _contradictions(
 
 
 def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Report) -> None:
-    """Checks that config.json has the settings of the checkpoints, and of the point of a sweep."""
+    """Checks that config.json has the settings of the checkpoints."""
     try:
         config = run_folder.read_config(path)
     except UsageError as error:
         report.misfits.append(f"config.json: {error}")
         return
-    if contradiction := sweep_folder.contradiction(path, config):
-        report.misfits.append(contradiction)
     for name, seal in checkpoints.items():
         try:
             changed = resume.differences(run_folder.config_from_json(seal["config"], name), config)

@@ -87,7 +87,7 @@ def test_pages_are_plain_markdown():
 
 
 def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
-    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    pytest.importorskip("scipy", reason="reports need the report extra")
     from run_folders import write_sweep
 
     from fedvg_jax.study import markup, tables

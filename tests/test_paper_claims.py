@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from run_folders import write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import claims, layers, measures

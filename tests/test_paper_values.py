@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_folders import write_manifest, write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import values
 from fedvg_jax import paper

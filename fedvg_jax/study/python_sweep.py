@@ -194,7 +194,7 @@ def _observers(points: Sequence[Point], out: Path | None, progress: bool) -> Ite
     from fedvg_jax.study import sweep_progress
 
     def is_done(point: Point) -> bool:
-        return out is not None and sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config)
+        return out is not None and sweep_folder.is_done(out, point)
 
     ordered = sorted(points, key=lambda point: not is_done(point))
     with sweep_progress.sweep_progress(Console(), ordered, sum(map(is_done, points))) as observers:

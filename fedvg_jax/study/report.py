@@ -21,7 +21,7 @@ from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table
 
 PAGE = "report.html"
-EXTRA = ("scipy", "statsmodels", "matplotlib", "vl_convert")
+EXTRA = ("scipy", "matplotlib", "vl_convert")
 """Modules of the packages of the extra `report`."""
 
 

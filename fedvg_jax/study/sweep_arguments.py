@@ -28,7 +28,7 @@ HIDDEN = ("worker", "phase")
 OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", *HIDDEN)
 """Flags that are no settings of a run."""
 
-EXECUTION = ("jobs", "executor", "slurm", "shard", "out", *HIDDEN)
+EXECUTION = ("jobs", "executor", "slurm", "out", *HIDDEN)
 """Flags that a worker does not get as they are."""
 
 EXECUTORS = ("processes", "submitit")

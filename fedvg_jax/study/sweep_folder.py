@@ -270,15 +270,11 @@ def write_failure(folder: Path, config: Config, failure: Failure) -> None:
     run_folder.write_json(folder / FAILURE, failure._asdict())
 
 
-def is_done(folder: Path, config: Config) -> bool:
+def is_done(out: Path, point: Point) -> bool:
     """Returns whether nothing is left to compute: the point is finished, or it diverged."""
+    folder = point_folder(out, point.name)
     failure = read_failure(folder)
-    return is_finished(folder, config) if failure is None else failure.kind == "diverged"
-
-
-def is_tried(folder: Path, config: Config) -> bool:
-    """Returns whether a point is finished, or has a recorded failure, of whatever kind."""
-    return read_failure(folder) is not None or is_finished(folder, config)
+    return is_finished(folder, point.config) if failure is None else failure.kind == "diverged"
 
 
 def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:
@@ -289,7 +285,7 @@ def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -
         points: which were computed, unless they failed or the process that held them was lost.
         noun: what a point is called.
     """
-    pending = [point for point in points if not is_done(point_folder(out, point.name), point.config)]
+    pending = [point for point in points if not is_done(out, point)]
     failures = {p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))}
     if failures:
         name, failure = next(iter(failures.items()))

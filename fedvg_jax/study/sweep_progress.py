@@ -6,8 +6,8 @@ import contextlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +25,17 @@ SEEDS = ("seed", "partition_seed")
 """Settings whose values are repetitions: the table has means over them."""
 
 
+class Part(NamedTuple):
+    """The rounds of a point that one process has computed."""
+
+    point: Point
+    start: int
+    """rounds that were done before"""
+    stop: int
+    """rounds that were done afterwards"""
+    seconds: float
+
+
 class Clock:
     """Estimates the time left from the rounds that all processes have computed since the start.
 
@@ -40,41 +51,33 @@ class Clock:
         self.total, self.points_done = len(points), num_done
         self._start = time.perf_counter()
         self._program = {point.name: sweeps.program_key(point.config) for point in points}
-        self._in_points: dict[str, int] = {}  # rounds done of the points in progress
-        self._left: Counter[tuple] = Counter()  # rounds by program, as the next two
-        self._computed: Counter[tuple] = Counter()
+        self._left = {point.name: point.config.rounds for point in points[num_done:]}
+        self._computed: Counter[tuple] = Counter()  # rounds by program
         self._seconds: dict[tuple, float] = {}
-        for point in points[num_done:]:
-            self._left[self._program[point.name]] += point.config.rounds
 
-    def start_point(self, point: Point) -> None:
-        """Starts a point, perhaps anew."""
-        self._left[self._program[point.name]] += self._in_points.pop(point.name, 0)
-
-    def resume(self, point: Point, number: int) -> None:
-        """Leaves out the first `number` rounds of a point, which were computed before the start."""
-        self._left[self._program[point.name]] -= number
-        self._in_points[point.name] = number
+    def start_point(self, point: Point, num_done: int = 0) -> None:
+        """Starts a point, perhaps anew, of which `num_done` rounds were computed before."""
+        self._left[point.name] = point.config.rounds - num_done
 
     def count(self, point: Point, number: int, seconds: float) -> None:
         """Counts the rounds up to `number` of a point, of which those not counted so far took `seconds`."""
-        new = number - self._in_points.get(point.name, 0)
-        if new > 0:
-            self._add(point, new, seconds)
-            self._left[self._program[point.name]] -= new
-            self._in_points[point.name] = number
+        program, left = self._program[point.name], point.config.rounds - number
+        if left < self._left[point.name]:
+            self._computed[program] += self._left[point.name] - left
+            self._seconds[program] = self._seconds.get(program, 0.0) + seconds
+            self._left[point.name] = left
 
     def end_point(self, point: Point) -> None:
         """Ends a point, which may have computed fewer rounds than it has."""
         self.points_done += 1
-        self._left[self._program[point.name]] -= point.config.rounds - self._in_points.pop(point.name, 0)
+        self._left.pop(point.name, None)
 
-    def end_others(self, points: Sequence[tuple[Point, int, float]]) -> None:
-        """Ends points that other processes have computed meanwhile, with numbers of their rounds and the seconds."""
-        self.points_done += len(points)
-        for point, number, seconds in points:
-            self._add(point, number, seconds)
-            self._left[self._program[point.name]] -= point.config.rounds
+    def end_others(self, parts: Sequence[Part]) -> None:
+        """Ends points that other processes have computed meanwhile."""
+        for point, start, stop, seconds in parts:
+            self.start_point(point, start)
+            self.count(point, stop, seconds)
+            self.end_point(point)
 
     def left(self) -> str:
         """Returns the time left in words."""
@@ -82,14 +85,9 @@ class Clock:
         if not seconds:
             return "time left unknown"
         mean = seconds / self._computed.total()
-        rates = {program: self._seconds[program] / number for program, number in self._computed.items() if number}
-        left = sum(max(0, number) * rates.get(program, mean) for program, number in self._left.items())
+        rates = {program: self._seconds[program] / number for program, number in self._computed.items()}
+        left = sum(number * rates.get(self._program[name], mean) for name, number in self._left.items())
         return f"about {duration((time.perf_counter() - self._start) / seconds * left)} left"
-
-    def _add(self, point: Point, number: int, seconds: float) -> None:
-        program = self._program[point.name]
-        self._computed[program] += number
-        self._seconds[program] = self._seconds.get(program, 0.0) + seconds
 
 
 def duration(seconds: float) -> str:
@@ -109,7 +107,7 @@ def sweep_progress(
     points: Sequence[Point],
     num_done: int,
     exit_message: Callable[[], str] | None = None,
-    ended_elsewhere: Callable[[Point], Sequence[tuple[Point, int, float]]] = lambda point: (),
+    ended_elsewhere: Callable[[Point], Sequence[Part]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
 
@@ -120,28 +118,17 @@ def sweep_progress(
         points: of the sweep, the finished ones first.
         num_done: how many are finished.
         exit_message: see `runs.sweeps.Observers`.
-        ended_elsewhere: called with every point that this process has computed; returns those that other processes have
-            computed since the last call, with the numbers of rounds that they computed and the seconds of these.
+        ended_elsewhere: called with every point that this process has computed; returns what other processes have
+            finished since the last call.
     """
     clock = Clock(points, num_done)
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def print_point(point: Point, result: History | Failure) -> None:
-        clock.end_point(point)
-        clock.end_others(ended_elsewhere(point))
-        log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
-
-    def count_rounds(point: Point, records: list[Record]) -> None:
-        clock.count(point, records[-1]["round"], sum(record.get("seconds") or 0.0 for record in records))
-
-    plain = Observers(clock.start_point, count_rounds, print_point, log, exit_message, on_resume=clock.resume)
-    if not console.is_terminal:
-        yield plain
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TextColumn("{task.fields[text]}", markup=False), console=console) as progress:
+    shown = TextColumn("{task.fields[text]}", markup=False)
+    with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("points", total=len(points), completed=num_done, text="")
         rounds = progress.add_task("rounds", total=None, text="")
 
@@ -149,16 +136,19 @@ def sweep_progress(
             clock.start_point(point)
             progress.reset(rounds, total=point.config.rounds, text=point.name)
 
-        def show(point: Point, records: list[Record]) -> None:
-            count_rounds(point, records)
-            progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
+        def count(point: Point, records: list[Record]) -> None:
+            number = records[-1]["round"]
+            clock.count(point, number, sum(record.get("seconds") or 0.0 for record in records))
+            progress.update(rounds, total=point.config.rounds, completed=number, text=point.name)
             progress.update(bar, text=clock.left())
 
         def end(point: Point, result: History | Failure) -> None:
-            print_point(point, result)
+            clock.end_point(point)
+            clock.end_others(ended_elsewhere(point))
+            log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
             progress.update(bar, completed=clock.points_done, text=clock.left())
 
-        yield Observers(start, show, end, log, exit_message, on_resume=clock.resume)
+        yield Observers(start, count, end, log, exit_message, on_resume=clock.start_point)
 
 
 def result_text(result: History | Failure) -> str:
@@ -219,14 +209,9 @@ def cell_text(results: Sequence[History | Failure | None]) -> str:
     if values:
         spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
         parts.append(f"{factor * statistics.mean(values):.{digits}f}{spread} ({len(values)})")
-    kinds = [result.kind for result in results if isinstance(result, Failure)]
-    counts: Mapping[str, int] = {
-        "diverged": kinds.count("diverged"),
-        "failed": kinds.count("failed"),
-        "missing": sum(result is None for result in results),
-        "not finite": len(metrics) - len(values),
-    }
-    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in counts.items() if count)])
+    counts = Counter("missing" if r is None else r.kind for r in results if not isinstance(r, History))
+    counts["not finite"] = len(metrics) - len(values)
+    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in sorted(counts.items()) if count)])
 
 
 def _varies(points: Sequence[Point], name: str) -> bool:

@@ -181,7 +181,9 @@ class Work(NamedTuple):
     def is_tried(self, point: Point) -> bool:
         """Returns whether a point is finished, or has failed since the command started, in whichever process."""
         folder = self.folder(point)
-        return folder is not None and sweep_folder.is_tried(folder, point.config)
+        if folder is None:
+            return False
+        return sweep_folder.read_failure(folder) is not None or sweep_folder.is_finished(folder, point.config)
 
 
 @contextlib.contextmanager

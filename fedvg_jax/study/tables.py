@@ -286,7 +286,6 @@ def effects(study: Study, chosen: Options) -> Table:
             number(comparison.n, 0),
             number(comparison.mean, digits, signed=True),
             _interval(comparison.t_interval, digits),
-            _interval(comparison.bootstrap_interval, digits),
             p_value(comparison.t_p),
             p_value(corrected_t[key]),
             p_value(comparison.wilcoxon_p),
@@ -298,7 +297,6 @@ def effects(study: Study, chosen: Options) -> Table:
         Column("n", ("n",)),
         Column("difference", ("difference",)),
         Column("95 % t interval", ("t_low", "t_high")),
-        Column("95 % bootstrap interval", ("bootstrap_low", "bootstrap_high")),
         Column("p, t test", ("t_p",)),
         Column("p, t, Holm", ("t_p_holm",)),
         Column("p, Wilcoxon", ("wilcoxon_p",)),
@@ -321,11 +319,11 @@ def effects(study: Study, chosen: Options) -> Table:
     return Table("effects", f"{study.title}: effect against {baseline}, {unit}", header, rows, notes)
 
 
-def _interval(interval: statistics.Interval, digits: int) -> Entry:
+def _interval(interval: tuple[float, float], digits: int) -> Entry:
     low, high = (number(limit, digits, signed=True) for limit in interval)
     if low.numbers == (None,):
         return Entry("–", (None, None))
-    return Entry(f"[{low.text}, {high.text}]", tuple(interval))
+    return Entry(f"[{low.text}, {high.text}]", interval)
 
 
 def cost(study: Study, chosen: Options) -> Table:

@@ -225,7 +225,7 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
     return choices
 
 
-def as_json(tuning: Tuning, choices: dict[str, Choice]) -> dict[str, Any]:
+def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
     grid = {name: values for axis in tuning.axes for name, values in axis.as_json().items()}
     chosen = {cell: choice._asdict() for cell, choice in choices.items()}

@@ -3,7 +3,7 @@
 import pytest
 from run_folders import write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax import report

@@ -246,9 +246,9 @@ def test_finished_point_counts_with_the_rounds_of_its_last_part(tmp_path, resume
     folder = sweep_folder.point_folder(tmp_path, point.name)
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"resumed_from": resumed_from, "run_seconds": 20.0}))
-    assert sweep._last_part(tmp_path, point) == part
+    assert sweep._last_part(tmp_path, point) == (point, *part)
     sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 8, "client 1 diverged"))
-    assert sweep._last_part(tmp_path, point)[:2] == (part[0], 8)
+    assert sweep._last_part(tmp_path, point)[1:3] == (part[0], 8)
 
 
 def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
@@ -262,11 +262,11 @@ def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, mon
 
 def test_dry_run_lists_only_the_unfinished_points_of_its_shard(run, monkeypatch):
     monkeypatch.setattr(sweep, "_estimate", lambda group: (60.0 * len(group), 0.0))
-    monkeypatch.setattr(sweep, "_is_done", lambda out, point: point.name == "seed=1")
+    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name == "seed=1")
     code, out, _ = run("--seed", "0:6", "--shard", "1/2", "--dry-run")
     assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=2"]
     assert "2 points, 1 program: about 2 min" in out and "; 1 of 3 points finished" in out
-    monkeypatch.setattr(sweep, "_is_done", lambda out, point: True)
+    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: True)
     code, out, _ = run("--seed", "0:6", "--dry-run")
     assert code == 0 and "nothing to compute; 6 of 6 points finished" in out
 

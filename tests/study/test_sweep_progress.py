@@ -9,6 +9,7 @@ from rich.console import Console
 from fedvg_jax.config import Config
 from fedvg_jax.study import sweep_progress
 from fedvg_jax.study.sweep_points import Point
+from fedvg_jax.study.sweep_progress import Part
 
 
 @pytest.fixture
@@ -37,19 +38,19 @@ def test_points_of_another_process_speed_up_the_sweep(clock):
     set_time(10.0)
     counter.count(points[0], 10, 10.0)
     counter.end_point(points[0])
-    counter.end_others([(points[1], 10, 10.0)])
+    counter.end_others([Part(points[1], 0, 10, 10.0)])
     assert counter.points_done == 2 and counter.left() == "about 30 s left"
 
 
 def test_rounds_of_earlier_processes_are_neither_left_nor_computed(clock):
     """At 10 s a round, one round of the first point and 60 of six others take 610 s."""
     counter, points, set_time = clock
-    counter.resume(points[0], 8)
+    counter.start_point(points[0], 8)
     counter.count(points[0], 8, 80.0)
     assert counter.left() == "time left unknown"
     set_time(10.0)
     counter.count(points[0], 9, 10.0)
-    counter.end_others([(points[1], 0, 0.0)])
+    counter.end_others([Part(points[1], 10, 10, 0.0)])
     assert counter.left() == "about 10 min left"
 
 
@@ -95,7 +96,8 @@ def test_two_processes_halve_the_time_of_points_of_both_programs(two_programs):
     """In 60 s they have finished three points of 10 s, and three of 30 s; a point of 10 s and one of 30 s are left."""
     counter, points, set_time = two_programs
     set_time(60.0)
-    counter.end_others([(point, 10, 10.0) for point in points[:3]] + [(point, 10, 30.0) for point in points[4:7]])
+    ended = {**dict.fromkeys(range(3), 10.0), **dict.fromkeys(range(4, 7), 30.0)}
+    counter.end_others([Part(points[i], 0, 10, seconds) for i, seconds in ended.items()])
     assert counter.left() == "about 20 s left"
 
 

@@ -198,7 +198,7 @@ def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
         assert is_mine
         computed, stopped_by = sweeps.compute(points, out, waits=False)
     assert set(computed) == {p.name for p in points} - {points[1].name} and stopped_by is None
-    assert not sweep_folder.is_done(folder, points[1].config)
+    assert not sweep_folder.is_done(out, points[1])
     computed, _ = sweeps.compute(points, out)  # its process has ended
     assert list(computed) == [points[1].name]
 

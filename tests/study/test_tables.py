@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.core.types import UsageError

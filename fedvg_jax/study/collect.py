@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import divergence
-from fedvg_jax.runs.record import shapes, verification
+from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
@@ -236,34 +236,26 @@ def _read_run(folder: Path, empty: Point, sweep: Mapping[str, Any] | None = None
         return _Folder(empty, None, f"{name}: {lacking}")
     try:
         history = History.load(folder)
-        documents = {key: _document(folder / f"{key}.json") for key in ("partition", "manifest", "layers", "failure")}
+        partition, manifest, layers, failed = (
+            _document(folder / f"{stem}.json") for stem in ("partition", "manifest", "layers", "failure")
+        )
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
-    point = empty._replace(config=history.config)
-    if damaged := shapes.damage(history.records, documents):
-        return _Folder(point, None, f"{name}: {damaged}")
-    given = (documents["manifest"] or {}).get("given", {})
-    point = point._replace(base={**point.base, **{f"given.{key}": True for key in given}})
     assert history.config is not None
     misfit = sweep_folder.contradiction(sweep, name, history.config) if sweep else sweep_folder.misfit(folder)
     if misfit:
         return _Folder(empty, None, f"{name}: {misfit}")
-    if failure := _failure(history, documents["failure"]):
-        return _Folder(point, None, failure=f"{name}: {failure}")
-    if problem := _unfinished(history):
+    point = empty._replace(config=history.config)
+    is_failed = failed is not None or history.summary.get("stopped_by") == "diverged"
+    if problem := "" if is_failed else _unfinished(history):
         return _Folder(point, None, f"{name}: {problem}")
     if misfits := verification.check(folder, with_arrays=False).misfits:
         return _Folder(point, None, f"{name}: {misfits[0]}")
-    layers = documents.pop("layers")
-    run = Run(
-        folder,
-        history,
-        documents["partition"] or {},
-        documents["manifest"] or {},
-        layers or (),
-        passed_objects(point),
-    )
-    return _Folder(point, run)
+    given = {f"given.{key}": True for key in (manifest or {}).get("given", {})}
+    point = point._replace(base={**point.base, **given})
+    if is_failed:
+        return _Folder(point, None, failure=f"{name}: {_failure(history, failed)}")
+    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), passed_objects(point)))
 
 
 def _document(path: Path) -> Any:
@@ -271,14 +263,12 @@ def _document(path: Path) -> Any:
 
 
 def _failure(history: History, document: Any) -> str:
-    """Returns why a run ended early for good; empty where it did not."""
+    """Returns why a run ended early for good."""
     if isinstance(document, dict):
         kind, when = document.get("kind", "failed"), document.get("round")
         reason = one_line(str(document.get("reason", "")))
         return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
-    if history.summary.get("stopped_by") == "diverged":
-        return f"diverged in round {len(divergence.until_first(history.records))}"
-    return ""
+    return f"diverged in round {len(divergence.until_first(history.records))}"
 
 
 def _unfinished(history: History) -> str:
@@ -329,8 +319,9 @@ def _twin(first: Run, second: Run) -> str:
     Raises:
         UsageError: their data or their results differ.
     """
-    if mixed := _mixed("data", first, second) or _mixed("partition", first, second):
-        raise UsageError(f"{mixed}, with the same settings and seeds; name only one")
+    for name in ("data", "partition"):
+        if first.manifest[name] != second.manifest[name]:
+            raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; name only one")
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
         raise UsageError(
@@ -370,36 +361,43 @@ def _runs(cells: Mapping[tuple[str, Scenario], Cell], method: str, scenario: Sce
     return cell.runs if cell else {}
 
 
+def _pairs(runs: Iterable[Run], key: Callable[[Run], Any], value: Callable[[Run], Any]) -> list[tuple[Run, Run]]:
+    """Returns the runs whose value differs from that of the first run with their key, each behind that first run."""
+    first: dict[Any, Run] = {}
+    return [(first[key(run)], run) for run in runs if value(first.setdefault(key(run), run)) != value(run)]
+
+
 def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
-    lines: dict[tuple[str, Scenario], str] = {}
-    first: dict[tuple, Run] = {}
-    for (_, scenario), cell in cells.items():
-        for replicate, run in cell.runs.items():
-            partition = replicate if "partition" in run.given else replicate[1:]
-            for name, key in (("data", ()), ("partition", partition)):
-                if line := _mixed(name, first.setdefault((name, scenario, key), run), run):
-                    lines.setdefault((name, scenario), line)
-    return list(lines.values())
+    lines = []
+    for scenario in dict.fromkeys(scenario for _, scenario in cells):
+        runs = [run for key, cell in cells.items() if key[1] == scenario for run in cell.runs.values()]
+        keys: dict[str, Callable[[Run], Any]] = {"data": lambda run: (), "partition": _seeds_of_partition}
+        for name, key in keys.items():
+            lines += [_mixed(name, *pair) for pair in _pairs(runs, key, lambda run, n=name: run.manifest[n])[:1]]
+    return lines
+
+
+def _seeds_of_partition(run: Run) -> tuple[int, ...]:
+    """Returns the seeds on which a run's partition depends; one from Python may depend on all."""
+    return (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
 
 
 def _mixed(name: str, first: Run, second: Run) -> str:
-    """Returns a line with the digests of the data, or of the partitions, of two runs; "" if they are equal."""
+    """Returns a line with the digests of the data, or of the partitions, of two runs."""
     digests = [str(run.manifest[name])[:12] for run in (first, second)]
-    is_equal = first.manifest[name] == second.manifest[name]
-    return "" if is_equal else f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
+    return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
 
 
 def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """Returns a line for every run whose objects from Python have other functions than those of its cell."""
     lines = []
     for cell in cells.values():
-        first: dict[str, str] = {}
-        for run in cell.runs.values():
-            for name, functions in run.manifest.get("given", {}).items():
-                is_named = name in ("task", "algorithm", "weighting")
-                if is_named and first.setdefault(name, functions) != functions:
-                    lines.append(f"mixed {name}: {run.folder.name} has {functions}, other runs have {first[name]}")
+        for name in ("task", "algorithm", "weighting"):
+            runs = [run for run in cell.runs.values() if name in run.manifest.get("given", {})]
+            for first, run in _pairs(runs, lambda run: (), lambda run, n=name: run.manifest["given"][n]):
+                functions = (each.manifest["given"][name] for each in (run, first))
+                lines.append("mixed {}: {} has {}, other runs have {}".format(name, run.folder.name, *functions))
     return lines
 
 
@@ -408,16 +406,15 @@ def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
 
     The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
     """
-    lines = []
-    for cell in cells.values():
-        first: dict[tuple, Run] = {}
-        for run in cell.runs.values():
-            digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
-            measured = [[record.get(name) for name in MEASURED] for record in run.records]
-            other = first.setdefault((run.config.seed, *digests, str(measured)), run)
-            if other is not run:
-                lines.append(
-                    f"repeated run: {run.folder.name} has the seed, the rows and the results of {other.folder.name},"
-                    " and is no further replicate"
-                )
-    return lines
+    return [
+        f"repeated run: {run.folder.name} has the seed, the rows and the results of {first.folder.name},"
+        " and is no further replicate"
+        for cell in cells.values()
+        for first, run in _pairs(cell.runs.values(), _content, lambda run: run.folder)
+    ]
+
+
+def _content(run: Run) -> str:
+    """Returns what independent runs do not have in common: seed, rows and results."""
+    digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
+    return repr((run.config.seed, digests, [[record.get(name) for name in MEASURED] for record in run.records]))

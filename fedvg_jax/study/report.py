@@ -6,7 +6,6 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -21,7 +20,7 @@ from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table
 
 PAGE = "report.html"
-EXTRA = ("scipy", "matplotlib", "vl_convert")
+EXTRA = ("scipy", "matplotlib")
 """Modules of the packages of the extra `report`."""
 
 
@@ -89,12 +88,10 @@ def write(
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in write_table(table, folder / "tables")]
         paths += write_table(tables.runs(study), folder / "tables", ("csv",))
-        with ThreadPoolExecutor(1) as pool:
-            script = pool.submit(page.bundle)  # while the figures are drawn
-            drawn, left_out = write_figures(study, folder / "figures", sizes, {name: FIGURES[name] for name in names})
+        drawn, left_out = write_figures(study, folder / "figures", sizes, {name: FIGURES[name] for name in names})
         paths += [path for _, several in drawn for path in several]
         pictures = [(drawing, several[0]) for drawing, several in drawn]
-        text = page.page(study, made, pictures, left_out, command or _command(dirs), script.result())
+        text = page.page(study, made, pictures, left_out, command or _command(dirs))
         files.replace(folder / PAGE, text)
         _remove_stale(folder, paths)
     return Report(study, made, [*paths, folder / PAGE], left_out)

@@ -33,9 +33,6 @@ EXECUTION = ("jobs", "executor", "slurm", "out", *HIDDEN)
 
 EXECUTORS = ("processes", "submitit")
 
-PHASES = ("tuning", "final")
-"""Parts of a sweep with tuned settings, one after the other."""
-
 SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
 """Settings of the process, which all points share."""
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,12 +107,15 @@ def compute(
     if out and retries:
         sweep_folder.clear_failures(out, points)
     sources = sweep_folder.read_sources(out) if out else {}
-    work = Work(out, observers, replacements, DataStore({}), sources, {}, [])
+    work = Work(out, observers, replacements, {}, sources, {}, [])
     pending = list(points)
     while pending:
-        busy = compute_points(work, pending)
-        if work.stops:
-            return work.results, work.stops[0]
+        busy = []
+        for point in pending:
+            if not _compute_or_skip(work, point):
+                busy.append(point)
+            if work.stops:
+                return work.results, work.stops[0]
         pending = busy if waits else []
         if pending:
             time.sleep(POLL_SECONDS)
@@ -145,20 +148,6 @@ def data_key(config: Config) -> tuple:
     )
 
 
-class DataStore(NamedTuple):
-    """The data set that was read last; the others are not kept, because they may fill the memory."""
-
-    arrays: dict[tuple, Arrays]
-
-    def read(self, config: Config) -> Arrays:
-        """Returns the data set of a run."""
-        key = data_key(config)
-        if key not in self.arrays:
-            self.arrays.clear()
-            self.arrays[key] = simulation.load_data(config)
-        return self.arrays[key]
-
-
 class Work(NamedTuple):
     """What a process computes, and where the results go."""
 
@@ -166,7 +155,8 @@ class Work(NamedTuple):
     observers: Observers
     replacements: Mapping[str, Any]
     """arguments of `simulation.simulation`"""
-    data: DataStore
+    data: dict[tuple, Arrays]
+    """the data set that was read last; the others are not kept, because they may fill the memory"""
     sources: sweep_folder.Sources
     """digests of data and partitions of all points in the folder; grows"""
     results: dict[str, History | Failure]
@@ -178,38 +168,23 @@ class Work(NamedTuple):
         """Returns the run folder of a point, or None."""
         return sweep_folder.point_folder(self.out, point.name) if self.out else None
 
-    def is_tried(self, point: Point) -> bool:
-        """Returns whether a point is finished, or has failed since the command started, in whichever process."""
-        folder = self.folder(point)
-        if folder is None:
-            return False
-        return sweep_folder.read_failure(folder) is not None or sweep_folder.is_finished(folder, point.config)
 
-
-@contextlib.contextmanager
-def claim(folder: Path | None) -> Iterator[bool]:
-    """Yields whether this process may compute the point of a folder, which is claimed for so long."""
-    if folder is None:
-        yield True
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
-        yield is_mine
-
-
-def compute_points(work: Work, points: Sequence[Point]) -> list[Point]:
-    """Computes points one after another until a signal; returns those that other processes hold."""
-    busy = []
-    for point in points:
-        with claim(work.folder(point)) as is_mine:
-            if not is_mine:
-                busy.append(point)
-            elif not work.is_tried(point):
-                work.observers.on_start(point)
-                store_result(work, point, _compute_point(work, point))
-        if work.stops:
-            break
-    return busy
+def _compute_or_skip(work: Work, point: Point) -> bool:
+    """Computes a point unless that is done, or has failed since the command started; returns False if it is held."""
+    folder = work.folder(point)
+    with contextlib.ExitStack() as stack:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
+                return False
+            if sweep_folder.read_failure(folder) is not None or sweep_folder.is_finished(folder, point.config):
+                return True
+        work.observers.on_start(point)
+        result = _compute_point(work, point)
+        if not (isinstance(result, History) and result.summary["interrupted"]):
+            work.results[point.name] = result
+            work.observers.on_end(point, result)
+    return True
 
 
 def _compute_point(work: Work, point: Point) -> History | Failure:
@@ -219,29 +194,22 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
     def count(records: list[Record]) -> None:
         nonlocal num_done
         num_done = records[-1]["round"]
-        work.observers.on_records(point, records)
+        observers.on_records(point, records)
 
-    log = log_of(work, point)
-    listeners = {"log": log, "exit_message": work.observers.exit_message, "on_stop": work.stops.append}
-    listeners["on_resume"] = functools.partial(work.observers.on_resume, point)
+    observers = work.observers
     try:
-        sim = simulation_of(work, point)
-        history = work.observers.run(sim, **listeners, on_records=count)
-        return history if work.out else on_host(history)
+        history = observers.run(
+            simulation_of(work, point),
+            log=lambda line: observers.log(f"{point.name}: {line}"),
+            exit_message=observers.exit_message,
+            on_stop=work.stops.append,
+            on_resume=functools.partial(observers.on_resume, point),
+            on_records=count,
+        )
+        # in memory, a history's model must not occupy the device
+        return history if work.out else history._replace(variables=checkpoint.to_host(history.variables))
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)
-
-
-def log_of(work: Work, point: Point) -> Callable[[str], None]:
-    """Returns the function that reports a line about a point."""
-    return lambda line: work.observers.log(f"{point.name}: {line}")
-
-
-def store_result(work: Work, point: Point, result: History | Failure) -> None:
-    """Stores and reports the result of a point, unless it was interrupted."""
-    if not (isinstance(result, History) and result.summary["interrupted"]):
-        work.results[point.name] = result
-        work.observers.on_end(point, result)
 
 
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
@@ -255,7 +223,11 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     arguments = for_point(point, work.replacements)
     is_given = arguments.get("data") is not None
     if not is_given:
-        arguments["data"] = work.data.read(config)
+        key = data_key(config)
+        if key not in work.data:
+            work.data.clear()
+            work.data[key] = simulation.load_data(config)
+        arguments["data"] = work.data[key]
     sim = simulation.simulation(config, **arguments)
     if folder:
         digests = provenance.sources(sim.arrays, sim.partition)
@@ -268,18 +240,13 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
     if isinstance(error, DivergedError):
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))
     else:
-        failure = Failure("failed", num_done, reason_of(error))
+        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
+        name, reason = type(error).__name__, one_line(str(error))
+        failure = Failure("failed", num_done, (reason or name) if is_expected else f"{name}: {reason or name}")
     if folder := work.folder(point):
         with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
             sweep_folder.write_failure(folder, point.config, failure)
     return failure
-
-
-def reason_of(error: Exception) -> str:
-    """Returns an error in one line, with its type unless that is one of settings, files or memory."""
-    is_expected = isinstance(error, (UsageError, OSError, MemoryError))
-    reason = one_line(str(error)) or type(error).__name__
-    return reason if is_expected else f"{type(error).__name__}: {reason}"
 
 
 def _config_in(folder: Path | None, config: Config) -> Config:
@@ -291,8 +258,3 @@ def _config_in(folder: Path | None, config: Config) -> Config:
         return dataclasses.replace(config, out=folder, resume=str(folder))
     sweep_folder.clear(folder)
     return dataclasses.replace(config, out=folder, resume=None)
-
-
-def on_host(history: History) -> History:
-    """Returns a history whose model does not occupy the device."""
-    return history._replace(variables=checkpoint.to_host(history.variables))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import plain, unused
+from fedvg_jax.config.uses import plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import axes as sweep_axes
@@ -117,31 +117,11 @@ def _refuse_other_cells(plain: Sweep, tuning: Tuning, points: Sequence[Point], t
     """
     cells = {cell_of(point.values) for point in make_points(plain).points}
     others = cells ^ by_cell(points, tuned).keys()
-    if not others:
-        return
-    if pair := _deciding_pair(plain, tuning):
-        setting, axis = pair
+    if others:
         raise UsageError(
-            f"{setting} is tuned, and its values decide whether the axis {axis} is used; make {setting} an axis, or"
-            f" give {axis} a single value"
+            f"tuned {', '.join(tuned)} and the axes {', '.join(name for axis in plain.axes for name in axis.names)} do"
+            f" not combine: only some values have the cell {min(others)}; make the tuned settings axes"
         )
-    raise UsageError(
-        f"tuned {', '.join(tuned)} and the axes {', '.join(name for axis in plain.axes for name in axis.names)} do not"
-        f" combine: only some values have the cell {min(others)}; make the tuned settings axes"
-    )
-
-
-def _deciding_pair(plain: Sweep, tuning: Tuning) -> tuple[str, str] | None:
-    """Returns a tuned setting, and an axis whose use it decides by itself; None without such a pair."""
-    names = [name for axis in plain.axes for name in axis.names]
-    for given in combinations(plain.axes):
-        config = resolve(plain, given)
-        used = set(names) - set(unused(config, names))
-        for tuned, value in ((axis.names[0], row[0]) for axis in tuning.axes for row in axis.values):
-            changed = apply(config, {tuned: value}, "tune")
-            if others := used ^ (set(names) - set(unused(changed, names))):
-                return tuned, min(others)
-    return None
 
 
 def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:

@@ -7,15 +7,8 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax import report
-from fedvg_jax.study import page
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
-
-
-@pytest.fixture(autouse=True)
-def bundle(monkeypatch):
-    """The real JavaScript takes five seconds."""
-    monkeypatch.setattr(page, "bundle", lambda: "")
 
 
 def accuracies(values):

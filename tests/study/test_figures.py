@@ -13,7 +13,6 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 
 from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
-from fedvg_jax.study import page
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import FIGURES, STEMS, base, curves, partitions, weights
 
@@ -58,31 +57,6 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
             corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
             edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
             assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
-
-
-def test_page_has_the_values_and_the_colours_of_the_figure(study):
-    stored = rows(draw(study, "curves")[0])
-    looks = base.line_styles(study.methods)
-    for i, setting in enumerate(("alpha 0.05", "alpha 0.5")):
-        specification = page.specification(study, i)
-        expected = [
-            {"method": r["method"], "round": int(r["round"]), "n": int(r["n"])}
-            | {
-                name: pytest.approx(float(r["mean"]) + sign * float(r["std"]), rel=1e-5)
-                for name, sign in {"mean": 0, "low": -1, "high": 1}.items()
-            }
-            for r in stored
-            if r["setting"] == setting
-        ]
-        assert specification["title"]["text"] == setting and specification["data"]["values"] == expected
-        band, line = (layer["encoding"] for layer in specification["layer"][:2])
-        for encoding in (band, line):
-            scale = encoding["color"]["scale"]
-            colours = dict(zip(scale["domain"], scale["range"], strict=True))
-            assert colours == {method: looks[method].colour for method in study.methods}
-        dashes = dict(zip(line["strokeDash"]["scale"]["domain"], line["strokeDash"]["scale"]["range"], strict=True))
-        assert {method for method, dash in dashes.items() if dash != [1, 0]} == {"fedprox"}
-        assert (band["y"]["field"], band["y2"]["field"], line["y"]["field"]) == ("low", "high", "mean")
 
 
 def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
@@ -154,7 +128,6 @@ def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, name, acc
 
 @pytest.mark.parametrize("name", ["curves", "alphas", "effective_clients"])
 def test_twenty_methods_are_drawn(tmp_path, name):
-    """The page has the dashes of every method, too."""
     for i in range(20):
         for alpha in (0.05, 0.5):
             options = {"method": f"fed{'prox+fedvg' if i % 2 else 'prox'}", "fedprox": {"mu": 0.01 * (1 + i // 2)}}
@@ -162,12 +135,6 @@ def test_twenty_methods_are_drawn(tmp_path, name):
     study = collect([tmp_path])
     assert len(study.methods) == 20
     assert draw(study, name)[0].rows
-    (encoding,) = [
-        layer["encoding"]["strokeDash"]
-        for layer in page.specification(study, 0)["layer"]
-        if "strokeDash" in layer["encoding"]
-    ]
-    assert len({tuple(dashes) for dashes in encoding["scale"]["range"]}) == 4
 
 
 def test_pairs_have_equal_settings_behind_the_name_of_the_method(tmp_path):
@@ -326,6 +293,7 @@ def test_a_client_of_one_round_is_a_point_and_leaders_of_labels_are_no_lines_of_
             if isinstance(values, list) and len(values) == size:
                 values.pop()
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_summary(tmp_path / "a")
     (panel,) = (axes for axes in draw(collect([tmp_path]), "weights")[0].figure.axes if axes.lines)
     marked = {len(line.get_xdata()): line.get_marker() for line in panel.lines if line.get_color() == "0.6"}
     assert marked[1] == "o" and marked[3] == "None"
@@ -373,7 +341,6 @@ def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
     assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
         ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
     ]  # fmt: skip
-    assert {value["method"] for value in page.specification(study, 0)["data"]["values"]} == {"fedavg"}
 
 
 def test_study_without_any_common_round_has_no_curves(tmp_path):
@@ -382,8 +349,6 @@ def test_study_without_any_common_round_has_no_curves(tmp_path):
     study = collect([tmp_path])
     with base.drawing(WIDE):
         assert FIGURES["curves"](study, WIDE) == "the runs of no cell have an evaluated round in common"
-    specification = page.specification(study, 0)
-    assert not specification["data"]["values"] and "rule" not in str(specification["layer"])
 
 
 def test_names_that_look_like_mathematics_are_drawn(tmp_path):

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from run_folders import write_json, write_manifest, write_run, write_sweep
 
-pytest.importorskip("vl_convert", reason="the page needs the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.study import figures, page, report
@@ -20,9 +19,6 @@ HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 OWN_HOSTS = ("google.com", "googleapis.com", "gvt1.com")
 """Hosts that Chromium asks on its own account, whatever page it shows."""
-
-
-BUNDLE = "/* Vega */"
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +37,7 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(sweep):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "bundle", lambda: BUNDLE)  # the real one takes five seconds
-        return report.write([sweep], figures=["alphas"])
+    return report.write([sweep], figures=["alphas"])
 
 
 @pytest.fixture(scope="module")
@@ -54,37 +48,23 @@ def text(written):
 def test_page_holds_tables_curves_figures_settings_and_provenance(written, text):
     for table in written.tables:
         assert f'<table id="{table.name}">' in text
-    assert text.count('<script type="application/json"') == len(written.study.scenarios) == 2
     assert text.count('src="data:image/png;base64,') == 1
     for part in ("rounds", "jax 9", "aaaaaaaaaaaa with changes", "failed: ", "python -m fedvg_jax.report"):
         assert part in text
 
 
 def test_page_asks_for_no_file_and_no_address(text):
-    own = text.replace(BUNDLE, "")
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|\#)[^"'\s>]+""", own)
-    assert "url(" not in own and "http-equiv" in own and "default-src &#x27;none&#x27;" in own
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|\#)[^"'\s>]+""", text)
+    assert "url(" not in text and "http-equiv" in text and "default-src &#x27;none&#x27;" in text
 
 
 def test_names_in_the_page_cannot_become_elements(text):
-    own = text.replace(BUNDLE, "")
-    assert "<script>alert" not in own and "<b>\n" not in own
-    assert own.count("<script") == own.count("</script>") == 4  # two specifications, the bundle, the start
+    assert "<script>alert" not in text and "<b>\n" not in text
+    assert "<script" not in text
 
 
-def test_specification_is_valid_vega_lite(written):
-    import vl_convert
-
-    for index in range(len(written.study.scenarios)):
-        specification = page.specification(written.study, index)
-        vega = vl_convert.vegalite_to_vega(specification)
-        assert {"method_choice", "zoom"} <= {signal["name"] for signal in vega["signals"]}
-        assert len(specification["data"]["values"]) == 2 * 3
-
-
-def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path, monkeypatch):
+def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
     """The first report has two groups of settings and two methods; the second has one of each."""
-    monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
     settings = {"dataset": "cifar10", "model": "resnet18"}
     for method in ("fedavg", "fedvg"):
         for epochs, alpha in itertools.product((1, 2), (0.05, 0.1)):
@@ -114,8 +94,6 @@ def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     assert not re.findall(r".*:CONSOLE.*", result.stderr)
-    for index in range(2):
-        assert re.search(rf'<div id="chart-{index}"[^>]*>.{{0,2000}}<svg', result.stdout, re.S)
     addresses = set(re.findall(r'"url":"(https?://[^"]*)"', log.read_text()))
     assert all(urlsplit(address).hostname.endswith(OWN_HOSTS) for address in addresses), addresses
 
@@ -127,10 +105,7 @@ def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_pat
     assert "(fedvg, norm l1; fedvg, norm l2)" in page.summary(study)
 
 
-def test_curves_stand_once_and_every_figure_has_a_caption(sweep, monkeypatch):
-    monkeypatch.setattr(page, "bundle", lambda: BUNDLE)
-    text = (
-        report.write([sweep], figures=["effective_clients", "curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
-    )
-    assert text.count("<figure>") == text.count("<figcaption>") == 2 and 'alt="Learning curves' not in text
+def test_every_figure_has_a_caption(sweep):
+    text = report.write([sweep], figures=["curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
+    assert text.count("<figure>") == text.count("<figcaption>") == 2
     assert figures.CAPTIONS["alphas"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import schedule
-from fedvg_jax.study import costs, markup, page, tables
+from fedvg_jax.study import costs, markup, tables
 from fedvg_jax.study.cells import CHOICES
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import FIGURES, base
@@ -354,7 +354,6 @@ def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
     with base.drawing(base.STYLES["wide"]):
         axes = [a for n in ("curves", "weights") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
     assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
-    assert not any("largest class" in str(page.specification(study, i)) for i in range(len(study.scenarios)))
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

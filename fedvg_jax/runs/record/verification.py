@@ -83,7 +83,7 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
     checkpoints = _read_checkpoints(path, report, with_arrays)
     manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))
     text, records = _read_history(path, report)
-    sealed = checkpoints | ({"summary.json": summary["seal"]} if summary and "seal" in summary else {})
+    sealed = checkpoints | ({"summary.json": summary.get("seal", {})} if summary is not None else {})
     if (checkpoints or summary is not None) and not (manifest or {}).keys() >= {"data", "partition"}:
         report.misfits.append("manifest.json is missing, or holds no digests of data and partition")
     for name, seal in [*sealed.items(), ("manifest.json", manifest or {})]:

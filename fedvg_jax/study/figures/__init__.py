@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures import against, calibration, classes, curves, partitions, weights
+from fedvg_jax.study.figures import against, answers, curves, partitions, weights
 from fedvg_jax.study.figures.base import Drawing, Style
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
@@ -18,8 +18,8 @@ FIGURES: dict[str, Figure] = {
     "effective_clients": weights.effective_number,
     "partitions": partitions.partitions,
     "validation_classes": partitions.validation_classes,
-    "classes": classes.recalls,
-    "calibration": calibration.reliability,
+    "classes": answers.recalls,
+    "calibration": answers.reliability,
 }
 """Value of --figures -> the function that draws them."""
 

@@ -44,8 +44,8 @@ from fedvg_jax.runs.record.history import History as History
 from fedvg_jax.runs.record.verification import MisfitError as MisfitError
 from fedvg_jax.runs.simulation import Simulation as Simulation
 from fedvg_jax.runs.simulation import simulation as simulation
-from fedvg_jax.runs.sweep_folder import Failure as Failure
-from fedvg_jax.runs.sweeps import SweepResult as SweepResult
+from fedvg_jax.study.sweep_folder import Failure as Failure
+from fedvg_jax.study.sweeps import SweepResult as SweepResult
 from fedvg_jax.weightings import aggregate as aggregate
 from fedvg_jax.weightings import fisher_trace as fisher_trace
 from fedvg_jax.weightings import generalised_weights as generalised_weights

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.axes import FOLLOW, parse_axes, refuse_set
+from fedvg_jax.config import Config
 from fedvg_jax.core import checks, hardware, processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
@@ -35,24 +33,14 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import (
-    chunks,
-    evaluation_records,
-    host_pool,
-    hub_folder,
-    loop,
-    programs,
-    shared_start,
-    simulation,
-    sweep_folder,
-    sweep_objects,
-    sweeps,
-)
+from fedvg_jax.runs import chunks, evaluation_records, host_pool, hub_folder, loop, programs, shared_start, simulation
 from fedvg_jax.runs.record import history, resume
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.simulation import Simulation
-from fedvg_jax.runs.sweeps import SweepResult
 from fedvg_jax.views import tracking
+
+if TYPE_CHECKING:
+    from fedvg_jax.study.sweeps import SweepResult
 
 EVAL_ROWS = 64
 """Rows of one step of `evaluate`."""
@@ -236,56 +224,15 @@ def run_sweep(
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
-    refuse_set(start)
-    settings, own = sweep_objects.split_hyper(axes)
-    parsed = parse_axes(settings)
-    follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
-    layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
-    plan = sweep_points.Sweep(parsed, layers, start)
-    made = sweep_points.make_points(plan)
-    made = made._replace(points=sweep_objects.with_hyper(made.points, own))
-    plan = plan._replace(axes=(*plan.axes, *own))
-    for point in made.points:
-        tracking.require(point.config, out is not None)
-        _check_flags(point.config, task)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "hyper": hyper}
-    folder = None if out is None else Path(out)
-    if data is None:
-        sweep_folder.check_sources(made.points)
-    sweep_objects.check(made.points, replacements)
-    if folder:
-        given = sweep_objects.describe(sweep_objects.shared_by_points(own, replacements))
-        sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
-    ordered = [point for group in sweeps.by_program(made.points) for point in group]
-    with _sweep_observers(ordered, folder, progress) as observers:
-        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
-    if stopped_by == "SIGINT":
-        raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
-    if stopped_by is not None:
-        signal.raise_signal(signal.Signals[stopped_by])
-    if folder:
-        return sweeps.load(made.points, folder)
-    return [SweepResult(p.name, p.values, results[p.name]) for p in made.points if p.name in results]
+    from fedvg_jax.study import python_sweep
 
-
-@contextlib.contextmanager
-def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progress: bool) -> Iterator[sweeps.Observers]:
-    """Yields what a sweep reports to: standard output, or nothing."""
-    if not progress:
-        yield sweeps.Observers(run=tracking.run_simulation)
-        return
-    from rich.console import Console
-
-    from fedvg_jax.views import sweep_progress
-
-    is_done = {
-        p.name: out is not None and sweep_folder.is_done(sweep_folder.point_folder(out, p.name), p.config)
-        for p in points
-    }
-    ordered = sorted(points, key=lambda point: not is_done[point.name])
-    with sweep_progress.sweep_progress(Console(), ordered, sum(is_done.values())) as observers:
-        yield observers._replace(run=tracking.run_simulation)
+    plan = python_sweep.plan(start, axes, replacements)
+    for point in plan.points.points:
+        tracking.require(point.config, out is not None)
+        _check_flags(point.config, task)
+    return python_sweep.run(plan, None if out is None else Path(out), progress)
 
 
 def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:

@@ -206,7 +206,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
 
 
 def test_generated_parts_of_the_documentation_are_up_to_date():
-    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    pytest.importorskip("scipy", reason="reports need the report extra")
     for path, tables in table.pages(table.RESULTS).items():
         text = path.read_text(encoding="utf-8")
         assert table.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"

@@ -13,7 +13,7 @@ from drawn_figures import NAMES, check_drawn_or_lacking, draw_one, make_study, r
 
 from benchmarks.paper import fisher, head, layers, validity
 from benchmarks.paper.figures import FIGURES
-from fedvg_jax.views.report.collect import collect
+from fedvg_jax.study.collect import collect
 
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",

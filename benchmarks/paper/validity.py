@@ -10,9 +10,9 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Run, Study, scenario_text
+from fedvg_jax.study.cells import Run, Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
 
 ACCURACY = "client_accuracy"
 """Key of a record: accuracy of every client's model on the pooled test set, in the order of `clients`."""

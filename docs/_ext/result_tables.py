@@ -12,9 +12,9 @@ import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
+from fedvg_jax.study import statistics
+from fedvg_jax.study.scenarios import base_name
 from fedvg_jax.views.labels import method_label
-from fedvg_jax.views.report import statistics
-from fedvg_jax.views.report.axes import base_name
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 
@@ -23,6 +24,9 @@ PASSED = {
     "weighting": "weighting",
 }
 """Object that a call from Python passes in place of a setting -> that setting."""
+
+HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
+"""Settings that change no result, such as folders."""
 
 
 def unmet(config: Config, name: str) -> Condition | None:
@@ -40,9 +44,20 @@ def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
     return [name for name in (SETTINGS if names is None else names) if unmet(config, name)]
 
 
+def used(config: Config) -> dict[str, Any]:
+    """Returns the settings on which the results of a run depend, by dotted name.
+
+    >>> settings = used(Config(weighting="samples"))
+    >>> "lr" in settings, "fedvg.norm" in settings, "out" in settings
+    (True, False, False)
+    """
+    left_out = {*HOST, *unused(config)}
+    return {name: plain(value) for name, value in flatten(config).items() if name not in left_out}
+
+
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
-    return {name: _plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
+    return {name: plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
 
 
 def refuse_unused(config: Config, names: Iterable[str]) -> None:
@@ -80,7 +95,10 @@ def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[st
     return {name: own.get(name, value) for name, value in settings.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+def plain(value: Any) -> Any:
+    """Returns a value of a setting, or several in a dict or a list, as JSON holds them."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value

@@ -19,16 +19,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import to_rows
-from fedvg_jax.runs import (
-    chunks,
-    client_memories,
-    contracts,
-    divergence,
-    shared_start,
-    simulation,
-    stop_signals,
-    sweep_objects,
-)
+from fedvg_jax.runs import chunks, client_memories, contracts, divergence, shared_start, simulation, stop_signals
 from fedvg_jax.runs.hyperparameters import own_values
 from fedvg_jax.runs.record import history, provenance
 from fedvg_jax.runs.record import recorder as recording
@@ -99,7 +90,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
-    described = sweep_objects.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
+    described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim)
     settings = config if processes.is_first() else dataclasses.replace(config, out=None)

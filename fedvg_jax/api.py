@@ -132,7 +132,7 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     """Returns the settings with the trackers that a call names."""
     if track is None:
         return config
-    return dataclasses.replace(config, track=track if isinstance(track, str) else ",".join(map(str, track)))
+    return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
 
 
 def _check_flags(config: Config, task: Task | None = None) -> None:
@@ -313,14 +313,15 @@ def make_schedule(
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
     {0: 6, 1: 3}
     """
-    num_clients = len(client_rows)
+    rows = [_checked_rows(mine) for mine in ([] if isinstance(client_rows, Mapping) else client_rows)]
+    num_clients = len(rows)
     if not num_clients:
-        raise UsageError("client_rows must have the rows of at least one client; got none")
+        raise UsageError("client_rows must be a list of the rows of each client, at least one; got none")
     cohort_size = num_clients if cohort_size is None else cohort_size
     counts = {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}
     for name, value in {**counts, "number": number, "seed": seed}.items():
         least = 1 if name in counts else 0
-        if not isinstance(value, (int, np.integer)) or value < least:
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise UsageError(f"{name} must be a whole number >= {least}; got {value!r}")
     if cohort_size > num_clients:
         raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
@@ -331,7 +332,6 @@ def make_schedule(
     ):
         raise UsageError(f"probe_ratio must be a number from 0 to 1; got {probe_ratio!r}")
     executor = executor or executors.lanes(1)
-    rows = [np.asarray(mine, np.int32) for mine in client_rows]
     return schedule.make(
         number,
         rows,
@@ -344,6 +344,14 @@ def make_schedule(
         capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size),
         probe_ratio=probe_ratio,
     )
+
+
+def _checked_rows(rows: Any) -> np.ndarray:
+    """Returns one client's rows, int32 [n_k]."""
+    array = np.asarray(rows, None if np.size(rows) else np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or ((array < 0) | (array >= 2**31)).any():
+        raise UsageError(f"client_rows must be a list of the rows of each client, integers >= 0; got {rows!r:.99}")
+    return array.astype(np.int32)
 
 
 def evaluate(
@@ -386,10 +394,8 @@ def evaluate(
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*data)
-    num_rows = {np.shape(leaf)[0] for leaf in jax.tree.leaves(data)}
-    if len(num_rows) != 1 or 0 in num_rows:
-        raise UsageError(f"data must be arrays of one length, of 1 or more rows; got lengths {sorted(num_rows)}")
-    rows = schedule.split_into_minibatches(np.arange(min(num_rows), dtype=np.int32), batch_size, keep_single=True)
+    numbers = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
+    rows = schedule.split_into_minibatches(numbers, batch_size, keep_single=True)
     return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
 
 

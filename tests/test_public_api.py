@@ -106,7 +106,13 @@ def test_research_script_needs_public_names_only(x64):
         (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
         (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio=1.5), "probe_ratio must be a number from 0 to 1; got"),
         (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio="x"), "probe_ratio must be a number from 0 to 1; got"),
-        (lambda: fv.make_schedule(0, []), "client_rows must have the rows of at least one client"),
+        (lambda: fv.make_schedule(0, []), "client_rows must be a list of the rows of each client, at least one"),
+        (lambda: fv.make_schedule(0, {0: [0, 1]}), "client_rows must be a list of"),
+        (lambda: fv.make_schedule(0, [[-1, 2], [3, 4]]), r"client_rows must be a list of .* got \[-1, 2\]"),
+        (lambda: fv.make_schedule(0, [[2**40, 2], [3, 4]]), r"got \[1099511627776, 2\]"),
+        (lambda: fv.make_schedule(0, [[0.5, 2.0]]), r"got \[0.5, 2.0\]"),
+        (lambda: fv.make_schedule(0, [[True, False, True]]), r"got \[True, False, True\]"),
+        (lambda: fv.stack_schedules([fv.make_schedule(0, [np.arange(4)] * k) for k in (1, 2)]), "one cohort size"),
         (lambda: fv.max_steps([]), "at least one schedule"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
@@ -218,12 +224,21 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({"metrics": {1: lambda model, data: 0.0}}, "metrics must be a dict, name -> function, with strings as names"),
         ({"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+        ({"metrics": {"mine": lambda model, data: 10**400}}, "metric 'mine' returned 1000"),
+        ({"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
+        ({"track": 3}, "unknown track '3'"),
     ],
-    ids=["task", "algorithm", "weighting", "callbacks", "metric", "metric's name", "metrics", "metric's value"],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
         fv.run(SMALL, **arguments)
+
+
+@pytest.mark.parametrize("axes", [None, [("seed", [0])]], ids=str)
+def test_axes_of_a_sweep_are_a_dict(axes):
+    with pytest.raises(fv.UsageError, match="axes must be a dict of settings with their values; got"):
+        fv.run_sweep(SMALL, axes)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +276,9 @@ def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"cohort_size": "x"}, {"seed": -1}, {"batch_size": 0}, {"local_epochs": 1.5}], ids=str
+    "wrong",
+    [{"cohort_size": "x"}, {"seed": -1}, {"batch_size": 0}, {"batch_size": True}, {"local_epochs": 1.5}],
+    ids=str,
 )
 def test_make_schedule_refuses_numbers_out_of_range(wrong):
     with pytest.raises(fv.UsageError, match=f"{next(iter(wrong))} must be a whole number >= "):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions
 from fedvg_jax.config.io import SYNONYMS
-from fedvg_jax.config.options import SETTINGS, WEIGHTINGS, Config
+from fedvg_jax.config.options import SETTINGS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import closest, several_values
 from fedvg_jax.core.types import UsageError
 
@@ -181,7 +181,7 @@ def value_of(name: str, text: str, prog: str) -> Any:
         raise UsageError(f"{flag_of(name)} must not be empty; leave it out, or name . for the current folder")
     for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
         try:
-            return kind(text)
+            return registered(name, kind(text))
         except ValueError:
             continue
     several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())

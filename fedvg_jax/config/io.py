@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.options import SETTINGS, Config
+from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
@@ -58,7 +58,7 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
         if name not in SETTINGS:
             raise UsageError(f"{source}: unknown setting '{name[:100]}'{name_hint(name)}")
         group, _, last = name.rpartition(".")
-        changes.setdefault(group, {})[last] = _typed(SETTINGS[name].types, value, f"{source}: {name}")
+        changes.setdefault(group, {})[last] = _typed(SETTINGS[name].types, registered(name, value), f"{source}: {name}")
     replaced = changes.pop("", {})
     replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
     return dataclasses.replace(config, **replaced) if replaced else config
@@ -71,7 +71,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: the file cannot be read, or is not TOML.
     """
     try:
-        with path.open(encoding="utf-8") as file:  # a pipe, too, such as a shell's <(command)
+        with path.open(encoding="utf-8-sig") as file:  # a pipe, too, such as a shell's <(command)
             text = file.read(MAX_FILE_SIZE + 1)
         if len(text) > MAX_FILE_SIZE:
             raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")

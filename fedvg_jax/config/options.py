@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import (
@@ -793,6 +793,18 @@ class Config:
 
 SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
+
+_NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", *(n for n, s in SETTINGS.items() if s.names)}
+
+
+def registered(setting: str, value: Any) -> Any:
+    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg+FedVG.
+
+    >>> registered("method", "FedAvg+FedVG"), registered("dataset", "hf:data/Birds"), registered("fedvg.include", "Fc")
+    ('fedavg+fedvg', 'hf:data/Birds', 'Fc')
+    """
+    is_name = setting in _NAMED and isinstance(value, str)
+    return value.lower() if is_name and ":" not in value else value
 
 
 def default_cache_dir() -> Path:

@@ -100,4 +100,4 @@ def of_dataset(name: str) -> dict:
     >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
     (20, 'lenet5', {})
     """
-    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})
+    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name.lower(), {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.io import GROUPS, name_hint
-from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config
+from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
@@ -29,7 +29,7 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
     settings = {}
     for name, table in presets.SHORTHANDS.items():
         if name in shorthands:
-            value = shorthands[name]
+            value = registered(name, shorthands[name])
             meant = table.get(value, _composed(value) if name == "method" else None) if isinstance(value, str) else None
             if meant is None:
                 composed = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import files, tree
-from fedvg_jax.core.types import Tree, UsageError
+from fedvg_jax.core.types import Hyperparameter, Tree, UsageError
 
 
 def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:
@@ -133,6 +134,57 @@ def distributions(weights: Tree, num_clients: int, what: str = "weights", tolera
             raise UsageError(f"{what} leaf '{path}' is {_short(values)}; expected ({num_clients},) numbers >= 0")
         if abs(values.sum() - 1) > tolerance:
             raise UsageError(f"{what} leaf '{path}' of shape ({num_clients},) sums to {values.sum():.6g}; expected 1")
+
+
+def in_range(parameter: Hyperparameter, value: Any) -> Any:
+    """Returns a value as a float; a traced number, which cannot be checked, as it is.
+
+    Raises:
+        UsageError: it is not a finite number, or not in the declared range.
+
+    >>> in_range(Hyperparameter("p", 0.5, 0, 1), 2)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: hyperparameter 'p' must be in [0, 1]; got 2
+    """
+    if isinstance(value, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    above = number > parameter.low if parameter.excludes_low else number >= parameter.low
+    below = number < parameter.high if parameter.excludes_high else number <= parameter.high
+    if not (math.isfinite(number) and above and below):
+        raise UsageError(f"hyperparameter '{parameter.name}' must be in {interval(parameter)}; got {value}")
+    return number
+
+
+def interval(parameter: Hyperparameter) -> str:
+    """The range in mathematical notation.
+
+    >>> interval(Hyperparameter("eps", 1e-3, 0, excludes_low=True))
+    '(0, inf)'
+    """
+    opening = "(" if parameter.excludes_low or math.isinf(parameter.low) else "["
+    closing = ")" if parameter.excludes_high or math.isinf(parameter.high) else "]"
+    return f"{opening}{parameter.low:g}, {parameter.high:g}{closing}"
+
+
+def num_rows(pytree: Tree, what: str) -> int:
+    """Returns the length of all leaves of a pytree of rows.
+
+    Raises:
+        UsageError: they have several lengths, or there are no rows.
+
+    >>> num_rows((jnp.ones((4, 2)), jnp.ones(4)), "data")
+    4
+    """
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(pytree)]
+    lengths = {shape[:1] for shape in shapes}
+    if len(lengths) != 1 or lengths & {(), (0,)}:
+        raise UsageError(f"{what} must be arrays of one length, of 1 or more rows; got shapes {shapes}")
+    return shapes[0][0]
 
 
 def takes_key(loss: Callable) -> bool:

@@ -23,7 +23,10 @@ def l1(x: Array) -> Array:
 
 
 def l2(x: Array) -> Array:
-    """Returns sqrt(sum x^2)."""
+    """Returns sqrt(sum x^2).
+
+    Squares must be normal numbers: in float32 entries below 1e-19 count as 0, and a norm above 1.8e19 is infinite.
+    """
     return optax.safe_norm(x.reshape(-1), 0.0)
 
 

@@ -216,7 +216,7 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
     Tables of minibatches are as long as that of the longest round.
 
     Raises:
-        UsageError: for an empty sequence.
+        UsageError: for an empty sequence, and for schedules of other shapes.
 
     >>> from fedvg_jax.engine import schedule
     >>> one = schedule.pack(np.arange(1), [np.zeros((2, 4), np.int32)], [8], num_lanes=1, capacity=9)
@@ -226,7 +226,10 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
     if not schedules:
         raise UsageError("no schedule to stack; give at least one schedule")
     most = max(1, *(int(s.num_steps.sum() + s.probe_steps.sum()) for s in schedules))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules))
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules))
+    except ValueError:
+        raise UsageError("schedules to stack need one cohort size, batch size and executor; these differ") from None
 
 
 def most_steps(schedules: Sequence[Schedule]) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config, parse_weighting
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule
-from fedvg_jax.core import tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Batch, Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import schedule
 from fedvg_jax.models import norm
@@ -142,7 +142,7 @@ def scheme_of_gradient(
     weighting, values = _with_hyper(config, task, rule, hyper, is_named)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        delta: Any = jax.tree.map(np.subtract, theta.params, variables.params)
+        delta: Any = jax.tree.map(lambda *pair: _wide(np.subtract(*map(_double, pair))), theta.params, variables.params)
         report = Report(variables, jnp.int32(num_samples), delta)
         return weighting.signal(values, report, _EMPTY)
 
@@ -172,9 +172,7 @@ def scheme_of_task(
     """
     if isinstance(validation, tuple) and not hasattr(validation, "_fields"):
         validation = Batch(*validation)
-    lengths = {len(leaf) for leaf in jax.tree.leaves(validation)}
-    if len(lengths) != 1 or 0 in lengths:
-        raise UsageError(f"validation must be arrays of one length, of 1 or more rows; got {sorted(lengths)}")
+    num_rows = checks.num_rows(validation, "validation")
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     expected = list(named_shapes(shapes))
     check_names(model, expected, "the initial model", "the task")
@@ -188,7 +186,6 @@ def scheme_of_task(
 
     is_named = weighting is None
     rule = make_weighting(config, task, algorithms.fedavg()) if is_named else weighting
-    num_rows = lengths.pop()
     has_lone_row = config.fedvg.mode == "train" and num_rows % config.batch_size == 1
     keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined(task.init))
     data = validation_data(validation, num_rows, config.batch_size, keeps_lone_row)
@@ -468,6 +465,11 @@ def _is_finite(variables: Variables) -> bool:
 def _wide(array: Any) -> jax.Array:
     """Returns an array in float32, because norms overflow in half precision."""
     return jnp.asarray(array, jnp.float32)
+
+
+def _double(array: Any) -> np.ndarray:
+    """Returns an array in float64, in which differences of any float type are exact enough."""
+    return np.asarray(array, np.float64)
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:

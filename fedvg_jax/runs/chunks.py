@@ -226,6 +226,6 @@ def _number(name: str, value: Any) -> float | None:
         raise UsageError(f"metric '{name}' returned shape {np.shape(value)}; expected one number, of shape ()")
     try:
         number = float(np.reshape(value, ()))
-    except (TypeError, ValueError):
-        raise UsageError(f"metric '{name}' returned {value!r}; expected one number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"metric '{name}' returned {value!r:.100}; expected one number") from None
     return history.number(number)

@@ -267,7 +267,8 @@ def refuse_wrong_weights(weighting: Weighting, records: Sequence[Mapping[str, An
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: round 2: weights of weighting by_scalar of signal num_samples sum to 1.5, the least is 0; \
-expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size
+expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size, which negative measurements, such as \
+losses, do not give
     """
     wrong = next((record for record in records if "misweighed" in record), None)
     if wrong is not None:
@@ -275,7 +276,8 @@ expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size
         rule, signal = (_name_of(function) for function in (weighting.weigh, weighting.signal))
         raise UsageError(
             f"round {wrong['round']}: weights of weighting {rule} of signal {signal} sum to {total:.6g}, the least is"
-            f" {least:.3g}; expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size"
+            f" {least:.3g}; expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size, which negative"
+            " measurements, such as losses, do not give"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
 from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 from fedvg_jax.runs import registry
 
@@ -47,6 +47,8 @@ def merge_hyperparameters(
         ...
     fedvg_jax.UsageError: unknown hyperparameter 'bost'; did you mean 'boost'? (allowed: boost)
     """
+    if not isinstance(given or {}, Mapping):
+        raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
     declared = _declared(algorithm, weighting)
     values = registry.make_hyper(config, algorithm)
     passed = {parameter for part in own for parameter in part.defaults} - registry.built_in_hyperparameters()
@@ -89,28 +91,10 @@ def checked(parameter: Hyperparameter, value: Any) -> float:
         ...
     fedvg_jax.UsageError: hyperparameter 'p' must be in (0, 1]; got 0
     """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    above = number > parameter.low if parameter.excludes_low else number >= parameter.low
-    below = number < parameter.high if parameter.excludes_high else number <= parameter.high
-    if not (math.isfinite(number) and above and below):
-        raise UsageError(f"hyperparameter '{parameter.name}' must be in {interval(parameter)}; got {value}")
+    number = checks.in_range(parameter, value)
     if number and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
         raise UsageError(f"hyperparameter '{parameter.name}' must be a number that float32 can hold; got {value}")
     return number
-
-
-def interval(parameter: Hyperparameter) -> str:
-    """The range in mathematical notation.
-
-    >>> interval(Hyperparameter("eps", 1e-3, 0, excludes_low=True))
-    '(0, inf)'
-    """
-    opening = "(" if parameter.excludes_low or math.isinf(parameter.low) else "["
-    closing = ")" if parameter.excludes_high or math.isinf(parameter.high) else "]"
-    return f"{opening}{parameter.low:g}, {parameter.high:g}{closing}"
 
 
 def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperparameter]:

@@ -146,6 +146,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
+    if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
+        observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
     compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
@@ -183,8 +185,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    if "weighting" in sim.given:
-        contracts.refuse_wrong_weights(sim.weighting, new)
+    contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new

@@ -160,15 +160,18 @@ def _make(
     if (local := make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live, is_own = FULL_SUPPORT if algorithm else make_live(config, task), weighting is not None
+    live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    # a task of the caller's may have negative losses, which have no weights by val_loss
+    may_be_negative = images is None and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    is_unsure = weighting is not None or may_be_negative
     weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = make_executor(config, hardware, devices=machine.devices)
     optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_own)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_unsure)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,

@@ -263,7 +263,7 @@ def make_weighting(
         config: the settings of the weighting.
         task: the model and its loss.
         algorithm: its `native_weighting` is the weighting "native".
-        gradient: replaces FedVG's signal before norms.
+        gradient: replaces the gradient that FedVG measures.
         others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
         hardware: what it will run on; defaults to `hardware.current()`.
 
@@ -291,7 +291,7 @@ def make_fedvg(
     Args:
         config: the settings of the weighting.
         task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
-        gradient: replaces the config's signal before norms.
+        gradient: replaces the gradient that FedVG measures.
         hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
@@ -311,7 +311,7 @@ def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardwar
     """The arguments of `fedvg` beside the task."""
     options = _scored(config)
     return _layer_options(options) | {
-        "signal": gradient or ("delta" if options.norm == "delta" else options.signal),
+        "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
         "stats": options.stats,
         "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware),

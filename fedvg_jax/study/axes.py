@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.io import dotted, name_hint, python_scalar, read_toml
-from fedvg_jax.config.options import SETTINGS, Config
+from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
@@ -217,7 +217,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis; ranges of seeds as their numbers."""
     check_name(name, source)
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
-    listed = [v for value in (given if many else [given]) for v in seeds(name, python_scalar(value))]
+    listed = [v for value in (given if many else [given]) for v in seeds(name, registered(name, python_scalar(value)))]
     if not listed:
         raise UsageError(f"{source}: {name} has no value; give one or more")
     return listed

@@ -144,7 +144,7 @@ def plan(start: Config, axes: Mapping[Any, Any], replacements: Mapping[str, Any]
         replacements: arguments of `simulation.simulation` other than the config.
     """
     refuse_set(start)
-    settings, own = split_hyper(axes)
+    settings, own = split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
     parsed = parse_axes(settings)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
     layers = (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()

@@ -25,7 +25,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.weightings import signals, streaming
 from fedvg_jax.weightings.aggregation import aggregate
-from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, shares
+from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
 
 FITTED_DEFAULTS = (
@@ -61,11 +61,15 @@ def inverse_samples() -> Weighting:
 def val_loss(task: Task) -> Weighting:
     """Weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
 
-    It is for losses >= 0, such as the cross-entropy. Negative losses, as of densities, all count as 0.
+    It is for losses >= 0, such as the cross-entropy. A negative loss, as of a density, is refused; where it is traced,
+    it gets a negative weight, of which a run complains.
     """
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
-        return broadcast_weights(shares(reciprocal(loss + hyper["eps"]), returns.present), returns)
+        shifted = loss + hyper["eps"]
+        refuse_negative(jnp.where(returns.present, shifted, 0), "weighting val_loss")
+        raw = reciprocal(shifted)
+        return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), returns.present), returns)
 
     return Weighting(
         signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS

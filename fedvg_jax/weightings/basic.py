@@ -41,7 +41,7 @@ def by_scalar(signal: Signal) -> Weighting:
         if shape is None or len(shape) != 1:
             got = f"shape {shape[1:]}" if shape else type(raw).__name__
             raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
-        _refuse_negative(raw, "weighting.signal: by_scalar")
+        refuse_negative(raw, "weighting.signal: by_scalar")
         return broadcast_weights(shares(raw, returns.present), returns)
 
     return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=streaming.single_term(weigh))
@@ -103,7 +103,7 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     """
     is_present = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
     raw = jnp.where(present, raw, 0)
-    _refuse_negative(raw, "shares")
+    refuse_negative(raw, "shares")
     # of absolute values, so that signs do not cancel
     raw = raw * jnp.where(jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
     raw = jnp.where(jnp.abs(raw).sum() == 0, is_present, raw)
@@ -111,7 +111,7 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     return raw / jnp.where(total == 0, 1, total)
 
 
-def _refuse_negative(raw: Array, what: str) -> None:
+def refuse_negative(raw: Array, what: str) -> None:
     """Raises UsageError for negative numbers; traced numbers pass."""
     if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
         raise UsageError(

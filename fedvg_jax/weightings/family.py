@@ -26,13 +26,14 @@ from fedvg_jax.core.types import (
     Returns,
     Task,
     Tree,
+    UsageError,
     Variables,
     Weighting,
 )
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-from fedvg_jax.weightings.fedvg import weights_of_norms
+from fedvg_jax.weightings.fedvg import FROM_0, weights_of_norms
 from fedvg_jax.weightings.norm_parts import NormParts, WeightsOfMean, of_task
 
 DEFAULTS = (
@@ -85,8 +86,8 @@ def generalised_weights(
         finite.
 
     Raises:
-        UsageError: a leaf has another cohort size or an integer dtype (the message names it), a name is unknown, or no
-            client is finite. Traced numbers cannot be checked.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), a name is unknown, a
+            number is out of range, or no client is finite. Traced numbers cannot be checked.
 
     >>> norms = {"w": jnp.array([1.0, 3.0, 3.0])}
     >>> generalised_weights(norms, eps=0.0)["w"].round(3)  # 3 : 1 : 1
@@ -96,6 +97,10 @@ def generalised_weights(
     """
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
+    if counts.shape != (num_clients,):
+        raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
+    for parameter, value in zip((FROM_0, *DEFAULTS[1:]), (eps, exponent, temperature, mix), strict=True):
+        checks.in_range(parameter, value)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
     return weights_of_norms(weights_of_mean, _multiplied(tree.arrays(norms), multipliers), granularity, block_of)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.core import Tracer
 
@@ -31,6 +30,9 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import streaming
 from fedvg_jax.weightings.basic import broadcast_weights, reciprocal, shares
 from fedvg_jax.weightings.norm_parts import NormParts, WeightsOfMean, groups_above_noise, of_task
+
+FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
+"""eps of the public functions, which may be 0."""
 
 DEFAULTS = (Hyperparameter("eps", 1e-8, 0.0, doc="added to G_k before inverting", excludes_low=True),)
 
@@ -176,13 +178,12 @@ def inverse(eps: float | Array) -> WeightsOfMean:
     """Returns the function G -> (1 / (G_k + eps)) / sum_j (1 / (G_j + eps)).
 
     Raises:
-        UsageError: eps is negative or NaN; jax's numbers are not checked, because they may be traced.
+        UsageError: eps is not a finite number >= 0; a traced one is not checked.
 
     >>> inverse(0.0)(jnp.array([1.0, 3.0]), True).tolist()
     [0.75, 0.25]
     """
-    if isinstance(eps, (int, float, np.number)) and not eps >= 0:
-        raise UsageError(f"eps must be a number >= 0; got {float(eps):g}")
+    checks.in_range(FROM_0, eps)
     return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
 
 

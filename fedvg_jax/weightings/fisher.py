@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Tree
+from fedvg_jax.core.types import Tree, UsageError
 from fedvg_jax.weightings import signals
 
 MOST = 2**26
@@ -40,7 +40,8 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
         Pytree like `client_params`, leaves [K], >= 0.
 
     Raises:
-        UsageError: a leaf has another cohort size or an integer dtype. The message names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), lengths differ, or the
+            function fails.
 
     >>> loss = lambda params, example: jnp.logaddexp(0, -example["y"] * params["w"] @ example["x"])
     >>> copies = {"x": jnp.ones((2, 1)), "y": jnp.array([1.0, -1.0])}  # opposite labels
@@ -48,8 +49,8 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
     [0.25, 0.25, 0.25]
     """
     checks.stacked(client_params, "client_params")
+    count = checks.num_rows(examples, "examples")
     client_params, examples = tree.arrays((client_params, examples))
-    count = jax.tree.leaves(examples)[0].shape[0]
 
     def of_client(params: Tree) -> Tree:
         def gradient(row: Array) -> Tree:
@@ -58,7 +59,8 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
 
         return _sums(signals.mean_squares(gradient, _numbers(count), _at_once(most, client_params)))
 
-    return jax.vmap(of_client)(client_params)
+    with checks.calling("loss_fn"):
+        return jax.vmap(of_client)(client_params)
 
 
 def sampled_joint_fisher(
@@ -86,15 +88,18 @@ def sampled_joint_fisher(
         Pytree like `client_params`, leaves [K], >= 0.
 
     Raises:
-        UsageError: a leaf has another cohort size or an integer dtype. The message names the leaf.
+        UsageError: a leaf has another cohort size or an integer dtype (the message names it), lengths differ, or the
+            function fails.
 
     >>> logits = lambda params, x: jnp.stack([0.0, params["w"] @ x])
     >>> sampled_joint_fisher(logits, {"w": jnp.zeros((3, 1))}, jnp.ones((2, 1)), jax.random.key(0))["w"].tolist()
     [0.25, 0.25, 0.25]
     """
     checks.stacked(client_params, "client_params")
+    count = checks.num_rows(inputs, "inputs")
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        raise UsageError(f"num_samples must be a whole number >= 1; got {num_samples!r}")
     client_params, inputs = tree.arrays((client_params, inputs))
-    count = jax.tree.leaves(inputs)[0].shape[0]
 
     def of_client(params: Tree) -> Tree:
         def log_likelihood(params: Tree, row: Array) -> Array:
@@ -105,7 +110,8 @@ def sampled_joint_fisher(
         rows, at_once = _numbers(count * num_samples), _at_once(most, client_params)
         return _sums(signals.mean_squares(lambda row: jax.grad(log_likelihood)(params, row[0]), rows, at_once))
 
-    return jax.vmap(of_client)(client_params)
+    with checks.calling("logits_fn"):
+        return jax.vmap(of_client)(client_params)
 
 
 def fisher_trace(joint: Tree) -> Array:

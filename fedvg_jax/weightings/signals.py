@@ -38,7 +38,7 @@ def validation_gradients(
 
     Raises:
         UsageError: a leaf of the clients has an integer dtype or another cohort size K (the message names it), or
-            there is no batch, or a leaf of another number of batches.
+            there is no batch, a batch without rows, or a leaf of another number of batches; or the loss fails.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
@@ -56,7 +56,8 @@ def validation_gradients(
 
         return tree.like(mean_gradient(loss, params, batches), params)
 
-    return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
+    with checks.calling("loss_fn"):
+        return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
 
 
 def _check_batches(val_batches: Tree) -> None:
@@ -69,7 +70,7 @@ def _check_batches(val_batches: Tree) -> None:
         got = f"leaves of shape {first}" if shapes else "no leaf"
         raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
     for path, shape in shapes.items():
-        if len(shape) < 2 or shape[0] != count:
+        if len(shape) < 2 or shape[0] != count or not shape[1]:
             raise UsageError(
                 f"val_batches leaf '{path}' has shape {shape}; expected ({count}, B, ...), {count} batches of one"
                 " size; for a single batch give leaf[None]"

@@ -136,6 +136,12 @@ def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_file_of_an_editor_that_marks_utf_8_is_read(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_text("rounds = 3", encoding="utf-8-sig")
+    assert config.read_toml(path) == {"rounds": 3}
+
+
 def test_a_config_file_without_end_is_refused():
     with pytest.raises(UsageError, match="more than"):
         config.read_toml(Path("/dev/zero"))

@@ -45,6 +45,12 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     assert (arrays.num_train, arrays.class_names) == (3, cifar.CLASS_NAMES)
 
 
+def test_other_images_are_not_taken_for_cifar(tmp_path):
+    file = write_npz(tmp_path / "mine.npz", x=images(5, 8, 8, 3), y=np.arange(5))
+    with pytest.raises(UsageError, match=r"images of cifar10 are 32 x 32 .* got \[5, 8, 8, 3\]; use --dataset npz"):
+        data.load("cifar10", file)
+
+
 @pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
 @pytest.mark.parametrize(("grey", "column", "dtype"), [(True, True, np.uint8), (False, False, np.int64)])
 def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtype):

@@ -111,6 +111,22 @@ def test_blocks_are_named_by_the_function_of_the_user():
     np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("weighting", ["fedvg", "generalised"])
+@pytest.mark.parametrize("named", [{"signal": "delta"}, {"norm": "delta"}], ids=str)
+def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting):
+    """Client k moves every entry by k + 1, and the mean over two tensors is of 2 and 1 entries."""
+    weights = named_arrays.weigh(scheme(weighting=weighting, fedvg=named), MODEL, CLIENTS)
+    np.testing.assert_allclose(weights.scores, [1.5, 3.0, 4.5], rtol=1e-6)
+    np.testing.assert_allclose(weights.mean, np.array([6, 3, 2]) / 11, rtol=1e-6)
+
+
+def test_negative_validation_losses_are_refused():
+    """1 / loss says nothing of them."""
+    measure = {"val_loss": lambda arrays: 1.5 - arrays["head.bias"][0]}  # 0, -1 and -2
+    with pytest.raises(UsageError, match="weighting val_loss got -2; expected a number >= 0"):
+        named_arrays.weigh(scheme(weighting="val_loss", measures=measure), MODEL, CLIENTS)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

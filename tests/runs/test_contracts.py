@@ -260,6 +260,15 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
         fedvg_jax.run(settings, data=(x, y), task=task)
 
 
+def test_too_few_outputs_of_a_loss_that_clamps_labels_draw_a_warning(caplog):
+    """Indices of jax are clamped, so the third class is trained as the second."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 3
+    task = fedvg_jax.linen_task(nn.Dense(2), lambda logits, y: -jax.nn.log_softmax(logits)[y], x[:1])
+    settings = fedvg_jax.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2, batch_size=8)
+    fedvg_jax.run(settings, data=(x, y), task=task)
+    assert "labels reach 2 and the model has 2 outputs: if these are classes, give it 3" in caplog.text
+
+
 def test_one_client_a_round_draws_a_warning(small, caplog):
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
     fedvg_jax.run(settings, **small)
@@ -318,6 +327,21 @@ def test_weights_of_a_cohort_in_blocks_are_checked(small):
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
     with pytest.raises(UsageError, match=message):
         fedvg_jax.run(settings, weighting=rule, **small)
+
+
+@pytest.mark.parametrize("weighting", ["val_loss", "samples+val_loss", "permuted(val_loss)"])
+def test_negative_losses_have_no_weights_by_validation_loss(small, weighting):
+    """A density's, of which 1 / loss says nothing; all clients had equal weights."""
+
+    def loss(*arguments):
+        value, stats = TASK.loss(*arguments)
+        return value - 50, stats
+
+    settings = fedvg_jax.Config(clients=3, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, weighting=weighting)
+    with pytest.raises(
+        UsageError, match=r"round 1: weights of weighting .*which negative measurements, such as losses"
+    ):
+        fedvg_jax.run(settings, **{**small, "task": TASK._replace(loss=loss)})
 
 
 def test_a_right_weighting_passes_where_clients_drop_out(small):

@@ -113,6 +113,27 @@ def test_joint_fisher_is_differentiable(x64):
     np.testing.assert_allclose(jax.grad(trace)(jnp.array([2.0, -1.0])), [20.0, -10.0], rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("x", "y"), [(np.ones((4, 2)), np.ones(2)), (np.ones((0, 2)), np.ones(0)), (np.ones((4, 2)), np.float64(1))]
+)
+def test_examples_of_several_lengths_are_refused(x, y):
+    """Indices of jax are clamped: the last y stood for the missing ones."""
+    with pytest.raises(UsageError, match="examples must be arrays of one length, of 1 or more rows; got"):
+        fedvg_jax.joint_fisher(lambda p, example: p["w"] @ example[0] * example[1], {"w": jnp.ones((3, 2))}, (x, y))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5])
+def test_a_number_of_sampled_labels_is_checked(count):
+    with pytest.raises(UsageError, match="num_samples must be a whole number >= 1; got"):
+        fedvg_jax.sampled_joint_fisher(
+            lambda p, x: p["w"] * x,
+            {"w": jnp.ones((3, 2))},
+            np.ones((4, 2)),
+            jax.random.key(0),
+            num_samples=count,
+        )
+
+
 def test_a_leaf_of_another_cohort_size_is_reported():
     wrong = clients() | {"w": jnp.ones((K + 1, IN, OUT))}
     with pytest.raises(UsageError, match=r"client_params leaf 'w' has shape \(3, 3, 4\); expected \(2, \.\.\.\)"):

@@ -75,6 +75,25 @@ def test_validation_batches_that_are_not_stacked_are_named(batches, message):
         fedvg_jax.validation_gradients(lambda params, batch: params.sum(), jnp.ones((3, 2)), batches)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda params, x: params["w"] * x,
+        lambda params, x: (params["w"].sum(), x),
+        lambda params: params["w"].sum(),
+        lambda params, x: params["w"] @ jnp.ones(7),
+        "mse",
+    ],
+    ids=["of a row", "a pair", "other arguments", "fails", "a name"],
+)
+def test_a_loss_without_a_gradient_is_refused_in_one_line(loss):
+    clients, x = {"w": jnp.ones((3, 2))}, jnp.ones((1, 4, 2))
+    with pytest.raises(UsageError, match=r"\Aloss_fn [^\n]*\Z"):
+        fedvg_jax.validation_gradients(loss, clients, x)
+    with pytest.raises(UsageError, match=r"\Aloss_fn [^\n]*\Z"):
+        fedvg_jax.joint_fisher(loss, clients, x[0])
+
+
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
     loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
     fedvg_jax.validation_gradients(loss, *linear_problem())

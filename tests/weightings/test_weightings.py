@@ -459,10 +459,25 @@ def test_without_a_finite_client_weights_are_refused_and_traced_ones_are_zero(ru
     assert jax.jit(rule)(norms)["a"].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("eps", [-1.0, float("nan"), np.float32(-1)])
-def test_eps_that_is_no_number_from_zero_on_is_refused(eps):
-    with pytest.raises(UsageError, match="eps must be a number >= 0; got"):
-        fedvg_jax.inverse_norm_weights({"a": jnp.array([1.0, 2.0])}, eps=eps)
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        *((fedvg_jax.inverse_norm_weights, {"eps": eps}) for eps in (-1, float("nan"), jnp.float32(-1.5), "x", None)),
+        *((fedvg_jax.generalised_weights, {"temperature": value}) for value in (0.0, -1.0, float("nan"))),
+        *((fedvg_jax.generalised_weights, {"mix": value}) for value in (-0.1, jnp.array(2.0), "half")),
+        *((fedvg_jax.generalised_weights, {"exponent": value}) for value in (float("inf"), float("nan"))),
+        (fedvg_jax.generalised_weights, {"eps": -1.0}),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused(rule, wrong):
+    with pytest.raises(UsageError, match=f"hyperparameter '{next(iter(wrong))}' must be in .*; got"):
+        rule({"a": jnp.array([1.0, 2.0])}, **wrong)
+
+
+@pytest.mark.parametrize("counts", [jnp.ones(2), jnp.ones((3, 1)), 5], ids=jnp.shape)
+def test_numbers_of_samples_are_one_per_client(counts):
+    with pytest.raises(UsageError, match=r"num_samples has shape .*; expected \(3,\)"):
+        fedvg_jax.generalised_weights({"a": jnp.array([1.0, 2.0, 3.0])}, counts, mix=0.5)
 
 
 def test_one_vector_of_weights_and_a_list_of_models_are_refused_with_the_remedy():

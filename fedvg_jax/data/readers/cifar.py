@@ -64,9 +64,19 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     published = SETS[name]
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
     if file.is_file() and file.suffix == ".npz":
-        return cache.cached(name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir)
+        return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
     files, read = archive.find(data_dir, published.forms, published.layout, SOURCE)
     return cache.cached(name, files, lambda: _decode(name, published, *read()), cache_dir)
+
+
+def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
+    """Reads one .npz file, which must have the set's images."""
+    arrays = npz.decode(file, name, class_names)
+    if arrays.x.shape[1:] != (32, 32, 3):
+        raise UsageError(
+            f"{file}: images of {name} are 32 x 32 pixels of 3 channels, got {list(arrays.x.shape)}; use --dataset npz"
+        )
+    return arrays
 
 
 def _decode(name: str, published: Published, form: int, parts: archive.Parts) -> Arrays:

@@ -45,7 +45,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
 def write_summary(folder: Path) -> None:
     """Writes the summary of the history, as a run does."""
     records = history.read(folder)
-    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
+    summary = {"rounds": len(records), "stopped_by": None, **history.summarise(records), **history.bytes_sent(records)}
     write_json(folder / "summary.json", seals.with_digest(summary))
 
 

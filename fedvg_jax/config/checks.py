@@ -19,6 +19,7 @@ from fedvg_jax.config.options import (
     cohort_size,
     num_corrupt,
     recorded_names,
+    stop_target,
     tracker_names,
 )
 from fedvg_jax.config.presets import DATASETS, OUTSIDE
@@ -52,6 +53,11 @@ def check(config: Config) -> Config:
     _check_attack(config)
     _check_model(config)
     _check_hold(config)
+    least, given = cohort_size(config), config.candidates
+    allowed = f"from the cohort's {least} to the {config.clients} clients, or 0"
+    _require(given == 0 or least <= given <= config.clients, "candidates", given, allowed)
+    is_target = not config.stop_at or stop_target(config) is not None
+    _require(is_target, "stop_at", config.stop_at, "a metric of D_val and a number, such as val_accuracy 0.9")
     population_checks.check_population(config)
     return config
 

@@ -23,6 +23,7 @@ from fedvg_jax.runs import (
     client_memories,
     contracts,
     divergence,
+    early_stopping,
     shared_start,
     simulation,
     stop_signals,
@@ -152,7 +153,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     state, num_done = start.state, len(start.records)
-    compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
+    is_over = num_done >= config.rounds or bool(early_stopping.reason(config, start.records))
+    compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
@@ -167,13 +169,14 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) > len(new):  # the first chunk is one round
                         stop_tracing()
                 agreed = stop_signals.agree(requests, processes.largest)
-                if agreed.stop:
+                is_over = "test_loss" in new[-1] and bool(early_stopping.reason(config, run.records))
+                if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
                 if agreed.save:
                     with processes.together():
                         _answer_save_requests(run, agreed.save)
-        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
         return finish(run, state, agreed.stop[0] if is_stopped else None)
 
@@ -321,10 +324,12 @@ def _summary(
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
         "stopped_by": stopped_by,
+        "stopped_early": early_stopping.reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "select": config.select,
         **history.summarise(records),
+        **history.bytes_sent(records),
         "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),

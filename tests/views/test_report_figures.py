@@ -25,7 +25,7 @@ from fedvg_jax.views.report.figures import (
 )
 
 LACKING = {
-    "classes": "--record confusion", "calibration": "--record calibration",
+    "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
 }  # fmt: skip
 
 

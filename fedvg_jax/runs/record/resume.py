@@ -22,6 +22,8 @@ AUTO = "auto"
 RESUMABLE_CHANGES = frozenset(
     {
         "rounds",
+        "stop_at",
+        "patience",
         "out",
         "resume",
         "dry_run",
@@ -134,7 +136,7 @@ def refuse_other_sources(
         digests: of data and partition, and hyperparameters, as in the manifest.
         given: objects from Python, by the setting that they replace.
     """
-    objects = ("algorithm", "task", "weighting")
+    objects = ("algorithm", "selection", "task", "weighting")
     ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
     if ran != passed:
         raise UsageError(

@@ -290,7 +290,7 @@ def _unfinished(history: History) -> str:
     """Returns what a run lacks; empty for a finished one."""
     assert history.config is not None
     done, wanted = len(history.records), history.config.rounds
-    if done < wanted:
+    if done < wanted and not history.summary.get("stopped_early"):
         return f"{done} of {wanted} rounds"
     if not any(map(_is_evaluated, history.records)):
         return "no evaluation in its history"
@@ -402,7 +402,7 @@ def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
         first: dict[str, str] = {}
         for run in cell.runs.values():
             for name, functions in run.manifest.get("given", {}).items():
-                is_named = name in ("task", "algorithm", "weighting")
+                is_named = name in ("task", "algorithm", "weighting", "selection")
                 if is_named and first.setdefault(name, functions) != functions:
                     lines.append(f"mixed {name}: {run.folder.name} has {functions}, other runs have {first[name]}")
     return lines

@@ -55,7 +55,8 @@ def check(config: Config) -> Config:
     _check_hold(config)
     least, given = cohort_size(config), config.candidates
     allowed = f"from the cohort's {least} to the {config.clients} clients, or 0"
-    _require(given == 0 or least <= given <= config.clients, "candidates", given, allowed)
+    is_used = config.selection == "power_of_choice" and given > 0
+    _require(not is_used or least <= given <= config.clients, "candidates", given, allowed)
     is_target = not config.stop_at or stop_target(config) is not None
     _require(is_target, "stop_at", config.stop_at, "a metric of D_val and a number, such as val_accuracy 0.9")
     population_checks.check_population(config)

@@ -23,12 +23,14 @@ from fedvg_jax.core.types import Data as Data
 from fedvg_jax.core.types import Executor as Executor
 from fedvg_jax.core.types import Hyperparameter as Hyperparameter
 from fedvg_jax.core.types import Schedule as Schedule
+from fedvg_jax.core.types import Selection as Selection
 from fedvg_jax.core.types import SimState as SimState
 from fedvg_jax.core.types import Task as Task
 from fedvg_jax.core.types import UsageError as UsageError
 from fedvg_jax.core.types import Variables as Variables
 from fedvg_jax.core.types import Weighting as Weighting
 from fedvg_jax.data.arrays import Arrays as Arrays
+from fedvg_jax.engine import selection as selection
 from fedvg_jax.engine.differentiable import hypergradient as hypergradient
 from fedvg_jax.engine.differentiable import over_rounds as over_rounds
 from fedvg_jax.engine.differentiable import unrolled as unrolled

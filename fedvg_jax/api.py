@@ -25,6 +25,7 @@ from fedvg_jax.core.types import (
     Executor,
     Hyper,
     Schedule,
+    Selection,
     SimState,
     Task,
     Tree,
@@ -54,6 +55,7 @@ def run(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
@@ -69,6 +71,7 @@ def run(
             which are then split as the config specifies.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
+        selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
@@ -112,7 +115,7 @@ def run(
         if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    replacements["hyper"] = hyper
+    replacements |= {"selection": selection, "hyper": hyper}
     if progress:
         sim, finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
     else:
@@ -190,6 +193,7 @@ def run_sweep(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
@@ -204,7 +208,7 @@ def run_sweep(
             "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
-        data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
+        data, partition, task, algorithm, weighting, selection, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
 
@@ -225,7 +229,7 @@ def run_sweep(
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
-    replacements |= {"weighting": weighting, "hyper": hyper}
+    replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
     from fedvg_jax.study import python_sweep
 
     plan = python_sweep.plan(start, axes, replacements)

@@ -47,7 +47,7 @@ def write_summary(folder: Path) -> None:
     """Writes the summary of the history, as a run does."""
     records = history.read(folder)
     text = (folder / "history.jsonl").read_bytes()
-    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
+    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records)
     summary["seal"] = {"history": [len(text), hashlib.sha256(text).hexdigest()]}
     write_json(folder / "summary.json", seals.with_digest(summary))
 

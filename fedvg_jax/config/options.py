@@ -560,6 +560,11 @@ class Config:
     """Fraction of the clients sampled each round, in (0, 1]."""
     cohorts: str = setting("seeded", ("seeded", "official"), "data")
     """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
+    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data", also="client_selection sampler")
+    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
+    drawn so, the clients on whose training rows the global model has the largest loss."""
+    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),), also="num_candidates")
+    """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
     dropout: float = setting(0.0, BELOW_1, "data", also="drop_rate client_dropout dropout_rate client_drop_rate")
     """Probability that a client of the cohort drops out of the round."""
     untrained: str = setting("absent", ("absent", "weighed"))
@@ -686,6 +691,12 @@ class Config:
         5, COUNT, "data", also="eval_interval eval_frequency eval_freq evaluate_every test_every eval_gap"
     )
     """Rounds between two evaluations. The last round is always evaluated."""
+    stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy target early_stop target_acc")
+    """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss or error end it at or
+    below the value, others at or above. A task's own metrics have val_ before their name."""
+    patience: int = setting(0, FROM_0, "data", also="early_stopping early_stopping_rounds early_stopping_patience")
+    """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
+    never."""
     record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
@@ -837,6 +848,20 @@ def recorded_names(config: Config) -> list[str]:
     ['client_accuracy', 'client_drift']
     """
     return [name.strip() for name in config.record.split(",") if name.strip()]
+
+
+def stop_target(config: Config) -> tuple[str, float] | None:
+    """Returns the metric and the value of `stop_at`; None where they are not a name and a number.
+
+    >>> stop_target(Config(stop_at="val_accuracy 0.9")), stop_target(Config(stop_at="0.9"))
+    (('val_accuracy', 0.9), None)
+    """
+    name, _, text = config.stop_at.strip().partition(" ")
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return (name, value) if name.startswith("val_") and math.isfinite(value) else None
 
 
 def tracker_names(config: Config) -> list[str]:

@@ -22,6 +22,7 @@ PASSED = {
     "task": "model",
     "algorithm": "algorithm",
     "weighting": "weighting",
+    "selection": "selection",
 }
 """Object that a call from Python passes in place of a setting -> that setting."""
 

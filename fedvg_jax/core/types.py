@@ -220,6 +220,30 @@ class Schedule(NamedTuple):
     """int32 [K] rows of the clients' memories in the state; None where row k is client k's, for all N clients."""
 
 
+class Population(NamedTuple):
+    """What a selection knows before a round. NumPy, on the host."""
+
+    round: int
+    """from 0"""
+    rng: Any
+    """NumPy's generator of (seed, round)"""
+    num_samples: Vector
+    """int [N] training rows n_k"""
+    cohort_size: int
+    """K"""
+    losses: Callable[[Vector], Vector]
+    """ids [n] -> mean losses [n] of theta_g on these clients' own training rows, in evaluation mode"""
+
+
+class Selection(NamedTuple):
+    """Which clients train in a round: the cohort as a function of (round, what is known)."""
+
+    choose: Callable[[Population], Vector]
+    """population -> ids of K different clients"""
+    num_candidates: int = 0
+    """Most clients whose losses `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
+
+
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
 class Anchor(NamedTuple):
     """What a client receives from the federation before it trains."""

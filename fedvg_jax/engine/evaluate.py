@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,27 @@ class Detailed(NamedTuple):
     """int32 [V, B] labels of every row that are predicted correctly, 0 for padding"""
     bins: Array
     """[3, NUM_BINS] number of labels, summed confidence and number of correct labels, by confidence"""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def mean_loss(task: Task, variables: Variables, pool: Tree, rows: Array) -> Array:
+    """Returns the mean of `task.loss` over the real rows of a table, in evaluation mode; differentiable in both modes.
+
+    Args:
+        task: the model and its loss.
+        variables: of the model.
+        pool: leaves [T, ...].
+        rows: int32 [V, B], -1 for padding.
+    """
+
+    def add(total: Array, batch_rows: Array) -> tuple[Array, Array]:
+        batch, mask = tree.gather(pool, batch_rows)
+        loss, _ = task.loss(*variables, batch, mask, False)
+        count = mask.sum().astype(total.dtype)
+        return total + loss.astype(total.dtype) * count, count
+
+    total, counts = lax.scan(add, jnp.zeros((), tree.wide_dtype(variables)), rows)
+    return total / counts.sum()
 
 
 def make_evaluate(

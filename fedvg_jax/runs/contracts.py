@@ -164,9 +164,14 @@ def label_hint(task: Task, pool: Any) -> str:
 
 def counts_confusion(task: Task, pool: Any) -> bool:
     """Returns whether the sums of `task.measure` have a confusion matrix; `pool` is as in `check_task`."""
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    sums = jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
+    sums = shapes_of_sums(task, pool)
     return isinstance(sums, dict) and "confusion" in sums
+
+
+def shapes_of_sums(task: Task, pool: Any) -> Any:
+    """Returns the shapes and dtypes of what `task.measure` returns; `pool` is as in `check_task`."""
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
 
 
 def _shape_of_output(task: Task, batch: Any) -> Any:

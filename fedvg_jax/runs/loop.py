@@ -19,7 +19,16 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import to_rows
-from fedvg_jax.runs import chunks, client_memories, contracts, divergence, shared_start, simulation, stop_signals
+from fedvg_jax.runs import (
+    chunks,
+    client_memories,
+    contracts,
+    divergence,
+    early_stopping,
+    shared_start,
+    simulation,
+    stop_signals,
+)
 from fedvg_jax.runs.hyperparameters import own_values
 from fedvg_jax.runs.record import history, provenance
 from fedvg_jax.runs.record import recorder as recording
@@ -149,7 +158,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
         observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
-    compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
+    is_over = num_done >= config.rounds or bool(early_stopping.reason(config, start.records))
+    compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
@@ -164,13 +174,14 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) > len(new):  # the first chunk is one round
                         stop_tracing()
                 agreed = stop_signals.agree(requests, processes.largest)
-                if agreed.stop:
+                is_over = "test_loss" in new[-1] and bool(early_stopping.reason(config, run.records))
+                if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
                 if agreed.save:
                     with processes.together():
                         _answer_save_requests(run, agreed.save)
-        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
         return finish(run, state, agreed.stop[0] if is_stopped else None)
 
@@ -296,10 +307,12 @@ def _summary(
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
         "stopped_by": stopped_by,
+        "stopped_early": early_stopping.reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "select": config.select,
         **history.summarise(records),
+        **history.bytes_sent(records),
         "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),

@@ -23,7 +23,9 @@ from fedvg_jax.core.types import (
     Data,
     Executor,
     Hyper,
+    Metrics,
     Schedule,
+    Selection,
     SimState,
     Task,
     Tree,
@@ -39,13 +41,17 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
+from fedvg_jax.engine.evaluate import mean_loss
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     client_memories,
+    cohorts,
+    communication,
     contracts,
+    early_stopping,
     evaluation_records,
     host_pool,
     memory,
@@ -91,8 +97,9 @@ class Simulation(NamedTuple):
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
-    schedule: Callable[[int], Schedule]
-    """round, from 0 -> its schedule, NumPy arrays"""
+    schedule: Callable[..., Schedule]
+    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
+    state; without one it takes all losses as equal."""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -110,6 +117,45 @@ class Simulation(NamedTuple):
     """where the clients' memories are (`--memories`)"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
+    selection: Selection | None = None
+    """of the cohorts; None for uniform sampling"""
+    traffic: communication.Traffic = communication.Traffic()
+    """bytes that a client of a cohort receives and sends in a round"""
+
+    def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
+        """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
+
+        Args:
+            state: before the round, such as `sim.state`; it stays valid.
+            round: its number, from 0, from which its cohort and minibatches follow.
+
+        Raises:
+            UsageError: rows or memories of clients stay on the host.
+
+        >>> sim = simulation(Config(clients=4, alpha=10.0))
+        >>> state, metrics = sim.step(sim.state, 0)
+        >>> int(state.round), metrics.weights.shape
+        (1, (2,))
+        """
+        if self.host_pool or self.memories.is_on_host:
+            raise UsageError("sim.step needs rows and memories on the device; use pool and memories device, or fv.run")
+        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
+        after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
+        return after, tree.take(metrics, 0)
+
+    def validation_loss(self, model: SimState | Variables) -> jax.Array:
+        """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
+
+        With `select` held_out it is of the half of D_val that the weights do not use.
+
+        Raises:
+            UsageError: the rows stay on the host.
+        """
+        if self.host_pool:
+            raise UsageError("sim.validation_loss needs the rows on the device; use pool device, or fv.evaluate")
+        variables = model.variables if isinstance(model, SimState) else model
+        rows = self.data.val if self.data.selection is None else self.data.selection
+        return mean_loss(self.task, variables, self.data.pool, rows)
 
 
 class _Population(NamedTuple):
@@ -142,6 +188,7 @@ def simulation(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
@@ -156,6 +203,7 @@ def simulation(
         task: a model and its loss.
         algorithm: a federated algorithm.
         weighting: aggregation weights, or a function task -> `Weighting`.
+        selection: of the cohorts.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
@@ -175,15 +223,20 @@ def simulation(
     values = _make_hyper(config, program, own, hyper)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes, hw.current())
+    chosen = cohorts.make_selection(config) if selection is None else selection
+    cohorts.check(config, chosen, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
+    early_stopping.check(config, program.task, Batch(population.shared.x, population.shared.y))
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None)
     evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
-    passed = {"data": data, "partition": partition} | own._asdict()
+    placed = tables if host else processes.place(tables, executor.placement)
+    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
+    passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
         arrays=arrays,
@@ -191,11 +244,19 @@ def simulation(
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
         state=state,
-        data=tables if host else processes.place(tables, executor.placement),
+        data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(
-            config, arrays, parts, executor, task=program.task, memories=memories, algorithm=program.algorithm
+            config,
+            arrays,
+            parts,
+            executor,
+            task=program.task,
+            memories=memories,
+            algorithm=program.algorithm,
+            select=select,
         ),
+        selection=chosen,
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
@@ -205,6 +266,7 @@ def simulation(
         given=frozenset(name for name, value in passed.items() if value is not None),
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
+        traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
     )
 
 
@@ -350,6 +412,7 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
+    is_uniform: bool = True,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
@@ -357,6 +420,7 @@ def make_state(
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
+        is_uniform: whether cohorts follow from (seed, round) alone; otherwise every client has a row.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
@@ -365,7 +429,9 @@ def make_state(
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(client_memories.memories_of(one_client))
     rows = program.executor.rows
-    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
+    memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
+    if is_uniform:
+        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
@@ -503,14 +569,16 @@ def make_schedule(
     task: Task | None = None,
     memories: client_memories.Placement | None = None,
     algorithm: Algorithm | None = None,
-) -> Callable[[int], Schedule]:
-    """Returns a function from the number of a round, from 0, to its schedule.
+    select: cohorts.Cohorts | None = None,
+) -> Callable[..., Schedule]:
+    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
         memories: where the clients' memories are; by default every client has a row on the devices.
         algorithm: of the run, whose probe may read rows; defaults to the config's.
+        select: the cohorts; by default those of the config's `cohorts`.
     """
     rows_of_round = client_memories.rows_of_rounds(config, memories) if memories else lambda number: None
     sizes = client_rows.sizes(parts.train)
@@ -518,13 +586,14 @@ def make_schedule(
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
-    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    cohort_of = select or (lambda number, state: official(number) if official else None)
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
-    def schedule_of(number: int) -> Schedule:
+    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         planned = schedule.make(
             number,
             parts.train,
@@ -540,7 +609,7 @@ def make_schedule(
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohort_of(number) if cohort_of else None,
+            clients=cohort_of(number, state),
             block_size=block_size(config),
         )
         return planned._replace(memory_rows=rows_of_round(number))

@@ -275,7 +275,7 @@ def _unfinished(history: History) -> str:
     """Returns what a run lacks; empty for a finished one."""
     assert history.config is not None
     done, wanted = len(history.records), history.config.rounds
-    if done < wanted:
+    if done < wanted and not history.summary.get("stopped_early"):
         return f"{done} of {wanted} rounds"
     if not any(map(_is_evaluated, history.records)):
         return "no evaluation in its history"
@@ -393,7 +393,7 @@ def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """Returns a line for every run whose objects from Python have other functions than those of its cell."""
     lines = []
     for cell in cells.values():
-        for name in ("task", "algorithm", "weighting"):
+        for name in ("task", "algorithm", "weighting", "selection"):
             runs = [run for run in cell.runs.values() if name in run.manifest.get("given", {})]
             for first, run in _pairs(runs, lambda run: (), lambda run, n=name: run.manifest["given"][n]):
                 functions = (each.manifest["given"][name] for each in (run, first))

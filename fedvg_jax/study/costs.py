@@ -8,6 +8,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.engine.schedule import split_into_minibatches
+from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, evaluations
 
@@ -38,6 +39,11 @@ def seconds(run: Run) -> float | None:
     """Returns the seconds of all rounds; None where a record has none."""
     times = [record["seconds"] for record in run.records if record["seconds"] is not None]
     return float(sum(times)) if len(times) == len(run.records) else None
+
+
+def bytes_sent(run: Run) -> int | None:
+    """Returns the bytes that clients received and sent in all rounds; None where an older version ran it."""
+    return sum(history.bytes_sent(run.records).values()) or None
 
 
 def image_gradients(run: Run) -> float | None:

@@ -250,8 +250,8 @@ def is_finished(folder: Path, config: Config) -> bool:
         summary = files.read_object(folder / "summary.json")
     except UsageError:
         return False
-    is_whole = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None
-    return is_whole and seals.has_own_digest(summary)
+    is_whole = summary.get("rounds") == config.rounds or bool(summary.get("stopped_early"))
+    return is_whole and summary.get("stopped_by") is None and seals.has_own_digest(summary)
 
 
 def read_failure(folder: Path) -> Failure | None:
@@ -353,7 +353,8 @@ def _refuse_damaged(folder: Path, config: Config) -> None:
         return
     path = folder / "history.jsonl"
     num_lines = files.read_regular(path).count(b"\n") if path.exists() else 0
-    wrong = "" if num_lines == config.rounds else f"{path.name} has {num_lines} of {config.rounds} rounds"
+    num_rounds = files.read_object(folder / "summary.json")["rounds"]
+    wrong = "" if num_lines == num_rounds else f"{path.name} has {num_lines} of {num_rounds} rounds"
     wrong = wrong if (folder / "config.json").exists() else "config.json is missing"
     if wrong:
         raise UsageError(f"{folder} is finished, but {wrong}; delete that folder, and the same command computes it")

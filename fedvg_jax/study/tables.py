@@ -336,6 +336,7 @@ def cost(study: Study, chosen: Options) -> Table:
         Column("seconds", ("seconds",)),
         Column("image-gradients", ("image_gradients",)),
         Column(f"relative to {baseline}", ("relative",)),
+        Column("MB sent", ("megabytes",)),
     ]
     digits = 2 if study.metric == "accuracy" else 4
 
@@ -348,6 +349,7 @@ def cost(study: Study, chosen: Options) -> Table:
         gradients, base_gradients = (_mean_gradients(c) for c in (cell, base))
         relative = gradients / base_gradients if gradients and base_gradients else None
         times = [costs.seconds(run) for run in runs]
+        sent = [costs.bytes_sent(run) for run in runs]
         return [
             spread_of(study, cell._replace(missing=(), failures=())),
             number(target, digits),
@@ -355,13 +357,14 @@ def cost(study: Study, chosen: Options) -> Table:
             number(_mean([t for t in times if t is not None]), 1),
             number(gradients, 0),
             number(relative, 2),
+            number(None if None in sent else _mean([size / 1e6 for size in sent if size]), 1),
         ]
 
     header, rows = per_cell(study, columns, entries)
     default = f"the mean final result of {baseline}; a dash where it has none"
     target = default if chosen.target is None else "the one given"
     notes = (
-        f"The target is {target}. Seconds and image-gradients are means over runs, of all rounds.",
+        f"The target is {target}. Seconds, image-gradients and MB sent are means over runs, of all rounds.",
         "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"
         " rows of D_val in every round; and server steps, Elastic's probe, and passes of fltrust and fitted.",
         *footnotes(study),
@@ -393,13 +396,14 @@ def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
     varied = settings(study)
     measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "image_gradients", "seconds")
+    measured += ("bytes_sent",)
     names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
         by_choice = [results(study, cell, choice) for choice in CHOICES]
         for (seed, partition_seed), run in sorted(cell.runs.items()):
             chosen = [*(values.get((seed, partition_seed)) for values in by_choice), majority_of_run(run)]
-            cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run)]
+            cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run), costs.bytes_sent(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
             row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
             rows.append(tuple(_value(row.get(name)) for name in names))

@@ -227,6 +227,11 @@ def result_table(history: History, uses_validation: bool = True) -> Table:
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
+    if summary.get("stopped_early"):
+        table.add_row("stopped early", summary["stopped_early"])
+    if "bytes_down" in summary:
+        down, up = (_mib(summary[name]) for name in ("bytes_down", "bytes_up"))
+        table.add_row("sent to clients, and back", f"{down}, {up}")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
         table.add_row("parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}")

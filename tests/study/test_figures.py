@@ -17,7 +17,7 @@ from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import FIGURES, STEMS, base, curves, partitions, weights
 
 LACKING = {
-    "classes": "--record confusion", "calibration": "--record calibration",
+    "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
 }  # fmt: skip
 
 

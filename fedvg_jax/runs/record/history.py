@@ -24,6 +24,11 @@ Record = dict[str, Any]
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
 RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
 
+SENT = ("bytes_down", "bytes_up")
+"""Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""
+
+RESERVED_NAMES += SENT
+
 
 def is_reserved(name: str) -> bool:
     """Returns whether records use this name, so that no metric and no weighting's detail may have it."""
@@ -244,6 +249,16 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
         f"test_{name}_{extreme}": most[f"test_{name}"],
         **({"majority_accuracy": final[majority]} if majority in final else {}),
     }
+
+
+def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
+    """Returns the bytes of all rounds; {} where an older version has computed some and not recorded them.
+
+    >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
+    {'bytes_down': 8, 'bytes_up': 3}
+    """
+    are_recorded = bool(records) and all(name in record for record in records for name in SENT)
+    return {name: sum(record[name] for record in records) for name in SENT} if are_recorded else {}
 
 
 _METRICS = {"accuracy": (1, "max"), "loss": (-1, "min")}

@@ -21,7 +21,7 @@ AUTO = "auto"
 
 _HOST = frozenset(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
 
-RESUMABLE_CHANGES = _HOST | {"rounds", "data_dir", "nonfinite", "devices", "pool", "memories"}
+RESUMABLE_CHANGES = _HOST | {"rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "pool", "memories"}
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another
@@ -113,7 +113,7 @@ def refuse_other_sources(
         digests: of data and partition, and hyperparameters, as in the manifest.
         given: objects from Python, by the setting that they replace.
     """
-    objects = ("algorithm", "task", "weighting")
+    objects = ("algorithm", "selection", "task", "weighting")
     ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
     if ran != passed:
         raise UsageError(

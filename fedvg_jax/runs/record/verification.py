@@ -206,7 +206,7 @@ def _check_results(
     if text and not records:
         return  # the damage is already reported
     try:
-        expected: dict[str, Any] = {"rounds": len(records), **history.summarise(records)}
+        expected: dict[str, Any] = {"rounds": len(records), **history.summarise(records), **history.bytes_sent(records)}
         for name, seal in checkpoints.items():
             best, stored = history.summarise(records[: seal["round"]]).get("best_val_round"), seal["best"]
             if stored and stored["round"] != best:

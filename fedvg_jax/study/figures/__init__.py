@@ -13,6 +13,7 @@ Figure = Callable[[Study, Style], list[Drawing] | str]
 
 FIGURES: dict[str, Figure] = {
     "curves": curves.learning_curves,
+    "bytes": curves.accuracy_against_bytes,
     "alphas": against.accuracy_against_alpha,
     "weights": weights.client_weights,
     "effective_clients": weights.effective_number,
@@ -25,6 +26,7 @@ FIGURES: dict[str, Figure] = {
 
 CAPTIONS: dict[str, str] = {
     "curves": "Means over runs, with bands of one standard deviation.",
+    "bytes": "Means over runs, with bands of one standard deviation, against what clients received and sent so far.",
     "alphas": "Means over runs, with one standard deviation.",
     "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
     "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",

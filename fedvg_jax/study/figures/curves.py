@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedvg_jax.runs.record import history
 from fedvg_jax.study.cells import (
     Cell,
     Scenario,
@@ -54,10 +56,37 @@ def curve(study: Study, cell: Cell) -> Curve | None:
     return Curve(np.array(rounds), values.mean(0), std, len(runs))
 
 
-def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
+def accuracy_against_bytes(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns the learning curves against the megabytes that clients received and sent so far, the mean over runs."""
+    runs = [run for cell in study.cells.values() for run in cell.runs.values()]
+    if not all(history.bytes_sent(run.records) for run in runs):
+        return "some runs recorded no bytes; run them again with this version"
+
+    def by_megabytes(study: Study, cell: Cell) -> Curve | None:
+        sent = [np.cumsum([sum(r[name] for name in history.SENT) for r in run.records]) for run in cell.runs.values()]
+        made, means = curve(study, cell), np.array([np.mean(sums) for sums in zip(*sent, strict=False)])
+        return None if made is None else made._replace(rounds=means[made.rounds - 1] / 1e6)
+
+    return learning_curves(study, style, by_megabytes, "bytes", "MB sent")
+
+
+def learning_curves(
+    study: Study,
+    style: Style,
+    curve_of: Callable[[Study, Cell], Curve | None] = curve,
+    stem: str = "curves",
+    label: str = "round",
+) -> list[Drawing] | str:
     """Returns a figure per group of settings, with a panel per value of the column's setting.
 
     Where no setting is that of columns, one figure has a panel per scenario.
+
+    Args:
+        study: what is drawn.
+        style: sizes.
+        curve_of: the curve of a cell.
+        stem: name of the first drawing.
+        label: of the horizontal axis.
     """
     drawn = []
     groups = panels(study) if column_setting(study) else {(): list(study.scenarios)}
@@ -65,12 +94,13 @@ def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
         figure, axes = base.grid(style, len(scenarios))
         rows = []
         for panel, scenario in zip(axes, scenarios, strict=True):
-            rows += _panel(study, panel, scenario, style)
+            rows += _panel(study, panel, scenario, style, curve_of, label)
         figure.supylabel(metric_label(study), fontsize=style.font)
-        title = f"Learning curves{', ' + scenario_text(rest) if rest else ''}"
-        name = "curves" if i == 0 else f"curves-{i + 1}"
+        against = "" if label == "round" else f" against {label}"
+        title = f"Learning curves{against}{', ' + scenario_text(rest) if rest else ''}"
+        name = stem if i == 0 else f"{stem}-{i + 1}"
         if rows:
-            drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
+            drawn.append(Drawing(name, title, figure, ("setting", "method", label, "mean", "std", "n"), rows))
     return drawn or "the runs of no cell have an evaluated round in common"
 
 
@@ -79,10 +109,10 @@ def metric_label(study: Study) -> str:
     return "test accuracy (%)" if study.metric == "accuracy" else "test loss"
 
 
-def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[tuple]:
+def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style, curve_of, label: str) -> list[tuple]:
     """Draws the curves of one scenario; returns the rows of the CSV file."""
     styles = base.line_styles(study.methods)
-    curves = {m: c for m in study.methods if (c := curve(study, study.cell(m, scenario))) is not None}
+    curves = {m: c for m in study.methods if (c := curve_of(study, study.cell(m, scenario))) is not None}
     rows, ends = [], []
     for method, drawn in curves.items():
         line = styles[method]
@@ -95,12 +125,13 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style) -> list[t
         )
         ends.append((drawn.rounds[-1], drawn.mean[-1], method, line.colour))
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
-        rows += [(scenario_text(scenario), method, int(r), m, s, drawn.n) for r, m, s in values]
+        rows += [(scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     axes.set_ylim(*limits(study, list(curves.values())))
     ends += largest_class(study, axes, scenario)
     base.clean(axes)
-    axes.set(xlabel="round", title=_title(study, scenario))
-    base.whole_numbers(axes.xaxis)
+    axes.set(xlabel=label, title=_title(study, scenario))
+    if label == "round":
+        base.whole_numbers(axes.xaxis)
     base.label_ends(axes, ends, style)
     return rows
 

@@ -4,8 +4,9 @@
            on the client read: Scaffold's c, not FedAvgM's momentum
     up     theta_k with its running statistics, the messages of `report`, and the result of `probe`
 
-Tensors that stay with clients (`--local`) are not sent. Every client of a cohort receives; one that drops out sends nothing. Weights are computed from the models, so scores are
-not sent. Sample counts, seeds and configs are not counted, and neither is compression: arrays have their own dtypes.
+Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) are not
+sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and configs are not counted,
+and neither is compression: arrays have their own dtypes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fedvg_jax.core.types import Anchor, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.programs import Program
-from fedvg_jax.runs.registry import make_local
 from fedvg_jax.runs.record.history import SENT, Record
+from fedvg_jax.runs.registry import make_local
 
 
 class Traffic(NamedTuple):
@@ -58,7 +59,8 @@ def of_round(
         grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
         if algorithm.loss is not None:
             received = tree.params_of(anchor)
-            grads = grads, algorithm.loss(hyper, task, *model, *batch, jax.random.key(0), received)
+            rows, mask = batch
+            grads = grads, algorithm.loss(hyper, task, *model, rows, mask, jax.random.key(0), received)
         memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(task, model, lambda i: batch, jnp.int32(1), jnp.int32(0), local_training.counted)
         measured = algorithm.probe(hyper, probe)

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(report.misfits for report in reports.values()))
 
 
-def check(run: Path) -> verification.Report:
+def check(run: Path) -> verification.Findings:
     """Returns the report on a run folder; that of a point of a sweep is compared with the sweep, too."""
     report = verification.check(run)
     misfit = sweep_folder.misfit(run)
@@ -66,7 +66,7 @@ def _raise_usage_error(message: str) -> NoReturn:
     raise UsageError(f"{message}; usage: {PROG} RUN [RUN ...]")
 
 
-def show(run: Path, report: verification.Report) -> None:
+def show(run: Path, report: verification.Findings) -> None:
     """Prints a report, a line for each finding."""
     for line in report.misfits:
         print(f"{run}: {line}")

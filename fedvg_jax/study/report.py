@@ -24,7 +24,7 @@ EXTRA = ("scipy", "matplotlib")
 """Modules of the packages of the extra `report`."""
 
 
-class Report(NamedTuple):
+class Written(NamedTuple):
     """What was written."""
 
     study: Study
@@ -46,7 +46,7 @@ def write(
     client: int | None = None,
     choice: str = "final",
     command: str = "",
-) -> Report:
+) -> Written:
     """Writes the tables, the figures and the page of run folders.
 
     The same runs give the same bytes, except for the seconds in the tables of costs and of runs. Tables and figures
@@ -94,7 +94,7 @@ def write(
         text = page.page(study, made, pictures, left_out, command or _command(dirs))
         files.replace(folder / PAGE, text)
         _remove_stale(folder, paths)
-    return Report(study, made, [*paths, folder / PAGE], left_out)
+    return Written(study, made, [*paths, folder / PAGE], left_out)
 
 
 def _refuse_absent_client(study: Study, client: int | None) -> None:

@@ -22,7 +22,7 @@ from fedvg_jax.runs.record.history import Record
 COMMAND = "python -m fedvg_jax.verify"
 
 
-class Report(NamedTuple):
+class Findings(NamedTuple):
     """Results of checking a run folder, one line each."""
 
     misfits: list[str]
@@ -63,7 +63,7 @@ def is_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
 
 
-def check(path: Path, *, with_arrays: bool = True) -> Report:
+def check(path: Path, *, with_arrays: bool = True) -> Findings:
     """Returns the report of comparing the files of a run folder with one another.
 
     Args:
@@ -79,7 +79,7 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
             raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
-    report = Report([], [], [])
+    report = Findings([], [], [])
     checkpoints = _read_checkpoints(path, report, with_arrays)
     manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))
     text, records = _read_history(path, report)
@@ -96,7 +96,7 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
     return report._replace(misfits=list(dict.fromkeys(report.misfits)))
 
 
-def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str, seals.SealEntries]:
+def _read_checkpoints(path: Path, report: Findings, with_arrays: bool) -> dict[str, seals.SealEntries]:
     """Returns the seals of the checkpoints by folder name, oldest first, and reports those that cannot be used."""
     entries, unusable = {}, report.unusable
     for checkpoint in seals.checkpoint_folders(path):
@@ -116,7 +116,7 @@ def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str
     return entries
 
 
-def _read_object(path: Path, report: Report) -> dict[str, Any] | None:
+def _read_object(path: Path, report: Findings) -> dict[str, Any] | None:
     """Returns a JSON object that ends in a digest of itself; None if the file is missing or damaged."""
     if not path.exists():
         return None
@@ -130,7 +130,7 @@ def _read_object(path: Path, report: Report) -> dict[str, Any] | None:
     return value
 
 
-def _read_history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
+def _read_history(path: Path, report: Findings) -> tuple[bytes, list[Record]]:
     """Returns bytes and records of history.jsonl."""
     try:
         text = files.read_regular(path / "history.jsonl")
@@ -178,7 +178,7 @@ def _contradictions(
     return misfits
 
 
-def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Report) -> None:
+def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Findings) -> None:
     """Checks that config.json has the settings of the checkpoints."""
     try:
         config = run_folder.read_config(path)
@@ -200,7 +200,7 @@ def _check_results(
     text: bytes,
     records: Sequence[Record],
     summary: Mapping[str, Any] | None,
-    report: Report,
+    report: Findings,
 ) -> None:
     """Checks that the best models of the checkpoints, and the results of summary.json, are those of the history."""
     if text and not records:

@@ -60,7 +60,10 @@ def of_round(
         if algorithm.loss is not None:
             received = tree.params_of(anchor)
             rows, mask = batch
-            grads = grads, algorithm.loss(hyper, task, *model, rows, mask, jax.random.key(0), received)
+            grads = (
+                grads,
+                algorithm.loss(hyper, task, model.params, model.stats, rows, mask, jax.random.key(0), received),
+            )
         memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(task, model, lambda i: batch, jnp.int32(1), jnp.int32(0), local_training.counted)
         measured = algorithm.probe(hyper, probe)

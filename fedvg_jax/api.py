@@ -57,6 +57,7 @@ def run(
     weighting: programs.WeightingOrFactory | None = None,
     selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     progress: bool = False,
@@ -73,6 +74,8 @@ def run(
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        initial: variables to start from, e.g. of `from_module`, in place of `task.init`. A resumed run starts from its
+            checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
             only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are
@@ -115,7 +118,7 @@ def run(
         if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    replacements |= {"selection": selection, "hyper": hyper}
+    replacements |= {"selection": selection, "hyper": hyper, "initial": initial}
     if progress:
         sim, finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
     else:

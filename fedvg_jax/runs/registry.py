@@ -18,6 +18,7 @@ from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, FedVG, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.core import checks
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.local_part import LocalPart, local_part
@@ -134,13 +135,26 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
 
 
-def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
-    """The initial model: random from the seed, that of another run, or a file's weights with a random head.
+def make_variables(
+    config: Config, init: Callable[[jax.Array], Variables], initial: Variables | None = None
+) -> Variables:
+    """The initial model: random from the seed, given, that of another run, or a file's weights with a random head.
 
     Args:
         init: key -> variables, e.g. a jitted `Task.init`.
+        initial: given variables.
+
+    Raises:
+        UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.
     """
     key = jax.random.key(config.seed)
+    if initial is not None:
+        if config.init or config.pretrained:
+            raise UsageError("initial gives the initial model, and so does init or pretrained of the config; use one")
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise UsageError(f"initial must be Variables(params, stats); got a {type(initial).__name__}")
+        checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
+        return jax.tree.map(jnp.array, Variables(*initial))
     if config.init and config.pretrained:
         raise UsageError(f"init {config.init} and pretrained {config.pretrained} both give the initial model; use one")
     if config.init:

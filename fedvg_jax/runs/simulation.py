@@ -190,6 +190,7 @@ def simulation(
     weighting: programs.WeightingOrFactory | None = None,
     selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
 ) -> Simulation:
@@ -205,6 +206,7 @@ def simulation(
         weighting: aggregation weights, or a function task -> `Weighting`.
         selection: of the cohorts.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        initial: variables to start from, in place of `task.init`, `init` and `pretrained`.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
 
@@ -232,7 +234,7 @@ def simulation(
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None, initial)
     evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
@@ -413,6 +415,7 @@ def make_state(
     pool: Tree,
     largest: int,
     is_uniform: bool = True,
+    initial: Variables | None = None,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
@@ -421,11 +424,12 @@ def make_state(
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
         is_uniform: whether cohorts follow from (seed, round) alone; otherwise every client has a row.
+        initial: initial variables in place of the config's.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init))
+    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init, initial))
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(client_memories.memories_of(one_client))
     rows = program.executor.rows

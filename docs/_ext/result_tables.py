@@ -49,6 +49,20 @@ def convolutions() -> str:
     return table(["layer", *(f"`--conv {name}`" for name in names)], rows) + "\n\n" + source
 
 
+def own_networks() -> str:
+    """Milliseconds of a local step of networks that a user writes, beside the shipped ones."""
+    measured = load("own_networks")
+    machine, rows = measured["machine"], []
+    for name, times in measured["networks"].items():
+        medians = {variant: spread["median"] for variant, spread in times.items()}
+        ratio = f"{medians['run'] / medians['shipped']:.2f}" if "shipped" in medians else ""
+        shown = [f"{medians[variant]:.2f}" if variant in medians else "" for variant in ("shipped", "written", "run")]
+        rows.append([f"`{name}`", *shown, ratio])
+    source = f"`{machine['command']}` on one core of {machine['processor']}, {machine['date'][:10]}."
+    columns = ["own network", "shipped, ms", "as written, ms", "in a run, ms", "run / shipped"]
+    return table(columns, rows) + "\n\n" + source
+
+
 def host_pool() -> str:
     """Time and memory of a run by `--pool`."""
     measured = load("host_pool")

@@ -294,6 +294,6 @@ def test_the_command_line_refuses_hold_with_fltrust_in_one_line(capsys):
 
 def test_a_dry_run_shortens_the_plans_of_cohort_blocks():
     schedule = schedule_of(0, 3)
-    cut = dry_run._Sample(None, None, schedule, executors.lanes(2)).shorten(1)
+    cut = dry_run._shortened(schedule, 1, executors.lanes(2))
     assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes
     assert cut.num_steps.tolist() == [1, 1, 0, 1, 1] and dry_run._longest_lane(cut) == 2

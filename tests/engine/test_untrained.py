@@ -17,7 +17,7 @@ TASK = worlds.QUADRATIC
 SIZES = [4, 8, 1, 6, 0]
 """In batches of two: 2, 4, 0, 3 and 0 steps."""
 COHORTS = ([0, 2, 1], [4, 3, 0], [3, 2, 4])
-RULES = ("samples", "uniform", "fedvg", "samples+fedvg", "inverse_samples", "val_loss", "fltrust", "fitted")
+RULES = ("samples", "uniform", "fedvg", "samples+fedvg", "inverse_samples", "fltrust", "fitted")
 RULES += ("generalised", "permuted(fedvg)", "permuted(uniform)")
 every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 

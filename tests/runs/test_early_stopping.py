@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from fedvg_jax.sweep_arguments import split_flags
 
 import fedvg_jax as fv
 from fedvg_jax import sim
 from fedvg_jax.config.command_line import parse
 from fedvg_jax.runs import early_stopping
 from fedvg_jax.runs.record import verification
+from fedvg_jax.study.sweep_arguments import split_flags
 
 CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0)
 

@@ -9,11 +9,11 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from drawn_figures import draw_one, rows
-from fedvg_jax.views.report import tables
-from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import FIGURES
 
 from fedvg_jax.runs.record import seals
+from fedvg_jax.study import tables
+from fedvg_jax.study.collect import collect
+from fedvg_jax.study.figures import FIGURES
 
 
 @pytest.fixture
